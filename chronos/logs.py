@@ -1,5 +1,6 @@
 """Logging: structlog on standard error, JSON for programs, colours for people."""
 
+import io
 import logging
 import sys
 from contextlib import suppress
@@ -7,15 +8,20 @@ from typing import TextIO
 
 import structlog
 
+from chronos.core.values import printable, printable_json
+
 
 def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
     """Log from this level on, as `json` or `console`; `auto` is `console` if stdout and stderr are terminals."""
     out = sys.stderr if stream is None else stream
     for_people = form == "console" or (form == "auto" and out.isatty() and sys.stdout.isatty())
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        [_escaped, structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback)]
         if for_people
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        else [
+            structlog.processors.format_exc_info,
+            _PrintableJson(ensure_ascii=False),
+        ]
     )
     structlog.configure(
         processors=[
@@ -29,6 +35,33 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(handlers=[_Forward()], level=logging.WARNING, force=True)
+
+
+def _escaped(
+    _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape control characters: a line shows what clients sent, and must not act on the terminal or look like two lines.
+
+    What is no string is shown by its `repr`, which escapes them.
+    """
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+class _PrintableJson(structlog.processors.JSONRenderer):
+    """Lines of JSON that have no effect on a terminal either."""
+
+    def __call__(
+        self, logger: structlog.typing.WrappedLogger, name: str, event_dict: structlog.typing.EventDict
+    ) -> str:
+        line = super().__call__(logger, name, event_dict)
+        return printable_json(line if isinstance(line, str) else line.decode())
+
+
+def _traceback(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    """Write a traceback without the values of variables, which may be of any size and secret."""
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    out.write("\n".join(map(printable, text.getvalue().split("\n"))))
 
 
 class _Forward(logging.Handler):

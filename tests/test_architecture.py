@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "node": {"adapters", "workers", "ports", "core", "config", "errors", "chronos"},
     "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
     "cli": {"admin", "client", "logs", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
-    "logs": {"config"},
+    "logs": {"config", "core"},
     "__main__": {"cli"},
     # The package itself, `chronos/__init__.py`: what a user of the library gets.
     "chronos": {"client", "core", "errors"},

@@ -189,7 +189,7 @@ def refusal(body: bytes) -> str | None:
         bytes_max=DEFAULTS.topics.message_bytes_max,
     )
     try:
-        planner.plan_body(body, NOW_MS, sender=ANYBODY)
+        planner.plan_body(body, NOW_MS, sender=ANYBODY, expressions_max=100, go_on=lambda: None)
     except ProblemError as error:
         return error.problem.detail
     return None

@@ -120,7 +120,9 @@ class Access:
 
 def is_token_of(member: Member | None, token: str) -> bool:
     """Return whether a node gave this token to the coordinator."""
-    return bool(member is not None and member.token and hmac.compare_digest(member.token.encode(), token.encode()))
+    # A header that is not UTF-8 comes as half surrogate pairs.
+    given = token.encode("utf-8", "surrogateescape")
+    return bool(member is not None and member.token and hmac.compare_digest(member.token.encode(), given))
 
 
 def reach_header(reach: Reach) -> dict[str, str]:

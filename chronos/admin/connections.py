@@ -2,6 +2,9 @@
 
 A node without a free file descriptor cannot open its own files and sockets, so connections take at most half of them. At the
 bound the connection that has been idle longest is closed for a new one; a connection that serves a request is not.
+
+What a connection sends and nobody reads is small, and part of the memory for requests. Reading stops at READ_AHEAD_BYTES of a body
+until its handler reads it; most handlers read none.
 """
 
 import asyncio
@@ -9,13 +12,16 @@ import resource
 import socket
 import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.streams import StreamReader
 
+from chronos.admin.bodies import BodyBudget, Unread
 from chronos.admin.problems import ProblemError, answer
 
 log = structlog.get_logger("chronos.http")
@@ -29,6 +35,31 @@ HEADER_S = 10.0
 KEEP_S = 75.0
 """How long an idle connection is kept, and how long an answer may take to be read."""
 
+RECEIVE_BYTES = 16 * 1024
+"""Bytes that are received at a time; asyncio's own 256 KiB are kept by every connection with TLS."""
+
+READ_AHEAD_BYTES = 8 * 1024
+"""Bytes of a body that wait to be read: at twice as many nothing more is received."""
+
+TLS_BYTES_MAX, TLS_BYTES_MIN = 24 * 1024, 20 * 1024
+"""Encrypted bytes that wait to be read: from the first number on nothing is received, until there are no more than the second,
+which is more than one record of TLS takes."""
+
+TLS_BYTES = RECEIVE_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""The memory of a connection with TLS for what is encrypted, counted as long as it is open."""
+
+BODY_UNREAD_MAX = 2 * READ_AHEAD_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""Most bytes of a body that a connection has received before it stops: what was decrypted at once comes after the last look."""
+
+HEADS_BYTES_MAX = 96 * 1024
+"""Most bytes of requests without their bodies that a connection sends before they are answered; then it is closed."""
+
+ALWAYS_BYTES = 8 * 1024
+"""Bytes that a connection may always send: health checks are answered also when the memory for requests is taken."""
+
+LINGER_S = 2.0
+"""How long the rest of a body is thrown away after the answer, so that a client which is still sending reads it."""
+
 SWEEP_S = 1.0
 """Time between two looks for connections that took too long."""
 
@@ -39,7 +70,10 @@ BACKLOG = 128
 """Connections that the system accepts before the node does."""
 
 LOG_EVERY_S = 60.0
-"""Time between two log lines of one kind, however often it happens."""
+"""Time between two log lines about strangers of one kind, however often it happens."""
+
+FAULT_EVERY_S = 1.0
+"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause thousands."""
 
 
 def connections_max() -> int:
@@ -49,29 +83,50 @@ def connections_max() -> int:
 
 
 class SparseLog:
-    """Log lines about strangers: the first of each kind at once, then one a minute with the number of the others."""
+    """Log lines that strangers cause: the first of each kind at once, then one in a while with the number of the others."""
 
     def __init__(self) -> None:
         self._next_s: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def warn(self, event: str, **fields: object) -> None:
-        """Log the event, or count it."""
+        """Log the event, or count it; once a minute."""
+        if self._is_due(event, LOG_EVERY_S):
+            log.warning(event, **fields, left_out=self._left_out.pop(event, 0))
+
+    def fault(self, event: str, error: BaseException, **fields: object) -> None:
+        """Log an error of Chronos with its traceback, or count it; once a second for each place in the code that raises it."""
+        kind = f"{event}: {type(error).__name__} at {_place(error)}"
+        if self._is_due(kind, FAULT_EVERY_S):
+            log.error(event, **fields, left_out=self._left_out.pop(kind, 0), exc_info=error)
+
+    def _is_due(self, kind: str, every_s: float) -> bool:
         now_s = time.monotonic()
-        if now_s < self._next_s.get(event, 0.0):
-            self._left_out[event] = self._left_out.get(event, 0) + 1
-            return
-        self._next_s[event] = now_s + LOG_EVERY_S
-        log.warning(event, **fields, left_out=self._left_out.pop(event, 0))
+        if now_s < self._next_s.get(kind, 0.0):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return False
+        self._next_s[kind] = now_s + every_s
+        return True
+
+
+def _place(error: BaseException) -> str:
+    """Return where the error was raised: there are as many places as lines of code, whatever a client sends."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 class Listener:
     """Listens on the addresses of a host, and hands its connections to a server of aiohttp. For one event loop."""
 
-    def __init__(self, server: web.Server, sparse_log: SparseLog, *, most: int, **options: Any) -> None:
-        """`options`: those of aiohttp's `RequestHandler`."""
+    def __init__(
+        self, server: web.Server, sparse_log: SparseLog, memory: BodyBudget, *, most: int, **options: Any
+    ) -> None:
+        """`memory`: that of requests. `options`: those of aiohttp's `RequestHandler`."""
         self._server = server
         self._log = sparse_log
+        self.memory = memory
         self._most = most
         self._options = options
         self._count = 0
@@ -114,6 +169,7 @@ class Listener:
         try:
             yield
         finally:
+            connection.answered()
             if connection.transport is not None:
                 self._idle[connection] = time.monotonic() + KEEP_S
 
@@ -152,6 +208,9 @@ class Listener:
         connection = _Connection(self, self._server, self._options)
         task = asyncio.get_running_loop().create_task(self._connect(connection, accepted, tls))
         self._count += 1
+        encrypted = Unread(self.memory)
+        encrypted.set(0 if tls is None else TLS_BYTES)
+        connection.encrypted = encrypted
 
         # A task that is cancelled before its first step runs nothing of its own.
         def end(_: object) -> None:
@@ -159,6 +218,7 @@ class Listener:
             self._beginning.discard(task)
             if not connection.was_made:
                 self._count -= 1
+                connection.forget()
                 accepted.close()
 
         self._beginning.add(task)
@@ -167,11 +227,21 @@ class Listener:
         task.add_done_callback(end)
 
     async def _connect(self, connection: "_Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
-        timeout_s = None if tls is None else HEADER_S
+        loop = asyncio.get_running_loop()
+        if tls is None:
+            await loop.connect_accepted_socket(lambda: connection, accepted)
+            return
+        done = loop.create_future()
+        # As `connect_accepted_socket` does it, with buffers that are smaller.
+        protocol = _Tls(loop, connection, tls, done, server_side=True, ssl_handshake_timeout=HEADER_S)  # type: ignore[arg-type]
+        transport: asyncio.BaseTransport | None = None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
-            )
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted)
+            await done
+        except asyncio.CancelledError:
+            if transport is not None:
+                transport.close()
+            raise
         except OSError as error:
             self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
 
@@ -182,12 +252,21 @@ class Listener:
     def lost(self, connection: "_Connection") -> None:
         """A connection is closed."""
         self._count -= 1
+        connection.forget()
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
 
-    def failed(self, why: str, **more: object) -> None:
-        """A connection carried something that is not a request, or its request met an error that was not expected."""
-        self._log.warn("request not read", why=why, **more)
+    def flooded(self, connection: "_Connection", why: str) -> None:
+        """A connection has sent more than there is memory for."""
+        self._log.warn("connection closed", why=why, bytes=connection.unread.size)
+
+    def failed(self, why: str) -> None:
+        """A connection carried something that is not a request."""
+        self._log.warn("request not read", why=why)
+
+    def fault(self, error: BaseException) -> None:
+        """A request met an error that was not expected."""
+        self._log.fault("request not answered", error)
 
     async def _sweep(self) -> None:
         """Close the connections that took too long, about once a second."""
@@ -200,17 +279,73 @@ class Listener:
                     connection.abort()
 
 
+class _Tls(SSLProtocol):
+    """TLS with small buffers. Its base class is what `asyncio` uses for every connection with TLS."""
+
+    max_size = RECEIVE_BYTES
+
+
 class _Connection(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_listener", "was_made")
+    __slots__ = ("_is_answered", "_listener", "_newest", "encrypted", "unread", "was_made")
 
     def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
-        options = {"access_log": None, "keepalive_timeout": KEEP_S, **options}
+        options = {
+            "access_log": None,
+            "keepalive_timeout": KEEP_S,
+            "read_bufsize": READ_AHEAD_BYTES,
+            "lingering_time": LINGER_S,
+            **options,
+        }
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._listener = listener
+        self._newest: StreamReader | None = None
+        """The body of the newest request."""
+        self._is_answered = False
+        """True if the handler of every request has ended: what is left of the body is thrown away as it comes."""
+        self.unread = Unread(listener.memory)
+        self.encrypted = Unread(listener.memory)
         self.was_made = False
         """True once it was ready for requests: then its end is reported by `connection_lost`."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request, and count those that wait."""
+        began_in_body = self._is_in_body()
+        super().data_received(data)
+        if self._messages:
+            self._newest = self._messages[-1][1]
+            self._is_answered = False
+        of_body = self._is_in_body()
+        if not data or (of_body and self._is_answered) or self.transport is None:
+            return
+        size = self.unread.size + len(data)
+        is_within = self.unread.set(min(size, max(self.unread.size, BODY_UNREAD_MAX)) if of_body else size)
+        if not of_body and not began_in_body and size > HEADS_BYTES_MAX:
+            self._listener.flooded(self, "requests without their bodies take too many bytes")
+            self.abort()
+        elif is_within or size <= ALWAYS_BYTES or self.unread.is_read:
+            return  # a handler that reads a body refuses it itself
+        elif self._messages:
+            # aiohttp continues when it hands the request to its handler.
+            self._pause_reading_for_buffer()
+        else:
+            self._listener.flooded(self, "the memory for requests is taken")
+            self.abort()
+
+    def _is_in_body(self) -> bool:
+        return self._newest is not None and not self._newest.is_eof()
+
+    def answered(self) -> None:
+        """A request was handled; its body counts no more, whether or not it was read."""
+        if not self._messages:
+            self._is_answered = True
+            self.unread.set(0)
+
+    def forget(self) -> None:
+        """The connection is closed and keeps nothing."""
+        self.unread.set(0)
+        self.encrypted.set(0)
 
     def abort(self) -> None:
         """Close at once, also if an answer was not read to its end."""
@@ -221,6 +356,10 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if isinstance(transport, asyncio.Transport) and transport.get_extra_info("sslcontext") is None:
+            transport.max_size = RECEIVE_BYTES  # type: ignore[attr-defined]
+        else:
+            transport.set_read_buffer_limits(TLS_BYTES_MAX, TLS_BYTES_MIN)  # type: ignore[attr-defined]
         self.was_made = True
         self._listener.opened(self)
 
@@ -229,7 +368,11 @@ class _Connection(web.RequestHandler):
         self._listener.lost(self)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        self._listener.failed(repr(kw.get("exc_info") or args))
+        error = kw.get("exc_info")
+        if isinstance(error, BaseException):
+            self._listener.fault(error)
+        else:
+            self._listener.failed(repr(args)[:200])
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -243,7 +386,8 @@ class _Connection(web.RequestHandler):
             self._listener.failed(type(exc).__name__)
             problem = ProblemError(status, "bad-request", "the request cannot be read as HTTP/1.1").problem
         else:
-            self._listener.failed(repr(exc), exc_info=exc)
+            assert exc is not None, "an error without its exception"
+            self._listener.fault(exc)
             problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos").problem
         found = answer(problem, {"X-Content-Type-Options": "nosniff"})
         response = _Unnamed(status=found.status, body=found.body, headers=found.headers)

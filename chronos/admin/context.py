@@ -41,6 +41,9 @@ END_THREADS = 16
 POLL_THREADS = 16
 """Threads for long polls, which share none with other requests: one for each partition that is waited for."""
 
+PLAN_THREADS = 2
+"""Threads that check large bodies: they compute, so that more would take turns with the shards and not be faster."""
+
 LOG_QUERY_S = 1.0
 """How long an answer that can do without the log waits for it."""
 
@@ -74,6 +77,7 @@ class Context:
         self._threads = ThreadPoolExecutor(THREADS, "http")
         self._end_threads = ThreadPoolExecutor(END_THREADS, "http-end")
         self._poll_threads = ThreadPoolExecutor(POLL_THREADS, "http-poll")
+        self._plan_threads = ThreadPoolExecutor(PLAN_THREADS, "http-plan")
         self._shard_threads = ThreadPoolExecutor(len(node.shards), "http-shard")
         self._writer = ThreadPoolExecutor(1, "http-append")
         self.appender = Appender(node.log, self._writer)
@@ -118,6 +122,10 @@ class Context:
     async def in_poll_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work of a long poll."""
         return await asyncio.get_running_loop().run_in_executor(self._poll_threads, work, *arguments)
+
+    async def in_plan_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work that computes on a large body."""
+        return await asyncio.get_running_loop().run_in_executor(self._plan_threads, work, *arguments)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work that outlives its request. It ends soon after `stopping` is set."""
@@ -247,7 +255,9 @@ class Context:
         if self._background:
             await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
-        for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
+        for pool in (
+            self._threads, self._end_threads, self._poll_threads, self._plan_threads, self._shard_threads, self._writer
+        ):  # fmt: skip
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -17,7 +19,7 @@ from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
-from chronos.admin.scheduling import Planned, new_time, plan_action, time_ms
+from chronos.admin.scheduling import ManyExpressions, Planned, new_time, plan_action, time_ms
 from chronos.admin.schemas import (
     Accepted,
     ActionResult,
@@ -58,6 +60,12 @@ ACTION_BYTES = 1_024
 IN_LOOP_BYTES = 32_768
 """A body up to this size is checked in the event loop; a larger one in a thread, so that it delays no other request."""
 
+IN_LOOP_EXPRESSIONS = 8
+"""Different cron expressions that are checked in the event loop; each takes up to 0.3 ms."""
+
+EXPRESSIONS_MAX = 500
+"""Different cron expressions in one request."""
+
 PageKey = tuple[int, int, int]
 """`(place_ms, shard, offset)`: the order of messages over all shards."""
 
@@ -87,10 +95,7 @@ class Messages:
     async def schedule(self, call: Call) -> tuple[int, object]:
         """Schedule a message, or up to 10,000 at once."""
         context = self._context
-        if len(call.body) <= IN_LOOP_BYTES:
-            planned, is_batch = self._plan(call)
-        else:
-            planned, is_batch = await context.in_thread(self._plan, call)
+        planned, is_batch = await self._plan(call)
         if call.sender.is_limited:
             await self._check_replaced(call, [one for one in planned if one.replaces])
         self._check_followers(planned)
@@ -98,7 +103,12 @@ class Messages:
         size_bytes = sum(one.bytes for one in planned)
         call.hold.grow(size_bytes)
         appended = await context.appender.append(records, size_bytes)
-        accepted = [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
+
+        def answers() -> list[Accepted]:
+            return [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
+
+        in_loop = sum(one.first is not None for one in planned) <= IN_LOOP_EXPRESSIONS
+        accepted = answers() if in_loop else await context.in_plan_thread(answers)
         return 202, accepted if is_batch else accepted[0]
 
     async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
@@ -134,8 +144,29 @@ class Messages:
                     hint="try again; `chronos status` shows the followers of each shard",
                 )  # fmt: skip
 
-    def _plan(self, call: Call) -> tuple[list[Planned], bool]:
-        return self._context.planner.plan_body(call.body, self._context.now_ms(), sender=call.sender)
+    async def _plan(self, call: Call) -> tuple[list[Planned], bool]:
+        """The messages of the body as records. What takes long is done in a thread, and ends when its client leaves or the node stops."""
+        context, body, request = self._context, call.body, call.request
+
+        def go_on() -> None:
+            if context.stopping.is_set():
+                raise ProblemError(503, "stopping", "nothing of this request was written")
+            if request.transport is None:
+                raise ConnectionAbortedError("the client has left")
+
+        if len(body) <= IN_LOOP_BYTES:
+            with suppress(ManyExpressions):
+                return context.planner.plan_body(
+                    body, context.now_ms(), sender=call.sender, expressions_max=IN_LOOP_EXPRESSIONS, go_on=lambda: None
+                )
+        plan = partial(context.planner.plan_body, sender=call.sender, expressions_max=EXPRESSIONS_MAX, go_on=go_on)
+        try:
+            return await context.in_plan_thread(plan, body, context.now_ms())
+        except ManyExpressions:
+            raise wrong_field(
+                "repeat",
+                f"more than {EXPRESSIONS_MAX} different cron expressions in one request; send several requests",
+            ) from None
 
     # --- find
 

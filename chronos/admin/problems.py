@@ -14,6 +14,9 @@ _Made = TypeVar("_Made")
 
 PROBLEM_JSON = "application/problem+json"
 
+DIGITS_MAX = 9
+"""Most digits of a number in a path: more than any of them has, and few enough to be converted at once."""
+
 TITLES = {
     "malformed": "The request body is not JSON",
     "invalid": "The request is not valid",
@@ -105,7 +108,7 @@ def converted(field: str, convert: Callable[[_Given], _Made], value: _Given) -> 
 
 def shard_number(text: str, shards: int) -> int:
     """The shard that a path names; ProblemError with status 404 if there is none of that number."""
-    if not text.isdecimal() or not text.isascii() or int(text) >= shards:
+    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX and int(text) < shards):
         raise ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
     return int(text)
 

@@ -37,8 +37,8 @@ class ReplicaTransfer:
 
     async def checkpoint(self, call: Call) -> web.StreamResponse:
         """A checkpoint of a shard, made now; only for members of the cluster, because it contains every payload."""
-        shard = self._shard(call)
         await self._check_member(call.request)
+        shard = self._shard(call)
         if self._streams >= STREAMS_MAX:
             raise ProblemError(503, "busy-copying", f"this node sends {STREAMS_MAX} checkpoints already")
         self._streams += 1

@@ -92,7 +92,8 @@ def routes(
         Route(
             method="POST", path="/v1/messages", name="schedule", role="write", scope="targets", handler=messages.schedule,
             summary="Schedule a message, or an array of 1 to 10,000. Answers once the log has acknowledged all of them;"
-            " if one is not valid, none is written. A body may have 32 MiB, or twice `topics.message_bytes_max`.",
+            " if one is not valid, none is written. A body may have 32 MiB, or twice `topics.message_bytes_max`,"
+            " and 500 different cron expressions.",
             body=schemas.Message | schemas.Batch, answer=schemas.Accepted | list[schemas.Accepted],
             answers={202: "The log has acknowledged the messages.", **BODY, **UNAVAILABLE,
                      503: f"{UNAVAILABLE[503]} With `replication.mode: sync`, also: a shard has too few followers in sync; then none was written."},

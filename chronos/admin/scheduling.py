@@ -91,6 +91,10 @@ class Planned(Struct, frozen=True, gc=False):
     """Cron expression and time zone, if the first time of a series is left to them."""
 
 
+class ManyExpressions(Exception):
+    """Messages have more different cron expressions than may be checked here."""
+
+
 class _FieldError(Exception):
     """One field of a message is not valid."""
 
@@ -108,11 +112,14 @@ class Planner:
         self._bytes_max = bytes_max
         self._turn = itertools.count()
 
-    def plan_body(self, body: bytes, now_ms: int, *, sender: Sender) -> tuple[list[Planned], bool]:
+    def plan_body(
+        self, body: bytes, now_ms: int, *, sender: Sender, expressions_max: int, go_on: Callable[[], None]
+    ) -> tuple[list[Planned], bool]:
         """The messages of a request body as records, and whether the body is an array.
 
-        Raises ProblemError with every error of every message: 400 when the body is not JSON, else 422; 403 for the first message
-        that is not the sender's own.
+        `expressions_max`: different cron expressions that are checked. `go_on`: called before each message; raises what ends the work.
+        Raises ProblemError with every error of every message: 400 when the body is not JSON, else 422; 403 for the first message that is
+        not the sender's own; ManyExpressions.
         """
         try:
             decoded = _decode(body)
@@ -126,7 +133,7 @@ class Planner:
             raise invalid(
                 f"{len(messages)} messages in one request", [Fault(detail=f"send 1 to {BATCH_MAX} messages at once")]
             )
-        planned = self.plan(messages, now_ms, is_batch=is_batch)
+        planned = self._plan_all(messages, now_ms, is_batch, expressions_max, go_on)
         if sender.is_limited:
             for one in planned:
                 check_target(sender, one.target)
@@ -134,12 +141,21 @@ class Planner:
                     check_given_id(sender, key)
         return planned, is_batch
 
-    def plan(self, messages: Sequence[object], now_ms: int, *, is_batch: bool) -> list[Planned]:
+    def _plan_all(
+        self, messages: Sequence[object], now_ms: int, is_batch: bool, expressions_max: int, go_on: Callable[[], None]
+    ) -> list[Planned]:
         """All messages as records; ProblemError with every error. What is no Message is checked as plain JSON."""
         planned: list[Planned] = []
         faults: list[Fault] = []
+        expressions: set[str] = set()
         total = 0
         for index, message in enumerate(messages):
+            go_on()
+            repeat = message.get("repeat") if isinstance(message, dict) else getattr(message, "repeat", UNSET)
+            if isinstance(repeat, str) and _is_cron(repeat):
+                expressions.add(repeat)
+                if len(expressions) > expressions_max:
+                    raise ManyExpressions
             found = self._plan_or_faults(message, now_ms, suggests=len(faults) < FAULTS_MAX)
             if isinstance(found, Planned):
                 planned.append(found)

@@ -84,7 +84,7 @@ class Server:
         )
         context = self._context = Context(self._node, access.tokens)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
-        app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
+        app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config), sparse_log)])
         app.on_response_prepare.append(_add_headers if config.admin.tls.certificate is None else _add_headers_of_tls)
         exposition = metrics.Exposition(context, issuer)
         description = _encode(openapi.document())
@@ -103,7 +103,12 @@ class Server:
         await self._runner.setup()
         assert self._runner.server is not None
         listener = self._listener = Listener(
-            self._runner.server, sparse_log, most=connections_max(), max_line_size=LINE_BYTES_MAX, auto_decompress=False
+            self._runner.server,
+            sparse_log,
+            context.bodies,
+            most=connections_max(),
+            max_line_size=LINE_BYTES_MAX,
+            auto_decompress=False,
         )
         try:
             host, port = await listener.listen(config.admin.host, config.admin.port, self._node.tls.server)
@@ -129,6 +134,7 @@ class Server:
         """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
+            self._context.bodies.stop()
         if self._issuing is not None:
             self._issuing.cancel()
             await asyncio.gather(self._issuing, return_exceptions=True)
@@ -141,16 +147,16 @@ class Server:
         if self._context is not None:
             await self._context.close()
 
-    def _guard(self, hosts: Hosts) -> Middleware:
+    def _guard(self, hosts: Hosts, sparse_log: SparseLog) -> Middleware:
         """The middleware that every request passes first."""
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            assert self._listener is not None
             try:
-                check_site(request, hosts.check(request))
-                check_encoding(request)
-                assert self._listener is not None
                 with self._listener.serving(request):
+                    check_site(request, hosts.check(request))
+                    check_encoding(request)
                     return await handler(request)
             except ConnectionError:
                 # The client is gone.
@@ -161,13 +167,13 @@ class Server:
                 return plain(error)
             except ChronosError as error:
                 if isinstance(error, Stop):
-                    log.error("request failed", path=request.path, why=str(error))
+                    sparse_log.fault("request failed", error, method=request.method, path=request.path[:200])
                 return answer(from_error(error).problem)
             except Exception as error:
                 if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
                     # The client is gone: aiohttp ends the connection.
                     raise
-                log.exception("request failed", method=request.method, path=request.path)
+                sparse_log.fault("request failed", error, method=request.method, path=request.path[:200])
                 problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
                 return answer(problem.problem)
 

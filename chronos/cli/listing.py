@@ -78,7 +78,10 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         planned = one["planned_at"]
     target = one["target"]["topic"] if one["target"] else "-"
     repeats = one["repetition"]["repeat"] if one.get("repetition") else ""
-    return local(planned), relative(planned), target, printable(one["id"]), size(one["value_bytes"]), repeats
+    return (
+        local(planned), relative(planned), printable(target), printable(one["id"]), size(one["value_bytes"]),
+        printable(repeats),
+    )  # fmt: skip
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:

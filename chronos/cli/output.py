@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chronos.core.values import printable as printable
+from chronos.core.values import printable_json
 from chronos.errors import ChronosError
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def put_bytes(data: bytes) -> None:
 
 def complain(text: str) -> None:
     """An error on stderr."""
-    lines = text.splitlines() or [""]
+    lines = [printable(line) for line in text.splitlines()] or [""]
     head = "\033[31merror:\033[0m" if sys.stderr.isatty() else "error:"
     print(head, lines[0], file=sys.stderr)
     for line in lines[1:]:
@@ -104,12 +106,12 @@ def complain(text: str) -> None:
 
 def note(text: str) -> None:
     """On stderr: worth knowing, but not a result."""
-    print(text, file=sys.stderr, flush=True)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def put_json(value: Any) -> None:
     """One line of JSON."""
-    print(json.dumps(msgspec.to_builtins(value), ensure_ascii=False), flush=True)
+    print(printable_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)), flush=True)
 
 
 def console() -> "Console":
@@ -131,7 +133,10 @@ def put(what: "RenderableType") -> None:
 
 
 def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str]]) -> Any:
-    """A table without lines; a column is `(heading, "left" or "right")`. None: two columns without headings."""
+    """A table without lines; a column is `(heading, "left" or "right")`. None: two columns without headings.
+
+    Control characters in cells are escaped.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -139,7 +144,7 @@ def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str
     for heading, justify in columns or [("", "left"), ("", "left")]:
         made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
@@ -205,11 +210,6 @@ def number(count: int | None) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 message`, `2,000 messages`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def printable(text: str) -> str:
-    """Text whose control characters are escaped, so that they have no effect on a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def wrapped(text: str, indent: str = "") -> str:

@@ -109,7 +109,7 @@ def _screen(found: dict[str, Any]) -> Any:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
-    parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
+    parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_held_back, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_unhealthy, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_too_few_in_sync, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text]

@@ -115,6 +115,6 @@ def transfer(server: str, output: Format, path: str) -> None:
     if output is Format.json:
         put_json(found)
     else:
-        print(f"{found['what']}: {found['result']}")
+        print(printable(f"{found['what']}: {found['result']}"))
     if found["result"] != "done" and "undrain" not in path:
         note("the controller has the request, but it was not done within 10 s; see `chronos status`")

@@ -130,14 +130,14 @@ class LookAhead(Generic[T]):
     # --- in the next step
 
     def parsed(self, records: Sequence[Record]) -> Parsed:
-        """Return the parsed records; parse now only those that were not parsed early."""
+        """Return what `Shard.parse` returns; parse now only records that were not parsed early."""
         early, self._parsed = self._parsed, None
         count = 0 if early is None else min(len(early.records), len(records))
         if early is None or count == 0 or early.records[:count] != records[:count]:
             return self._shard.parse(records)
         rest = self._shard.parse(records[count:])
         return Parsed(
-            records=records,
+            records=records[: count + len(rest.records)],
             commands=early.commands[:count] + rest.commands,
             places=early.places[:count] + rest.places,
             known=rest.known | early.known,

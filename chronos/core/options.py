@@ -19,6 +19,9 @@ from chronos.core.message import (
     REPEAT_UNTIL,
     SPREAD,
     TIME_ZONE,
+    Command,
+    ConditionalSchedule,
+    Entry,
     Options,
     Reason,
     Record,
@@ -38,6 +41,15 @@ ZONE_CHARACTERS_MAX = 100
 """Longest name of a time zone."""
 
 _OF_A_SERIES = (REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY)
+
+
+def has_cron(command: Command) -> bool:
+    """Return whether a cron expression was checked for the command, whatever came of it."""
+    if type(command) is Rejection:
+        return command.detail.startswith((REPEAT, TIME_ZONE))
+    entry = command.entry if type(command) is ConditionalSchedule else command
+    options = entry.options if type(entry) is Entry else None
+    return options is not None and options.repetition is not None and options.repetition.kind == Repeat.CRON
 
 
 def repeats_by_cron(control: Mapping[str, bytes | None]) -> bool:

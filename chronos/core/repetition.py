@@ -19,7 +19,7 @@ INTERVAL_MS_MIN = 100
 CRON_CHARACTERS_MAX = 200
 """Longest cron expression."""
 
-STEPS_MAX = 64
+STEPS_MAX = 8
 """Occurrences that are tried one by one before the last one up to a time is searched for by halving."""
 
 FACTOR_UNIT = 1_000

@@ -1,4 +1,4 @@
-"""Values of control headers as texts, for the parsers and their messages to users."""
+"""Values of control headers as texts, for the parsers and their messages to users, and any text as a terminal may show it."""
 
 from collections.abc import Mapping
 
@@ -27,6 +27,21 @@ def time_of(raw: bytes | None, timestamp_ms: int, min_time_ms: int) -> int:
 def shown(raw: bytes | None) -> str:
     """Return the value as a text for users, shortened."""
     return "null" if raw is None else repr(raw[:80].decode("utf-8", "backslashreplace"))
+
+
+def printable(text: str) -> str:
+    """Return the text with its control characters escaped, so that they have no effect on a terminal."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON with the same value, in which strings have no control character that a terminal knows: JSON escapes C0 only."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else _unicode(char) for char in text)
+
+
+def _unicode(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def names(table: Mapping[bytes, object]) -> str:

@@ -39,6 +39,7 @@ from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, Pusher, within_targets
 from chronos.workers.queues import HeldQueues
+from chronos.workers.series import within_cron
 from chronos.workers.step_report import StepReport
 from chronos.workers.writer_epoch import WriterEpoch
 
@@ -157,6 +158,9 @@ class Master:
             staged = self._step_over(error)
         else:
             parsed = self._look_ahead.parsed(records)
+            if len(parsed.records) < len(records):
+                # The rest comes in the next step, and until then the end of the log is not reached.
+                records, reached_ms = list(parsed.records), self._reached_ms
             staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
         self._check_pulled(staged, now_ms)
         if (staged.forwards or staged.rejections) and not self._held.admit(staged, now_ms):
@@ -328,6 +332,7 @@ class Master:
             count = min(count, search.refusals.within_step(selection, now_ms))
         if len(self._look_ahead.targets(selection)) > targets_max:
             count = min(count, within_targets(entries, targets_max))
+        count = min(count, within_cron(entries))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, bytes_max)
         if not self._is_blind or not selection.complete:

@@ -5,6 +5,8 @@ retried, deferred, parked, or moved by an action is not judged: it is late for a
 together count as one: `fire-once` delivers the last of them, `skip` none.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from chronos.core.cron import next_cron
@@ -27,7 +29,23 @@ class Turn(Struct, frozen=True, gc=False):
 
 NO_SERIES = Turn()
 
-EVERY = int(Repeat.EVERY)
+EXPRESSIONS_MAX = 200
+"""Different cron expressions of which one step computes times: up to 1 ms each after an outage, and 0.02 ms else."""
+
+EVERY, CRON = int(Repeat.EVERY), int(Repeat.CRON)
+
+
+def within_cron(entries: Sequence[Entry]) -> int:
+    """Return how many leading entries, at least one, have at most EXPRESSIONS_MAX different cron expressions."""
+    seen: set[tuple[str, str]] = set()
+    for at, entry in enumerate(entries):
+        options = entry.options
+        if options is None or options.repetition is None or options.repetition.kind != CRON:
+            continue
+        seen.add((options.repetition.cron, options.repetition.zone))
+        if len(seen) > EXPRESSIONS_MAX:
+            return at
+    return len(entries)
 
 
 def next_in_time(entry: Entry, now_ms: int) -> int:

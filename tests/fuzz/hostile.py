@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import random
 import resource
 from collections import Counter
@@ -17,6 +18,15 @@ BOMB_BYTES = 1_000_000_000
 
 SPEAKERS = 16
 """Connections that send almost HTTP at a time."""
+
+SENDERS = 1_920
+"""Connections that send a body which nobody reads."""
+
+UNREAD_BYTES = 400_000
+"""What each of them sends."""
+
+SERIES = 300
+"""Cron expressions in one body: below the bound for one request."""
 
 Statuses = Counter[str]
 """Number of answers by their status; `none` without an answer."""
@@ -101,6 +111,65 @@ async def almost_http(goal: Goal, seconds: float, seed: int) -> Statuses:
         chance = random.Random(f"{seed}-{at}")
         while loop.time() < ends_s:
             statuses[await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
+
+    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    return statuses
+
+
+async def unread(goal: Goal, seconds: float, _: int) -> Statuses:
+    """1,920 connections that each send 400 kB with a request that waits for something else."""
+    statuses: Statuses = Counter()
+    head = f"GET /v1/topics/none/records?wait={seconds:.0f}s HTTP/1.1\r\nHost: localhost\r\nContent-Length: {UNREAD_BYTES}\r\n\r\n"
+    data = head.encode() + b" " * UNREAD_BYTES
+
+    async def one(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        statuses[await exchange(goal.port, data)] += 1
+
+    tasks = [asyncio.ensure_future(one(seconds / 3 * at / SENDERS)) for at in range(SENDERS)]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return statuses
+
+
+async def numbers(goal: Goal, seconds: float, seed: int) -> Statuses:
+    """Numbers of thousands of digits, tokens that are no text, and control characters, as fast as they are answered."""
+    statuses: Statuses = Counter()
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
+    digits = "9" * 4_301
+    paths = [
+        f"/v1/shards/{digits}/checkpoint", "/v1/shards/0/checkpoint", f"/v1/shards/{digits}/digest", f"/v1/messages?after={digits}-1-1",
+        f"/v1/messages?limit={digits}", f"/v1/timeline?from={digits}", "/v1/messages/%1b[2J%07", f"/v1/dead-letters?after={digits}",
+    ]  # fmt: skip
+
+    async def speak(at: int) -> None:
+        chance = random.Random(f"{seed}-{at}")
+        while loop.time() < ends_s:
+            token = bytes(chance.randrange(128, 256) for _ in range(8))
+            sent = request("GET", chance.choice(paths), b"", b"Chronos-Node: node", b"Chronos-Token: " + token)
+            statuses[await exchange(goal.port, sent, timeout_s=5.0)] += 1
+
+    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    return statuses
+
+
+async def crons(goal: Goal, seconds: float, seed: int) -> Statuses:
+    """Bodies full of cron expressions that never fire, or that fire every 28 years, half of them from clients that do not wait."""
+    statuses: Statuses = Counter()
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
+
+    async def speak(at: int) -> None:
+        chance = random.Random(f"{seed}-{at}")
+        while loop.time() < ends_s:
+            days = chance.choice(("0 */31 * 1#5,2#5", "0 29 2 */7", "*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5"))
+            repeats = (f"cron {chance.randrange(60)},{chance.randrange(60)} {days}" for _ in range(SERIES))
+            messages = [{"target": {"topic": "never"}, "value": "", "repeat": repeat} for repeat in repeats]
+            sent = request("POST", "/v1/messages", json.dumps(messages).encode())
+            statuses[await exchange(goal.port, sent, timeout_s=chance.choice((0.05, 10.0)))] += 1
 
     await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
     return statuses

@@ -36,6 +36,10 @@ VALUES = [
 ]  # fmt: skip
 
 
+RARE = (b"0 */31 * 1#5,2#5", b"0 29 2 */7", b"*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5")
+"""Ends of cron expressions."""
+
+
 class Hostile(NamedTuple):
     """A record."""
 
@@ -78,6 +82,32 @@ async def records(goal: Goal, seconds: float, seed: int) -> Statuses:
             await asyncio.to_thread(aborting.abort_transaction)
         else:
             await write(plain, goal, found, statuses)
+        written += count
+        await asyncio.sleep(0.05)
+    return statuses
+
+
+async def series(goal: Goal, seconds: float, seed: int) -> Statuses:
+    """1,000 records a second with cron expressions that never fire, or that fire every 28 years."""
+    statuses: Statuses = Statuses()
+    chance = random.Random(seed)
+    producer = Producer(settings(goal))
+    began_s = time.monotonic()
+    written = 0
+    while (passed_s := time.monotonic() - began_s) < seconds:
+        count = int(passed_s * RECORDS_PER_S) - written
+        found = [
+            Hostile(
+                b"series-%d" % (written + at),
+                b"",
+                [
+                    ("chronos-target-topic", goal.target.encode()),
+                    ("chronos-repeat", b"cron %d,%d " % (chance.randrange(60), chance.randrange(60)) + chance.choice(RARE)),
+                ],
+            )
+            for at in range(count)
+        ]  # fmt: skip
+        await write(producer, goal, found, statuses)
         written += count
         await asyncio.sleep(0.05)
     return statuses

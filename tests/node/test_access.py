@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from chronos.adapters.checkpoints.peers import fetch_checkpoint
-from chronos.admin.access import Access
+from chronos.admin.access import Access, is_token_of
 from chronos.admin.connections import SparseLog
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.problems import ProblemError
@@ -463,6 +463,8 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
     assert not admits(Chronos_Node="c", Chronos_Token="")
     assert not admits(Chronos_Node="a")
     assert not admits(Chronos_Token="token-a")
+    assert not admits(Chronos_Node="a", Chronos_Token="\u20ac")
+    assert not is_token_of(members["a"], "token-\udce9")  # a byte that is no UTF-8, as the server gives it
     assert admits(Authorization="Bearer writer")
     assert admits(Authorization="bearer  writer ")
     assert not admits(Authorization="Basic writer")

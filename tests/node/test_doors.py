@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
+import re
 import resource
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.admin.connections import connections_max
+from chronos.admin.connections import BODY_UNREAD_MAX, READ_AHEAD_BYTES, SparseLog, connections_max
+from chronos.admin.routes import table
 from chronos.client import Client
 from tests.harness.inside import Inside, wait_until
 
@@ -313,3 +318,201 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_log(service, cap
         assert service.ask("GET", "/livez").status == 200
     assert about_strangers(logs) == []
     assert caplog.records == []
+
+
+# --- numbers, tokens and errors of Chronos
+
+DIGITS = [
+    "9" * 4_301,
+    "-" + "9" * 4_301,
+    "9" * 4_301 + "-1-1",
+    "1," + "9" * 4_301,
+    "9" * 4_301 + "ms",
+    "9" * 20,
+    "-1",
+    "\u0663",
+]
+"""Python refuses to convert more than 4,300 digits."""
+
+
+def test_no_number_in_a_path_or_a_query_is_an_error_of_the_service(service):
+    """Of any route, in any parameter."""
+    with capture_logs() as logs:
+        for route in table(None):
+            paths = [re.sub(r"\{\w+\}", quote(text), route.path) for text in DIGITS if "{" in route.path]
+            at = re.sub(r"\{\w+\}", "0", route.path)
+            paths += [f"{at}?{name}={quote(text)}" for name in route.query.__struct_fields__ for text in DIGITS]
+            for path in paths:
+                answer = service.ask(route.method, path, {} if route.body else None)
+                assert answer.status != 500, (route.method, path[:100])
+    assert [line for line in logs if line["event"] in ("request failed", "request not answered")] == []
+
+
+def test_an_error_of_the_service_is_logged_once_a_second_for_each_place(monkeypatch):
+    """With the number of those that were left out, and another one beside it."""
+    now_s = 100.0
+    monkeypatch.setattr("chronos.admin.connections.time.monotonic", lambda: now_s)
+    sparse_log = SparseLog()
+
+    def fail(number: int) -> None:
+        try:
+            raise KeyError(number) if number % 2 else IndexError(number)
+        except LookupError as error:
+            sparse_log.fault("request failed", error, path="/")
+
+    with capture_logs() as logs:
+        for number in range(100):
+            fail(number)
+        now_s += 1.0
+        fail(1)
+    assert [(line["event"], line["left_out"]) for line in logs] == [
+        ("request failed", 0), ("request failed", 0), ("request failed", 49),
+    ]  # fmt: skip
+    assert all(isinstance(line["exc_info"], LookupError) for line in logs)
+
+
+# --- what nobody reads
+
+
+def left_of(service: Inside) -> int:
+    """The memory for requests that is left."""
+    context = service.server._context
+    assert context is not None
+    return context.bodies._left
+
+
+def test_a_body_that_nobody_reads_stays_with_its_sender(service):
+    """A connection takes a few kilobytes of it, which count, and keeps no more; the end of its request gives them back."""
+    whole = left_of(service)
+    head = b"GET /v1/topics/none/records?wait=4s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(10):
+            sender = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+            sender.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                sender.sendall(head + b" " * 4_000_000 * 2)
+        assert 10 * READ_AHEAD_BYTES <= whole - left_of(service) <= 10 * BODY_UNREAD_MAX
+        assert service.ask("GET", "/livez").status == 200
+    wait_until(lambda: left_of(service) == whole)
+
+
+def test_a_request_whose_body_is_not_read_is_answered_and_counts_no_more(service):
+    """The rest of the body is thrown away as it comes, and the connection serves the next request."""
+    whole = left_of(service)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        for _ in range(2):
+            sender.sendall(
+                b"PUT /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n" + b" " * 3_000_000
+            )
+            assert sender.recv(100).startswith(b"HTTP/1.1 404")
+            sender.recv(65_536)
+        assert left_of(service) == whole
+
+
+def test_when_the_memory_for_requests_is_taken_small_ones_are_answered(tmp_path, monkeypatch):
+    """A connection that sends more is closed, with one line in the log."""
+    monkeypatch.setattr("chronos.admin.context.BODIES_BYTES_MAX", 4_200_000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4190000\r\n\r\n"
+    unread = b"GET /v1/topics/none/records?wait=60s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+    with Inside(tmp_path, topics__message_bytes_max="1MiB") as service, capture_logs() as logs:
+        with socket.create_connection(("127.0.0.1", service.port)) as slow:
+            slow.sendall(head + b" " * 4_185_000)
+            wait_until(lambda: left_of(service) < 16_384)
+            with socket.create_connection(("127.0.0.1", service.port), timeout=20) as refused:
+                with suppress(ConnectionError):
+                    refused.sendall(unread + b" " * 200_000)
+                assert closed(refused)
+            assert service.ask("GET", "/livez").status == 200
+        wait_until(lambda: left_of(service) >= 4_190_000)
+    assert [line["why"] for line in logs if line["event"] == "connection closed"] == [
+        "the memory for requests is taken"
+    ]
+
+
+def test_headers_without_an_end_are_not_kept(service):
+    """Nor many requests that are not answered yet."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        with suppress(ConnectionError):
+            sender.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + (b"a: " + b"b" * 8_000 + b"\r\n") * 100)
+        assert closed(sender)
+    poll = b"GET /v1/topics/none/records?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        sender.settimeout(1.0)
+        with suppress(OSError):
+            sender.sendall(poll + b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500_000)
+        assert service.ask("GET", "/livez").status == 200
+        assert left_of(service) > 0
+
+
+def test_a_large_body_is_read_whatever_arrives_at_once(service):
+    """In pieces of any size."""
+    message = {"target": {"topic": "t"}, "value": "v" * 900_000, "delay": "1h"}
+    assert service.ask("POST", "/v1/messages", message).status == 202
+    body = b'{"target": {"topic": "t"}, "value": "%s", "delay": "1h"}' % (b"v" * 20_000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert raw(service, head + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 202")
+
+
+def test_bodies_that_do_not_arrive_do_not_hold_up_a_stop(tmp_path):
+    """Those that a handler reads are refused; the others are no longer waited for."""
+    read = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+    unread = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n" + b" " * 100_000
+    with ExitStack() as stack:
+        with Inside(tmp_path) as service:
+            senders = [stack.enter_context(socket.create_connection(("127.0.0.1", service.port))) for _ in range(20)]
+            for at, sender in enumerate(senders):
+                sender.settimeout(20)
+                sender.sendall(read if at % 2 else unread)
+            wait_until(lambda: len(service.server._context.bodies._arriving) == 10)  # type: ignore[union-attr]
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 6.0
+        assert senders[1].recv(100).startswith(b"HTTP/1.1 503")
+
+
+# --- cron expressions
+
+
+def cron_message(at: int, expression: str) -> dict[str, object]:
+    return {"target": {"topic": "t"}, "value": "v", "id": f"cron-{at}", "repeat": f"cron {expression}"}
+
+
+def test_one_request_has_a_bounded_number_of_cron_expressions(tmp_path):
+    """All messages of a request that is accepted are pending, whatever a step of the shard checks at once."""
+    messages = [cron_message(at, f"{at % 60} {at // 60} * 1-6 *") for at in range(501)]
+    with Inside(tmp_path) as service:
+        answer = service.ask("POST", "/v1/messages", messages)
+        assert answer.status == 422
+        assert "more than 500 different cron expressions" in answer.json()["detail"]
+        assert service.ask("POST", "/v1/messages", messages[:500]).status == 202
+        alike = [cron_message(at, "0 9 * * 1-5") for at in range(1_000, 3_000)]
+        assert service.ask("POST", "/v1/messages", alike).status == 202
+        wait_until(lambda: service.ask("GET", "/v1/shards").json()["shards"][0]["totals"]["accepted"] == 2_500)
+
+
+def test_expressions_that_never_fire_are_refused_each_with_its_field(service):
+    """All of them, in a body that is small."""
+    messages = [cron_message(at, f"{at} 0 */31 * 1#5,2#5") for at in range(60)]
+    answer = service.ask("POST", "/v1/messages", messages)
+    assert answer.status == 422
+    assert len(answer.json()["errors"]) == 60
+    assert {error["field"] for error in answer.json()["errors"]} == {"repeat"}
+    assert "never fires" in answer.json()["errors"][0]["detail"]
+
+
+def test_the_check_of_a_body_ends_when_its_client_leaves(tmp_path):
+    """Nothing of it is written, and its memory is given back."""
+    message = {"target": {"topic": "t"}, "value": "v" * 100, "delay": "1h", "repeat": "every 1h"}
+    body = json.dumps([message] * 10_000).encode()
+    head = (
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    with Inside(tmp_path) as service:
+        whole = left_of(service)
+        with socket.create_connection(("127.0.0.1", service.port)) as leaving:
+            leaving.sendall(head % len(body) + body)
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert service.ask("GET", "/livez").status == 200
+        wait_until(lambda: left_of(service) == whole)
+        assert service.ask("GET", "/v1/shards").json()["shards"][0]["totals"]["accepted"] == 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+from cronsim import CronSim, CronSimError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronos.core import cron
 from chronos.core.cron import next_cron
 from chronos.core.timefmt import MS_MAX, parse_time_ms
 from tests.unit.settings import examples
@@ -140,3 +142,91 @@ def test_a_wall_clock_expression_names_each_of_its_times_once(expression: str, z
         assert earlier is not None
         assert earlier <= first
     assert next_cron(expression, zone, first - 1) == first
+
+
+NEVER = ["0 0 */31 * 1#5,2#5", "0 0 */29 2 3#5", "0 0 30 2 */7", "* * */16 * 2#2"]
+"""Expressions of which every field is valid, and no day matches all of them."""
+
+
+@pytest.mark.parametrize("zone", ["", "Europe/Lisbon"])
+def test_an_expression_that_never_fires_costs_a_bounded_number_of_steps(
+    monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Decided once, from the lengths and the first weekdays of months; it is remembered for every time that is asked for."""
+    steps = 0
+    by_date = cron._Fields._by_date
+
+    def counting(fields: cron._Fields, first: int, length: int) -> int:
+        nonlocal steps
+        steps += 1
+        return by_date(fields, first, length)
+
+    monkeypatch.setattr(cron._Fields, "_by_date", counting)
+    cron._read.cache_clear()
+    for expression in NEVER:
+        for after_ms in range(1_700_000_000_000, 1_700_000_001_000):
+            try:
+                assert next_cron(expression, zone, after_ms) is None
+            except ValueError as error:
+                assert "bad day-of-month" in str(error)  # noqa: PT017 - the library finds some of them
+    assert steps <= len(NEVER) * 28
+
+
+@pytest.mark.parametrize(
+    ("expression", "after", "expected"),
+    [
+        ("0 0 29 2 */7", "2005-01-01T00:00:00Z", "2032-02-29T00:00:00Z"),
+        ("0 0 29 2 */7", "2088-02-29T00:00:00Z", "2128-02-29T00:00:00Z"),
+        ("0 12 29 2 *", "2096-03-01T00:00:00Z", "2104-02-29T12:00:00Z"),
+        ("59 59 23 31 12 *", "2026-12-31T23:59:59Z", "2027-12-31T23:59:59Z"),
+    ],
+)
+def test_a_rare_time_is_found(expression: str, after: str, expected: str) -> None:
+    """29 February on a Sunday comes after up to 40 years."""
+    assert next_cron(expression, "", parse_time_ms(after)) == parse_time_ms(expected)
+
+
+_part = st.sampled_from(["*", "*/7", "3", "0", "1-4", "5,9", "*/13"])
+
+
+@examples(300, 5_000)
+@given(
+    st.lists(_part, min_size=3, max_size=3),
+    st.sampled_from(["*", "L", "LW", "1", "29", "30,31", "*/31", "15,L", "1-7", "LW,3"]),
+    st.sampled_from(["*", "2", "4,6", "1-3", "*/5"]),
+    st.sampled_from(["*", "0", "7", "1#1", "5#5", "3L", "MON-FRI", "*/7", "0L,2#5"]),
+    st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1)),
+)
+def test_the_search_finds_what_the_library_finds(
+    clock: list[str], days: str, months: str, weekdays: str, after: datetime
+) -> None:
+    """Without a zone, for every expression that the library finds a time of."""
+    expression = " ".join([*clock, days, months, weekdays])
+    after = after.replace(microsecond=0)
+    try:
+        expected = next(CronSim(expression, after), None)
+    except CronSimError:
+        return
+    found = next_cron(expression, "", (after - datetime(1970, 1, 1)) // timedelta(milliseconds=1))
+    assert found == (expected and (expected - datetime(1970, 1, 1)) // timedelta(milliseconds=1))
+
+
+def test_real_time_skips_a_midnight_that_does_not_exist() -> None:
+    """Sao Paulo, 2018-11-04: the wall clock goes from 23:59 to 01:00, so hour 0 is not shown, and hour 5 is the first that matches."""
+    found = next_cron("* */5 * * 0", "America/Sao_Paulo", parse_time_ms("2018-11-03T12:00:00-03:00"))
+    assert found == parse_time_ms("2018-11-04T05:00:00-02:00")
+
+
+def test_real_time_shows_both_passes_of_an_hour_before_midnight() -> None:
+    """Sao Paulo, 2018-02-18: midnight became 23:00 of the day before."""
+    first = next_cron("30 */23 17 2 *", "America/Sao_Paulo", parse_time_ms("2018-02-17T12:00:00-02:00"))
+    assert first == parse_time_ms("2018-02-17T23:30:00-02:00")
+    assert next_cron("30 */23 17 2 *", "America/Sao_Paulo", first) == parse_time_ms("2018-02-17T23:30:00-03:00")
+
+
+def test_a_zone_that_goes_back_to_the_day_before_stops_nothing() -> None:
+    """St. John's, 1993-10-31: at 00:01 the wall clock went back to 23:01 of 30 October. A search by days alone never ended there."""
+    found = next_cron("20-30 * 31 10,3 *", "America/St_Johns", parse_time_ms("1993-10-30T12:00:00-02:30"))
+    assert found == parse_time_ms("1993-10-31T00:20:00-03:30")
+    later = next_cron("0 */23 30 10 *", "America/St_Johns", parse_time_ms("1993-10-30T22:30:00-02:30"))
+    assert later == parse_time_ms("1993-10-30T23:00:00-02:30")

@@ -10,14 +10,30 @@ from typing import Any
 
 import pytest
 
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import FRESH
 from chronos.core.cron import next_cron
 from chronos.core.keys import generated_id
-from chronos.core.message import Entry, LatePolicy, Options, Reason, Record, Repetition
+from chronos.core.look_ahead import LookAhead
+from chronos.core.message import (
+    DELAY,
+    REPEAT,
+    TARGET_TOPIC,
+    Entry,
+    LatePolicy,
+    Options,
+    Reason,
+    Record,
+    Rejection,
+    Repeat,
+    Repetition,
+)
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
 from chronos.core.repetition import parse_repetition, spread_shift_ms
-from chronos.core.shard import Shard
+from chronos.core.rules import Rules
+from chronos.core.shard import CRON_CHECKS_MAX, PARSED_AT_ONCE, Shard
 from chronos.core.step import Selection, Staged
-from chronos.workers.series import Turn, turn_of
+from chronos.workers.series import EXPRESSIONS_MAX, Turn, turn_of, within_cron
 from tests.unit.drivers import OTHER_RULES, OUTCOMES, opened
 from tests.unit.histories import SHARD, START_MS, Step, render
 from tests.unit.model import ChosenOutcome, Intent, Rows
@@ -367,3 +383,42 @@ def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
 ) -> None:
     """Every byte of the store."""
     check_all_with_model(2 if CHOSEN == "fast" else 4, message_id, policy, first)
+
+
+def test_a_step_checks_a_bounded_number_of_cron_expressions() -> None:
+    """The rest of the records comes in the next step; plain messages are not bounded, and a replica takes what was recorded."""
+    rules = Rules(shard=0, shards=1, next_cron=next_cron)
+    store = MemoryStore()
+    shard = Shard(rules=rules, state=FRESH, view=store)
+    cron = [
+        Record(at, T, b"cron-%d" % at, b"", [(TARGET_TOPIC, b"t"), (REPEAT, f"cron {at % 60} 0 */31 {at % 12 + 1} 1#5,2#5".encode())])
+        for at in range(1_000)
+    ]  # fmt: skip
+    plain = [Record(at, T, b"plain-%d" % at, b"", [(TARGET_TOPIC, b"t"), (DELAY, b"1h")]) for at in range(1_000, 5_000)]
+    assert len(shard.parse(plain).records) == 4_000
+    found = shard.parse(cron + plain)
+    assert CRON_CHECKS_MAX <= len(found.records) < CRON_CHECKS_MAX + PARSED_AT_ONCE
+    assert all(type(command) is Rejection and "never fires" in command.detail for command in found.commands)
+    staged = shard.stage(cron + plain)
+    assert staged.pull_offset == len(found.records)
+    ahead: LookAhead[object] = LookAhead(shard)
+    ahead.parse(cron)
+    parsed = ahead.parsed(cron + plain)
+    assert list(parsed.records) == (cron + plain)[: len(parsed.commands)]
+    assert len(parsed.commands) < 2 * (CRON_CHECKS_MAX + PARSED_AT_ONCE)
+    replaying = Shard(rules=rules.for_replay(), state=FRESH, view=store)
+    assert len(replaying.parse(cron + plain).records) == 5_000
+
+
+def test_a_step_computes_times_of_a_bounded_number_of_cron_expressions() -> None:
+    """Series with the same expression count once."""
+
+    def entry(expression: str) -> Entry:
+        return Entry(
+            b"id", T, "t", None, {}, b"", T, options=Options(repetition=Repetition(Repeat.CRON, cron=expression))
+        )  # fmt: skip
+
+    plain = Entry(b"id", T, "t", None, {}, b"", T)
+    assert within_cron([plain, entry("0 9 * * *")] * 5_000) == 10_000
+    many = [entry(f"{at % 60} {at // 60} * * *") for at in range(EXPRESSIONS_MAX + 50)]
+    assert within_cron([plain] * 7 + many) == 7 + EXPRESSIONS_MAX
