@@ -3,15 +3,13 @@
 import hmac
 from collections.abc import Callable, Mapping
 
-import structlog
 from aiohttp import hdrs, web
 
+from chronos.admin.audit import SENDER
 from chronos.admin.connections import SparseLog
 from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
 from chronos.core.roles import Member
-
-audit_log = structlog.get_logger("chronos.audit")
 
 NODE_HEADER = "Chronos-Node"
 """Name of the node that sends the request."""
@@ -40,6 +38,7 @@ class Access:
         """
         if self._tokens is None or role in ("open", "node"):
             # A route for nodes checks the node itself, and waits for one that has just joined.
+            request[SENDER] = MEMBER if self._is_member(request) else ANYBODY
             return ANYBODY
         sender = self._sender(request)
         if sender is None:
@@ -48,18 +47,17 @@ class Access:
                 401, "no-token", "this service needs a valid token",
                 hint="send it as `Authorization: Bearer TOKEN`; for the command line use --token-file or CHRONOS_TOKEN",
             )  # fmt: skip
+        request[SENDER] = sender
         if role not in sender.roles:
-            raise self._forbidden(request, sender, f"the token {sender.name} does not have the role {role}")
+            raise self._forbidden(f"the token {sender.name} does not have the role {role}")
         if sender.is_limited and not concerns_targets and role != "read":
             raise self._forbidden(
-                request,
-                sender,
                 f"the token {sender.name} is for some targets only, and this concerns the whole service",
             )
         return sender
 
-    def _forbidden(self, request: web.Request, sender: Sender, detail: str) -> ProblemError:
-        audit_log.info("request refused", token=sender.name, method=request.method, path=request.path[:200], why=detail)
+    @staticmethod
+    def _forbidden(detail: str) -> ProblemError:
         return ProblemError(403, "forbidden", detail)
 
     def _sender(self, request: web.Request) -> Sender | None:
@@ -82,16 +80,3 @@ def is_token_of(member: Member | None, token: str) -> bool:
 def forbidden_target(sender: Sender, topic: str) -> ProblemError:
     """403 for a request that names a target topic which is not for the sender."""
     return ProblemError(403, "forbidden", f"the token {sender.name} is not for the target {topic[:249]}")
-
-
-def audit(sender: Sender, verb: str, request: web.Request, status: int, content: object) -> None:
-    """Log what a request with a token has changed."""
-    if sender.name is None:
-        return
-    about = ",".join(request.match_info.values())
-    if not about:
-        found = content if isinstance(content, list) else [content]
-        ids = [str(each.id) for each in found[:5] if hasattr(each, "id")]
-        about = ",".join(ids) + (f" and {len(found) - len(ids)} more" if len(found) > len(ids) > 0 else "")
-    result = getattr(content, "result", None) or getattr(content, "state", None)
-    audit_log.info("request", token=sender.name, verb=verb, id=about[:1_000], status=status, result=result)

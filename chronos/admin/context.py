@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
+from chronos.admin.audit import Trail
 from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
 from chronos.admin.dead_letter_scan import DeadLetterTopic
 from chronos.admin.peer_client import PeerClient
@@ -62,8 +63,9 @@ class Call(Struct):
 class Context:
     """Lives as long as the server, in its event loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, trail: Trail) -> None:
         self.node = node
+        self.trail = trail
         self.stopping = asyncio.Event()
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
@@ -236,6 +238,7 @@ class Context:
         if self._background:
             await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
+        await self.trail.close()
         for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -257,8 +257,18 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
         "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
         f" most, and `{OTHER}`.",
     ),
+    (
+        "chronos_audit_failing",
+        "gauge",
+        "1 while entries of the audit trail cannot be written; with `audit.required`, requests are refused meanwhile.",
+    ),
+    (
+        "chronos_audit_lost_total",
+        "counter",
+        "Entries of the audit trail that could not be written, and are not tried again.",
+    ),
 )
-"""Metrics of the node; all but the last are without a label."""
+"""Metrics of the node; only that of the lanes has a label."""
 
 BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
     (
@@ -309,6 +319,8 @@ class Exposition(Collector):
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
         yield self._lanes()
+        yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=self._context.trail.problem is not None)
+        yield CounterMetricFamily(*NODE_METRICS[5][::2], value=self._context.trail.lost)
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
@@ -425,6 +437,7 @@ def reference() -> str:
         " `/v1/shards` has their targets.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
+        "- `chronos_audit_failing == 1` or `increase(chronos_audit_lost_total[5m]) > 0`: the audit trail cannot be written; the log says why.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

@@ -51,6 +51,7 @@ TITLES = {
     "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",
     "standalone": "A standalone node has no other node to transfer to",
+    "not-audited": "The request cannot be written down",
     "busy": "Too many requests wait to be written",
     "unavailable": "The log does not answer",
     "too-few-in-sync": "Too few followers of the shard are in sync",

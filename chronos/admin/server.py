@@ -14,8 +14,9 @@ from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
 from chronos.admin import metrics, openapi
-from chronos.admin.access import Access, audit
-from chronos.admin.bodies import BodyBudget, Hold, read_body
+from chronos.admin.access import Access
+from chronos.admin.audit import REQUEST_HEADER, REQUEST_ID, Recorded, Trail
+from chronos.admin.bodies import Hold, read_body
 from chronos.admin.connections import SERVER, Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
 from chronos.admin.page import page
@@ -28,6 +29,7 @@ from chronos.admin.validation import invalid_faults, query_faults
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
+from chronos.node.opening import open_audit
 from chronos.node.tls import server_tls
 
 log = structlog.get_logger("chronos.http")
@@ -40,9 +42,6 @@ STOP_S = 8.0
 
 LINE_BYTES_MAX = 65_536
 """Longest first line of a request: many times the longest id, percent-encoded."""
-
-CHANGES = ("write", "operate")
-"""Roles of the requests that are logged with the name of their token."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,7 +64,13 @@ class Server:
         config = self._node.config
         sparse_log = SparseLog()
         tls, access = server_tls(config), Access(config.admin.tokens, self._members, sparse_log)
-        context = self._context = Context(self._node)
+        trail = Trail(
+            open_audit(config, self._node.log),
+            node=config.node.id,
+            required=config.audit.required,
+            now_ms=self._node.clock.now_ms,
+        )
+        context = self._context = Context(self._node, trail)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
         app.on_response_prepare.append(_add_headers)
@@ -80,7 +85,7 @@ class Server:
         for route in table(context):
             handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(
-                route.method, _any_text(route.path), _Runner(route, handler, access, context.bodies, body_bytes_max).run
+                route.method, _any_text(route.path), _Runner(route, handler, access, context, body_bytes_max).run
             )
         self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
@@ -157,8 +162,10 @@ def _any_text(path: str) -> str:
     return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)
 
 
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set the headers of every answer, streamed ones included."""
+    if (request_id := request.get(REQUEST_ID)) is not None:
+        response.headers[REQUEST_HEADER] = request_id
     response.headers["Server"] = SERVER
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
@@ -169,32 +176,47 @@ class _Runner:
     """Runs one route."""
 
     def __init__(
-        self, route: Route, handler: Handler | None, access: Access, bodies: BodyBudget, body_bytes_max: int
+        self, route: Route, handler: Handler | None, access: Access, context: Context, body_bytes_max: int
     ) -> None:
         """`handler`: of a route that the server itself serves."""
         self._route = route
         self._handler = handler
         self._access = access
-        self._bodies = bodies
+        self._trail = context.trail
+        self._bodies = context.bodies
         self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Check the sender and the query, read the body, call the handler and encode its answer."""
+        """Serve one request, and write down who sent it and what came of it."""
+        recorded = self._trail.request(self._route, request)
+        try:
+            result = await self._serve(request, recorded)
+        except BaseException as error:
+            recorded.failed(error)
+            raise
+        if isinstance(result, web.StreamResponse):
+            recorded.ended(result.status, result.body if isinstance(result, web.Response) else b"")
+            return result
+        status, content = result
+        recorded.ended(status, content)
+        return web.Response(status=status, body=_encode(content), content_type="application/json")
+
+    async def _serve(self, request: web.Request, recorded: Recorded) -> web.StreamResponse | tuple[int, object]:
+        """1. check the sender and the query, 2. read the body, 3. write the intent down, 4. call the handler."""
         route = self._route
+        # 1.
         sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
         query = _query(request, route.query)
         if route.handler is None:
             assert self._handler is not None
             return await self._handler(request)
         with Hold(self._bodies) as hold:
+            # 2.
             body = b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
-            result = await route.handler(Call(request, query, body, sender, hold))
-        if isinstance(result, web.StreamResponse):
-            return result
-        status, content = result
-        if route.role in CHANGES:
-            audit(sender, route.name, request, status, content)
-        return web.Response(status=status, body=_encode(content), content_type="application/json")
+            # 3.
+            await recorded.begin(query, body)
+            # 4.
+            return await route.handler(Call(request, query, body, sender, hold))
 
 
 def _query(request: web.Request, kind: type[Struct]) -> Struct:

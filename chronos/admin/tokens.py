@@ -69,6 +69,11 @@ class Sender(Struct, frozen=True, kw_only=True):
         return self.ids is ALL_IDS or any(fnmatchcase(message_id, pattern.encode()) for pattern in self.ids)
 
     @property
+    def is_member(self) -> bool:
+        """True for another node of the cluster."""
+        return "node" in self.roles
+
+    @property
     def sees_payloads(self) -> bool:
         """True if payloads and headers are shown to it."""
         return "payload" in self.roles

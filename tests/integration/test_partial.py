@@ -1,5 +1,6 @@
 """Fewer copies than nodes: every node answers for every shard, also for shards it does not hold."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
-from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms, read_committed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -32,6 +33,7 @@ def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) 
     tokens.write_text(f"tokens: [{{name: user, sha256: {digest('user')}, roles: [read, write, operate]}}]\n")
     settings = {
         **flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2, "admin.tokens": tokens,
+        "audit.to": "topic", "audit.topic": f"{flow.prefix}.audit", "audit.required": "on",
     }  # fmt: skip
     with Fleet(
         tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
@@ -71,7 +73,7 @@ def job_of(node: Service, action: str, matching: dict[str, Any]) -> dict[str, An
 
 
 @pytest.mark.timeout(300)
-def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
+def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
     """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard are gone."""
     due_ms = now_ms() + 45_000
     written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
@@ -131,6 +133,37 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert other.ask("DELETE", cancelled)[1]["result"] == "cancelled"
     assert other.get(cancelled)["state"] == "cancelled"
     there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = now_ms() - 60_000, "cancelled", True
+
+    # Each of them is in the audit trail once, by the node that was asked.
+    more = [message for message in written[40:] if message.id and message not in some][:8]
+    for message in more:
+        assert other.ask("DELETE", f"/v1/messages/{message.id}")[1]["result"] == "cancelled"
+        message.cancel_result, message.cancel_unsure = "cancelled", True
+
+    def entries(phase: str) -> list[tuple[str, ...]]:
+        """Node, token, verb, id and outcome of the entries about cancels of these ids, and of the actions above."""
+        found = [
+            json.loads(record.value() or b"") for record in read_committed(broker.bootstrap, f"{flow.prefix}.audit")
+        ]
+        fields = ("node", "token", "verb", "outcome")
+        return [
+            (*(str(each.get(name, "")) for name in fields), each["ids"][0])
+            for each in found
+            if each["phase"] == phase and {*each["ids"]} & {*asked}
+        ]
+
+    asked = [str(there[0].id), str(there[1].id), *(str(message.id) for message in more)]
+    name = next(name for name, node in fleet.nodes.items() if node is other)
+    expected = [
+        (name, "user", "reschedule", "rescheduled", asked[0]),
+        (name, "user", "reschedule", "invalid", asked[0]),
+        (name, "user", "fire", "fired", asked[0]),
+        (name, "user", "cancel", "cancelled", asked[1]),
+        *((name, "user", "cancel", "cancelled", each) for each in asked[2:]),
+    ]
+    other.wait_until(lambda: len(entries("outcome")) >= len(expected), "write the outcomes")
+    assert entries("outcome") == expected
+    assert [row[2] for row in entries("intent")] == [row[2] for row in expected]
 
     # A request for given shards is answered only by a node that holds them.
     assert other.ask("GET", f"{path}?shards={shard}")[0] == 503

@@ -274,14 +274,12 @@ def test_the_log_tells_who_did_what(service):
         service.ask("DELETE", "/v1/messages/told", token="writer")
         service.ask("DELETE", "/v1/messages/told", token="reader")
     lines = [
-        (line["event"], line["token"], line.get("verb"), line.get("id"), line.get("result"))
-        for line in logs
-        if "token" in line
+        (line["event"], line["token"], line["verb"], line["ids"], line["outcome"]) for line in logs if "token" in line
     ]
     assert lines == [
-        ("request", "writer", "schedule", "told", None),
-        ("request", "writer", "cancel", "told", "cancelled"),
-        ("request refused", "reader", None, None, None),
+        ("request", "writer", "schedule", ["told"], "done"),
+        ("request", "writer", "cancel", ["told"], "cancelled"),
+        ("request refused", "reader", "cancel", ["told"], "forbidden"),
     ]
 
 
