@@ -170,8 +170,26 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert holder.ask("GET", f"{path}?shards={shard}")[0] == 200
     assert other.ask("GET", "/v1/messages?shards=9")[0] == 422
 
+    # A token takes no name of a node, neither of a member nor of one that is away.
+    names = list(fleet.nodes)
+    registration = {
+        "cluster": flow.prefix, "instance": "i", "address": "http://evil:1", "version": "1", "state_version": now_ms(), "shards": [], "topics": [],
+    }  # fmt: skip
+
+    def cannot_be_taken(name: str) -> bool:
+        answers = [
+            other.ask("DELETE", f"/v1/registry/nodes/{name}"),
+            other.ask("PUT", f"/v1/registry/nodes/{name}", registration),
+        ]
+        return [(status, problem["type"].rpartition(":")[2]) for status, problem in answers] == [
+            (409, "node-registered")
+        ] * 2
+
+    assert [name for name in names if not cannot_be_taken(name)] == []
+
     # One of the two is killed, then the other.
     holder.kill()
+    assert [name for name in names if not cannot_be_taken(name)] == []
     assert other.get(cancelled)["state"] == "cancelled"
     second = fleet.nodes[sorted(held[shard])[1]]
     second.kill()
@@ -184,6 +202,7 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
         return shown["node"] is None and "no node" in shown["paused"]
 
     other.wait_until(is_reported, "report the missing shard")
+    assert [name for name in names if not cannot_be_taken(name)] == []
     mine = next(number for number, names in held.items() if names != held[shard])
     elsewhere = next(id_ for id_, at in places.items() if at == mine)
     assert other.get(f"/v1/messages/{elsewhere}?shards={mine}")["id"] == elsewhere
