@@ -17,6 +17,9 @@ NODE_HEADER = "Chronos-Node"
 TOKEN_HEADER = "Chronos-Token"
 """The token that this node gave the coordinator."""
 
+ASKER_HEADER = "Chronos-Asker"
+"""Name of the token whose request a node forwards: its work takes turns with that of other tokens."""
+
 
 class Access:
     """Finds the sender of a request, and decides what it may do. For one event loop."""

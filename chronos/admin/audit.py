@@ -294,7 +294,8 @@ class Recorded:
         return True
 
     def _tell(self, status: int, outcome: str) -> None:
-        if self._is_refused or not self._is_kept():
+        if self._is_refused or not self._is_kept() or (status == 429 and not self._has_intent):
+            # A client that is beyond its limits asks again and again.
             return
         entries = self._entries("outcome", status, outcome)
         if not self._trail.is_log:

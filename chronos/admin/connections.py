@@ -16,7 +16,8 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from chronos.admin.problems import ProblemError, answer
+from chronos.admin.problems import ProblemError, answer, beyond_limits
+from chronos.admin.tokens import Sender
 
 log = structlog.get_logger("chronos.http")
 
@@ -78,8 +79,9 @@ class Listener:
         self._most = most
         self._options = options
         self._count = 0
-        self._new: dict[_Connection, float] = {}
-        self._idle: dict[_Connection, float] = {}
+        self._new: dict[Connection, float] = {}
+        self._idle: dict[Connection, float] = {}
+        self._of_tokens: dict[str, set[Connection]] = {}
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._beginning: set[asyncio.Task[None]] = set()
@@ -111,7 +113,7 @@ class Listener:
     def serving(self, request: web.Request) -> Iterator[None]:
         """While a request is served, its connection is not idle."""
         connection = request.protocol
-        assert isinstance(connection, _Connection)
+        assert isinstance(connection, Connection)
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
         try:
@@ -119,6 +121,38 @@ class Listener:
         finally:
             if connection.transport is not None:
                 self._idle[connection] = time.monotonic() + KEEP_S
+
+    def claim(self, connection: "Connection", sender: Sender) -> None:
+        """Count the connection with the token of its request: for one too many an idle one of the same token is closed.
+
+        ProblemError with status 429, after which the connection is closed, if none is idle.
+        """
+        name = sender.name
+        if connection.token == name:
+            return
+        self._disown(connection)
+        if name is None or sender.limits is None:
+            return
+        mine = self._of_tokens.setdefault(name, set())
+        if len(mine) >= sender.limits.connections:
+            idle = next((each for each in mine if each in self._idle), None)
+            if idle is None:
+                connection.is_last = True
+                raise beyond_limits(name, f"{len(mine)} connections")
+            del self._idle[idle]
+            self._disown(idle)
+            idle.abort()
+        self._of_tokens.setdefault(name, set()).add(connection)
+        connection.token = name
+
+    def _disown(self, connection: "Connection") -> None:
+        name = connection.token
+        if name is not None:
+            connection.token = None
+            mine = self._of_tokens[name]
+            mine.discard(connection)
+            if not mine:
+                del self._of_tokens[name]
 
     async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
@@ -152,7 +186,7 @@ class Listener:
 
     def _begin(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Begin a connection; with TLS it may be evicted until its handshake is done."""
-        connection = _Connection(self, self._server, self._options)
+        connection = Connection(self, self._server, self._options)
         task = asyncio.get_running_loop().create_task(self._connect(connection, accepted, tls))
         self._count += 1
 
@@ -169,7 +203,7 @@ class Listener:
             self._handshakes[task] = None
         task.add_done_callback(end)
 
-    async def _connect(self, connection: "_Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _connect(self, connection: "Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         timeout_s = None if tls is None else HEADER_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -178,15 +212,16 @@ class Listener:
         except OSError as error:
             self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: "Connection") -> None:
         """A connection is ready for its first request."""
         self._new[connection] = time.monotonic() + HEADER_S
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "Connection") -> None:
         """A connection is closed."""
         self._count -= 1
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
+        self._disown(connection)
 
     def failed(self, why: str, **more: object) -> None:
         """A connection carried something that is not a request, or its request met an error that was not expected."""
@@ -203,17 +238,25 @@ class Listener:
                     connection.abort()
 
 
-class _Connection(web.RequestHandler):
+class Connection(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_listener", "was_made")
+    __slots__ = ("_listener", "is_last", "token", "was_made")
 
     def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
         options = {"access_log": None, "keepalive_timeout": KEEP_S, **options}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._listener = listener
+        self.token: str | None = None
+        """Name of the token with which it is counted."""
+        self.is_last = False
+        """True: it is closed after the answer."""
         self.was_made = False
         """True once it was ready for requests: then its end is reported by `connection_lost`."""
+
+    def claim(self, sender: Sender) -> None:
+        """See `Listener.claim`."""
+        self._listener.claim(self, sender)
 
     def abort(self) -> None:
         """Close at once, also if an answer was not read to its end."""

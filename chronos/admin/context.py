@@ -18,6 +18,7 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender
+from chronos.admin.turns import Turns
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
 from chronos.core.registry import Registry
@@ -34,8 +35,14 @@ log = structlog.get_logger("chronos.http")
 THREADS = 16
 """Threads for queries to the stores and to the log."""
 
+THREADS_SHARE = 2
+"""Those that one token has at a time: a query computes for most of its time, and threads compute one at a time."""
+
 END_THREADS = 16
 """Threads that ask the log for the ends of partitions, which may take long: look-ups and actions wait for them."""
+
+END_THREADS_SHARE = 8
+"""Those that one token has at a time: they wait for the log."""
 
 POLL_THREADS = 16
 """Threads for long polls, which share none with other requests: one for each partition that is waited for."""
@@ -70,8 +77,8 @@ class Context:
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
         self.rules: list[Rules] = [driver.shard.rules for driver in node.shards]
-        self._threads = ThreadPoolExecutor(THREADS, "http")
-        self._end_threads = ThreadPoolExecutor(END_THREADS, "http-end")
+        self._threads = Turns(THREADS, "http", share=THREADS_SHARE)
+        self._end_threads = Turns(END_THREADS, "http-end", share=END_THREADS_SHARE)
         self._poll_threads = ThreadPoolExecutor(POLL_THREADS, "http-poll")
         self._shard_threads = ThreadPoolExecutor(len(node.shards), "http-shard")
         self._writer = ThreadPoolExecutor(1, "http-append")
@@ -106,7 +113,7 @@ class Context:
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work that may block, or takes a while, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await self._threads.run(work, *arguments)
 
     async def in_poll_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work of a long poll."""
@@ -122,8 +129,7 @@ class Context:
         """Wait until the shard has applied all records its delay partition holds now; False after the time."""
         try:
             async with asyncio.timeout_at(deadline_s):
-                loop = asyncio.get_running_loop()
-                end = await loop.run_in_executor(self._end_threads, self.node.log.stable_end, self.delay_topic, shard)
+                end = await self._end_threads.run(self.node.log.stable_end, self.delay_topic, shard)
         except (TimeoutError, ChronosError):
             return False
         return await self.pull_waiters[shard].wait(end, deadline_s - asyncio.get_running_loop().time())
@@ -239,7 +245,9 @@ class Context:
             await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
         await self.trail.close()
-        for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
+        for turns in (self._threads, self._end_threads):
+            turns.close()
+        for pool in (self._poll_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

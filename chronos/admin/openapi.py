@@ -18,6 +18,7 @@ EVERYWHERE = {
     403: "The request comes from a web page of another site, or the token does not permit it.",
     421: "This host name is not served here.",
     422: "A parameter is not known.",
+    429: "The token has as many connections, long polls or jobs as it may have at a time.",
 }
 """Further answers of every route."""
 
@@ -92,7 +93,9 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 
 def _everywhere(route: Route) -> dict[int, str]:
-    return {status: meaning for status, meaning in EVERYWHERE.items() if status != 401 or route.role in ROLES}
+    return {
+        status: meaning for status, meaning in EVERYWHERE.items() if status not in (401, 429) or route.role in ROLES
+    }
 
 
 def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.access import NODE_HEADER, TOKEN_HEADER
+from chronos.admin.access import ASKER_HEADER, NODE_HEADER, TOKEN_HEADER
 from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.turns import asker
 from chronos.core.roles import Member
 from chronos.node import Node
 from chronos.node.tls import client_tls
@@ -142,6 +143,8 @@ class PeerClient:
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=identity)
         url = member.address.rstrip("/") + path
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if (token := asker.get()) is not None:
+            headers[ASKER_HEADER] = token
         async with self._session.request(method, url, params=query, data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 

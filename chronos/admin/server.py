@@ -14,10 +14,10 @@ from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
 from chronos.admin import metrics, openapi
-from chronos.admin.access import Access
+from chronos.admin.access import ASKER_HEADER, Access
 from chronos.admin.audit import REQUEST_HEADER, REQUEST_ID, Recorded, Trail
 from chronos.admin.bodies import Hold, read_body
-from chronos.admin.connections import SERVER, Listener, SparseLog, connections_max
+from chronos.admin.connections import SERVER, Connection, Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, plain
@@ -25,6 +25,7 @@ from chronos.admin.registration import Registrar
 from chronos.admin.routes import Route, table
 from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.senders import Hosts, check_encoding, check_site
+from chronos.admin.turns import asker
 from chronos.admin.validation import invalid_faults, query_faults
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
@@ -139,7 +140,10 @@ class Server:
                 # The client is gone.
                 raise
             except ProblemError as error:
-                return answer(error.problem)
+                response = answer(error.problem)
+                if isinstance(request.protocol, Connection) and request.protocol.is_last:
+                    response.force_close()
+                return response
             except web.HTTPException as error:
                 return plain(error)
             except ChronosError as error:
@@ -205,7 +209,11 @@ class _Runner:
         """1. check the sender and the query, 2. read the body, 3. write the intent down, 4. call the handler."""
         route = self._route
         # 1.
+        asker.set(None)
         sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
+        asker.set(request.headers.get(ASKER_HEADER) if sender.is_member else sender.name)
+        assert isinstance(request.protocol, Connection)
+        request.protocol.claim(sender)
         query = _query(request, route.query)
         if route.handler is None:
             assert self._handler is not None

@@ -6,6 +6,7 @@ tokens:
     sha256: <64 hexadecimal digits: the SHA-256 of the token>
     roles: [read, payload, write]
     targets: ["orders.*"]       # optional; without it, all
+    limits: {polls: 100}        # optional; see `Limits`
     ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
 
 A file without `format` has format 1: `read` shows payloads too, and there are no `ids`. It is read for one more release.
@@ -44,6 +45,17 @@ def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
     return patterns is ALL_TARGETS or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
 
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much one token may have at a time on one node, so that something is left for the others."""
+
+    polls: Annotated[int, Meta(ge=1, le=500)] = 100
+    """Long polls; all tokens together may have 500."""
+    connections: Annotated[int, Meta(ge=1, le=2_000)] = 200
+    """Connections, idle ones included: an idle one is closed for one too many."""
+    jobs: Annotated[int, Meta(ge=1, le=10)] = 3
+    """Running jobs; all tokens together may have ten."""
+
+
 class Sender(Struct, frozen=True, kw_only=True):
     """The sender of a request, and what it may do."""
 
@@ -54,6 +66,8 @@ class Sender(Struct, frozen=True, kw_only=True):
     """Patterns of the target topics it may see and change."""
     ids: tuple[str, ...] = ALL_IDS
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
+    limits: Limits | None = None
+    """None: only those of all senders together."""
 
     @property
     def is_limited(self) -> bool:
@@ -95,6 +109,7 @@ class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
     targets: _Patterns | None = None
     ids: _Patterns | None = None
+    limits: Limits | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,8 +140,10 @@ def parse_tokens(data: bytes) -> dict[str, Sender]:
 def _sender(token: _Token, file_format: int) -> Sender:
     roles = frozenset(token.roles)
     if file_format == 1:
-        if "payload" in roles or token.ids is not None:
-            raise ValueError(f"gives the token {token.name} the role payload or ids: begin the file with `format: 2`")
+        if "payload" in roles or token.ids is not None or token.limits is not None:
+            raise ValueError(
+                f"gives the token {token.name} the role payload, ids or limits: begin the file with `format: 2`"
+            )
         roles |= {"payload"} if "read" in roles else set()
     elif token.targets is not None and token.ids is None and "write" in roles:
         raise ValueError(
@@ -137,6 +154,7 @@ def _sender(token: _Token, file_format: int) -> Sender:
         roles=roles,
         targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
         ids=ALL_IDS if token.ids is None else tuple(token.ids),
+        limits=token.limits or Limits(),
     )
 
 

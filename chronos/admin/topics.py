@@ -63,8 +63,12 @@ class TopicReads:
             raise forbidden_target(call.sender, topic)
         if wait_ms == 0:
             return await self._answer(call, topic, deadline_s)
-        with self._context.polls.waiting():
-            await self._context.polls.wait_for_topic(topic, wait_ms / 1_000)
+        with self._context.polls.waiting(call.sender):
+            loop = asyncio.get_running_loop()
+            while not await self._context.polls.wait_for_topic(
+                topic, min(deadline_s - loop.time(), WAIT_S)
+            ) and not _is_gone(call):
+                pass
             return await self._answer(call, topic, deadline_s)
 
     async def _answer(self, call: Call, topic: str, deadline_s: float) -> tuple[int, object]:
@@ -89,8 +93,7 @@ class TopicReads:
         while True:
             records = await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES)
             left_s = deadline_s - asyncio.get_running_loop().time()
-            transport = call.request.transport
-            if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
+            if records or left_s <= 0 or context.stopping.is_set() or _is_gone(call):
                 return records
             await context.polls.wait_for_record(topic, query.partition, reader.position, min(left_s, WAIT_S))
 
@@ -118,6 +121,12 @@ class TopicReads:
                 " --isolation-level read_committed --property print.headers=true --topic TOPIC",
             )  # fmt: skip
         return cast(Browsable, self._context.node.log)
+
+
+def _is_gone(call: Call) -> bool:
+    """Return whether the client has left."""
+    transport = call.request.transport
+    return transport is None or transport.is_closing()
 
 
 def _record(record: Record, partition: int) -> LogRecord:
