@@ -33,6 +33,11 @@ class Access:
         self._members = members
         self._log = sparse_log
 
+    @property
+    def tokens_problem(self) -> str | None:
+        """Why the file of tokens in its present form is not used, and the tokens are those of an earlier one; None: it is used."""
+        return None if self._tokens is None else self._tokens.problem
+
     def admit(self, request: web.Request, role: Role, *, concerns_targets: bool) -> Sender:
         """The sender. ProblemError: 401 without a valid token, 403 with one that may not do this.
 

@@ -73,6 +73,8 @@ class Context:
     def __init__(self, node: Node, trail: Trail) -> None:
         self.node = node
         self.trail = trail
+        self.tokens_problem: Callable[[], str | None] = lambda: None
+        """Returns why the file of tokens in its present form is not used."""
         self.stopping = asyncio.Event()
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay

@@ -263,6 +263,11 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
         "1 while entries of the audit trail cannot be written; with `audit.required`, requests are refused meanwhile.",
     ),
     (
+        "chronos_tokens_stale",
+        "gauge",
+        "1 while the file of `admin.tokens` cannot be used, and the tokens of its last good form count.",
+    ),
+    (
         "chronos_audit_lost_total",
         "counter",
         "Entries of the audit trail that could not be written, and are not tried again.",
@@ -320,7 +325,8 @@ class Exposition(Collector):
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
         yield self._lanes()
         yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=self._context.trail.problem is not None)
-        yield CounterMetricFamily(*NODE_METRICS[5][::2], value=self._context.trail.lost)
+        yield GaugeMetricFamily(*NODE_METRICS[5][::2], value=self._context.tokens_problem() is not None)
+        yield CounterMetricFamily(*NODE_METRICS[6][::2], value=self._context.trail.lost)
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
@@ -438,6 +444,7 @@ def reference() -> str:
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
         "- `chronos_audit_failing == 1` or `increase(chronos_audit_lost_total[5m]) > 0`: the audit trail cannot be written; the log says why.",
+        "- `chronos_tokens_stale == 1`: tokens that were removed from the file may still be valid; the log line `tokens not read` says why.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

@@ -72,6 +72,7 @@ class Server:
             now_ms=self._node.clock.now_ms,
         )
         context = self._context = Context(self._node, trail)
+        context.tokens_problem = lambda: access.tokens_problem
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
         app.on_response_prepare.append(_add_headers)

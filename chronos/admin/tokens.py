@@ -14,6 +14,7 @@ A file without `format` has format 1: `read` shows payloads too, and there are n
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -124,6 +125,8 @@ def digest(token: str) -> str:
 
 def parse_tokens(data: bytes) -> dict[str, Sender]:
     """The senders of a file by the hashes of their tokens; ValueError with a text for users."""
+    if not data.strip():
+        raise ValueError("is empty; to have no tokens, write `tokens: []`")
     try:
         found = msgspec.convert(yaml.safe_load(data), _File)
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -172,6 +175,8 @@ class TokenFile:
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError if the file cannot be used."""
         self._path = path
+        self.problem: str | None = None
+        """Why the file in its present form is not used; None: it is."""
         try:
             self._stamp = self._state()
             self._senders = self._read()
@@ -194,17 +199,20 @@ class TokenFile:
             return
         self._stamp = stamp
         try:
-            self._senders = self._read()
+            self._senders, self.problem = self._read(), None
             log.info("tokens read", tokens=len(self._senders))
         except (OSError, ValueError) as error:
-            log.error("tokens not read", why=_text(self._path, error))
+            self.problem = _text(self._path, error)
+            log.error("tokens not read", why=self.problem)
 
     def _state(self) -> tuple[object, ...]:
         found = os.stat(self._path)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _read(self) -> dict[str, Sender]:
         with open(self._path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ValueError("may be written by every user of this machine: chmod o-w")
             return parse_tokens(file.read())
 
 

@@ -300,7 +300,8 @@ def test_requests_without_a_valid_token_do_not_fill_the_log(service):
     [
         (b"\xff", "is not YAML"),
         (b"tokens: [", "is not YAML"),
-        (b"", "is not a list of tokens: Expected `object`, got `null`"),
+        (b"", "is empty; to have no tokens, write `tokens: []`"),
+        (b"tokens:", "is not a list of tokens: Expected `array`, got `null`"),
         (b"tokens: [{name: a, sha256: abc, roles: [read]}]", "is not a list of tokens: Expected `str` matching regex"),
         (b"tokens: [{name: a, sha256: '%064d', roles: [admin]}]" % 1, "Invalid enum value 'admin'"),
         (b"tokens: [{name: a, sha256: '%064d', roles: []}]" % 1, "length >= 1"),
@@ -352,6 +353,33 @@ def test_a_changed_file_counts_at_once(tmp_path):
     assert [line["event"] for line in logs] == ["tokens not read", "tokens not read"]
     token_file(tmp_path, {"fourth": (["read"], ["*"])})
     assert tokens.sender("second") is None
+
+
+def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_as_they_are(tmp_path):
+    """A metric says so until it can be used again; a service does not start with it."""
+    path = token_file(tmp_path, TOKENS)
+
+    def stale(service: Inside) -> bool:
+        return "chronos_tokens_stale 1.0" in service.ask("GET", "/metrics", token="reader").body.decode()
+
+    with Inside(tmp_path, admin__tokens=path) as service:
+        assert not stale(service)
+        for spoil, why in (
+            (lambda: path.write_text(""), "is empty"), (lambda: path.write_text(" \n"), "is empty"),
+            (lambda: path.chmod(0o646), "may be written by every user"),
+        ):  # fmt: skip
+            with capture_logs() as logs:
+                spoil()
+                assert stale(service)
+            assert [why in line["why"] for line in logs if line["event"] == "tokens not read"] == [True]
+            if why.startswith("may"):
+                with pytest.raises(ConfigurationError, match="may be written by every user of this machine: chmod o-w"):
+                    TokenFile(str(path))
+            path.chmod(0o644)
+            token_file(tmp_path, TOKENS)
+            assert not stale(service)
+        path.write_text("tokens: []")
+        assert service.ask("GET", "/v1/shards", token="reader").status == 401
 
 
 def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path):
