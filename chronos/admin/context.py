@@ -215,7 +215,17 @@ class Context:
             for broker, found in sorted(self.node.selector.brokers().items())
             if not found.is_available(now_ms)
         ]
-        return self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages()
+        return (
+            self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages() + self._access_troubles()
+        )
+
+    def _access_troubles(self) -> list[str]:
+        """That the audit trail or the file of tokens cannot be used; the log and `/metrics` tell more."""
+        refused = ": requests that change something or show payloads are refused" if self.trail.required else ""
+        found = [] if self.trail.problem is None else [f"the audit trail cannot be written{refused}"]
+        if self.tokens_problem() is not None:
+            found.append("the file of admin.tokens cannot be used: the tokens of its last good form count")
+        return found
 
     def _unconfirmed(self) -> list[str]:
         """That roles do not change, since the coordinator does not answer or cannot store them, and the shards for which that matters."""

@@ -211,4 +211,14 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     holder.wait_ready()
     fleet.wait_led()
     flow.wait_settled(other)
+
+    # The name of one that will not come back is released.
+    gone = next(name for name, node in fleet.nodes.items() if node is second)
+    second.kill()
+    other.wait_until(lambda: other.ask("POST", f"/v1/nodes/{gone}/forget")[0] == 200, "forget the node")
+    other.wait_until(lambda: other.ask("DELETE", f"/v1/registry/nodes/{gone}")[0] == 200, "know that it is forgotten")
+    status, answer = other.ask("PUT", f"/v1/registry/nodes/{gone}", registration)
+    assert (status, answer["result"]) == (200, "registered")
+    (found,) = [node for node in other.get("/v1/registry/nodes")["nodes"] if node["node"] == gone]
+    assert (found["address"], found["announced"]) == ("http://evil:1", False)
     assert flow.complaints() == []

@@ -372,6 +372,7 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
                 spoil()
                 assert stale(service)
             assert [why in line["why"] for line in logs if line["event"] == "tokens not read"] == [True]
+            assert "the file of admin.tokens cannot be used" in service.ask("GET", "/readyz").body.decode()
             if why.startswith("may"):
                 with pytest.raises(ConfigurationError, match="may be written by every user of this machine: chmod o-w"):
                     TokenFile(str(path))

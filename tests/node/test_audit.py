@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.audit import AuditFile
+from chronos.admin.audit import Trail
+from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import digest
 from chronos.config import load
 from chronos.errors import ConfigurationError, Retry
@@ -139,6 +144,44 @@ def test_the_intent_is_durable_before_a_request_is_executed(tmp_path):
         ("schedule", 202),
     ]
     assert {each["ids"][0] for each in entries(path)} == {"later", "soon", "again"}
+
+
+class Stuck:
+    """A sink whose first write takes until the gate is open, as on a file system that hangs."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.written: list[bytes] = []
+
+    def write(self, entries: Sequence[bytes]) -> None:
+        """Keep them, in time."""
+        assert self.gate.wait(30)
+        self.written += entries
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_write_that_hangs_refuses_requests_at_once(monkeypatch):
+    """The first ones after the time that an intent may take; none of them waits for the thread, and outcomes are not lost."""
+    monkeypatch.setattr("chronos.admin.audit.INTENT_S", 0.2)
+    sink = Stuck()
+
+    async def main() -> None:
+        trail = Trail(sink, node="n", required=True, now_ms=lambda: 0)
+        trail.tell([b"outcome"], keep=True)
+        refused = await asyncio.gather(*(trail.intend([b"%d" % number]) for number in range(5)), return_exceptions=True)
+        assert [type(each) for each in refused] == [ProblemError] * 5
+        began_s = asyncio.get_running_loop().time()
+        for number in range(100):
+            with pytest.raises(ProblemError, match="the audit trail cannot be written"):
+                await trail.intend([b"later %d" % number])
+        assert asyncio.get_running_loop().time() - began_s < 5
+        sink.gate.set()
+        await trail.close()
+
+    asyncio.run(main())
+    assert sink.written == [b"outcome"]
 
 
 def test_a_trail_that_is_not_required_stops_nothing(tmp_path):
