@@ -258,6 +258,9 @@ class Recorded:
 
     def ended(self, status: int, content: object) -> None:
         """The handler has answered. `content`: what it answered with: values, or JSON."""
+        if not self._has_intent and getattr(content, "records", None) == []:
+            # A poll that ends without a record has shown nothing.
+            return
         found: Any = _named(content) if isinstance(content, bytes) else content
         if isinstance(found, list) or not self._ids:
             answered = [

@@ -70,6 +70,8 @@ def test_every_change_and_every_refusal_has_one_entry(tmp_path):
         ("operator", "POST", "/v1/shards/0/transfer?to=x", None, ("transfer", ["0"], 501, "standalone")),
         ("operator", "POST", "/v1/shards/0/transfer?from=x", None, ("transfer", ["0"], 422, "invalid")),
         ("nobody", "DELETE", "/v1/messages/a", None, None),
+        ("reader", "GET", "/v1/topics/chronos.delay/records", None, ("records", ["chronos.delay"], 200, "done")),
+        ("reader", "GET", "/v1/topics/chronos.dead-letter/records", None, None),
     ]  # fmt: skip
     with Inside(tmp_path, admin__tokens=tokens(tmp_path), audit__to="file", audit__path=path) as service:
         headers = {"Content-Type": "application/json"}
@@ -82,7 +84,7 @@ def test_every_change_and_every_refusal_has_one_entry(tmp_path):
     assert [each["request"] for each in found] == [answer.headers["chronos-request"] for *_, answer in expected]
     assert {each["client"] for each in found} == {"127.0.0.1"}
     assert [each["asked"] for each in found if each["verb"] == "reschedule"] == ['{"delay": "2h"}']
-    assert found[-1]["query"] == "from=x"
+    assert [each["query"] for each in found if each["verb"] == "transfer"] == ["to=x", "from=x"]
     assert "secret" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
 
