@@ -7,6 +7,7 @@ the other uses the processor.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import uuid
@@ -52,12 +53,15 @@ SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""
 
 SPARK_SECOND = {
+    "test_archive_end.py",
     "test_audit.py",
     "test_audit_runs.py",
+    "test_false_missing.py",
     "test_outages.py",
     "test_outcomes_cases.py",
     "test_outcomes_histories.py",
     "test_unreadable.py",
+    "test_witness.py",
 }
 """Half of the tests of Spark, by time: one worker makes a session for these, and another one for the others."""
 
@@ -144,6 +148,32 @@ def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
         item.get_closest_marker("integration") is None,
         path.rpartition("/")[2] not in LONG_WITH_ALL_EXAMPLES,
     )
+
+
+_stderr = pytest.StashKey[int]()
+"""Where the stacks of a test that hangs are written: while a test runs, pytest captures the other one."""
+
+WATCHDOG_S = 120.0
+"""Time in s that a test and its fixtures have beyond the time limit."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is captured yet."""
+    config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process with all stacks if the time limit does not end a test: that is a signal, which a call of a library in C that
+    never returns does not see. The run ends then, and names the test."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker is not None else item.config.getini("timeout"))
+    if item.config.getoption("timeout") is None:
+        faulthandler.dump_traceback_later(limit_s + WATCHDOG_S, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

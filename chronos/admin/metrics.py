@@ -252,6 +252,11 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
     (
+        "chronos_clients_abandoned_total",
+        "counter",
+        "Consumers that did not close within 10 s, a fault of the Kafka client: each keeps its threads and connections until the process ends.",
+    ),
+    (
         "chronos_lane_messages",
         "gauge",
         "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
@@ -323,6 +328,7 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
         yield self._lanes()
         yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=self._context.trail.problem is not None)
         yield GaugeMetricFamily(*NODE_METRICS[5][::2], value=self._context.tokens_problem() is not None)
@@ -363,7 +369,7 @@ class Exposition(Collector):
                     topics[topic] += messages
             except ChronosError:
                 continue
-        family = GaugeMetricFamily(*NODE_METRICS[3][::2], labels=["topic"])
+        family = GaugeMetricFamily(*NODE_METRICS[4][::2], labels=["topic"])
         for topic, messages in topics.most_common(LANES_SHOWN):
             family.add_metric([topic], messages)
         others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import shutil
 import uuid
 from contextlib import suppress
@@ -18,11 +19,28 @@ INSTANCE = "instance"
 """The file that holds the directory's id."""
 
 READING = "reading"
-"""The folder that says, while the process runs and after it was killed, where it began to read each shard, and whether the
-process before it was killed too."""
+"""The folder that says, while the process runs and after it was killed, where it began to read each shard, whether the
+process before it was killed too, and how many processes the kernel had killed for want of memory by then."""
 
 AFTER_AN_END = "again"
 """The process began after one that did not stop in order."""
+
+UNKNOWN = "unknown"
+"""The number of processes killed for want of memory, where it does not tell whether this one was."""
+
+
+def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> str:
+    """Return how many processes the kernel has killed for want of memory since it started, those of any container included; UNKNOWN
+    if it does not count them, or if this process may also end because the memory that it asks for is refused."""
+    if any(
+        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)
+    ):
+        return UNKNOWN
+    try:
+        counts = dict(line.split() for line in vmstat.read_text().splitlines())
+    except (OSError, ValueError):
+        return UNKNOWN
+    return counts.get("oom_kill", UNKNOWN)
 
 
 class DataDirectory:
@@ -81,11 +99,19 @@ class DataDirectory:
             self._lock_file = None
 
     def ended_reading(self, shard: int, offset: int) -> bool:
-        """Return whether the last process that read a shard ended without an orderly stop, and either began at the same offset or
-        followed such an end too: what ended it may be in the topic, and ends this process if it reads on in the same way."""
+        """Return whether what ended the last process that read a shard may be in the topic, and ends this one if it reads on in
+        the same way.
+
+        It ended without an orderly stop, and either began at the same offset or followed such an end too; and it may have been for want of
+        memory. Both at once count whatever the cause was.
+        """
         before = self._read_before(shard)
+        if not before:
+            return False
         # A flush between the two ends moves the offset: the second one counts all the same.
-        return bool(before) and (before[0] == str(offset) or AFTER_AN_END in before[1:])
+        is_same, is_second = before[0] == str(offset), AFTER_AN_END in before[1:]
+        lacked_memory = UNKNOWN in (known := killed_for_memory(), *before[2:]) or known not in before[2:]
+        return (is_same or is_second) and (lacked_memory or (is_same and is_second))
 
     def begin_reading(self, shard: int, offset: int) -> None:
         """Note that this process reads a shard's delay partition from the offset on, from now.
@@ -96,7 +122,7 @@ class DataDirectory:
         path = self.path / READING / str(shard)
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
-            path.write_text(f"{offset} {AFTER_AN_END if before else ''}\n")
+            path.write_text(f"{offset} {AFTER_AN_END if before else '-'} {killed_for_memory()}\n")
 
     def _read_before(self, shard: int) -> list[str]:
         try:

@@ -14,6 +14,7 @@ from chronos import __version__
 from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
@@ -343,6 +344,11 @@ class Node:
     def delay_leaders(self) -> tuple[int, ...]:
         """The broker that leads each partition of the delay topic, as of the last check; empty: not known."""
         return self._topic_watch.leaders
+
+    @property
+    def clients_abandoned(self) -> int:
+        """Consumers of this process that did not close in time."""
+        return consumers.abandoned
 
     def disk_free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to the disk of the data directory."""

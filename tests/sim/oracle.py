@@ -33,7 +33,7 @@ from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
 from tests.sim.oracle_stores import compare
 from tests.sim.oracle_targets import Targets
-from tests.sim.oracle_values import TOLERANCE_MS, Message, Step, Terms, Written, wrong
+from tests.sim.oracle_values import SKEW_MS, TOLERANCE_MS, Message, Step, Terms, Written, wrong
 from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, Producers
 from tests.sim.simulation import quiet
 from tests.sim.store import Disk, SimStore
@@ -47,9 +47,6 @@ ROUNDS = 100
 
 SETTLING_ROUNDS_MAX = 3_000
 """Rounds without faults within which everything must be settled."""
-
-SKEW_MS = 240
-"""How far the clock of a broker or machine is off at most: two of them differ by less than the tolerance."""
 
 OWN = (DELAY, PROGRESS, REJECTED, DEAD_LETTER)
 

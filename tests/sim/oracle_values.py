@@ -13,6 +13,9 @@ from tests.sim.world import CORRECTNESS, Finding
 TOLERANCE_MS = 500
 """How far a broker's clock may be from a machine's."""
 
+SKEW_MS = 240
+"""How far the clock of a broker or machine is off at most: two of them differ by less than the tolerance."""
+
 Position = tuple[int, int]
 Pairs = list[tuple[str, bytes | None]]
 

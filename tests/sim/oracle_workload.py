@@ -13,7 +13,7 @@ from tests.sim.log import POISON
 from tests.sim.oracle_model import Service
 from tests.sim.oracle_series import Rhythm
 from tests.sim.oracle_targets import Targets
-from tests.sim.oracle_values import Command, Pairs
+from tests.sim.oracle_values import SKEW_MS, Command, Pairs
 from tests.sim.world import World
 
 TARGETS = ("a", "a", "a", "b", "keyed", "tiny", "limited", "flaky")
@@ -188,6 +188,11 @@ class Producers:
             headers.append(("chronos-spread", b"%dms" % command.spread_ms))
         if dice.random() < habits.series:
             command = replace(command, rhythm=self._rhythm(due_ms))
+            assert command.rhythm is not None
+            if command.delay_ms is not None and command.rhythm.until_ms:
+                # A delay counts from the time of a broker, whose clock may be ahead.
+                later = replace(command.rhythm, until_ms=command.rhythm.until_ms + 2 * SKEW_MS)
+                command = replace(command, rhythm=later)
             assert command.rhythm is not None
             headers += command.rhythm.headers()
         if command.rhythm is not None and command.rhythm.kind == "cron" and dice.random() < 0.3:

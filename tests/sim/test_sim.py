@@ -16,6 +16,10 @@ from tests.sim.world import Finding, finds
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 1_000
+"""Seeds among which each planted fault is found."""
+
+CLEAN_SEEDS = 400
+"""Seeds that break no law in each run of the tests; thousands are run by hand."""
 
 SCENARIOS = {
     "a lost producer is not used again after refused records could not be written": 103,
@@ -80,8 +84,8 @@ def test_ten_clusters_break_no_law_and_finish_their_work() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, 200))
-def test_a_thousand_clusters_break_no_law_and_finish_their_work(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, 200))
+def test_hundreds_of_clusters_break_no_law_and_finish_their_work(first: int) -> None:
     for seed in range(first, first + 200):
         simulate(seed)
 

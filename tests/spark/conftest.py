@@ -49,6 +49,11 @@ LATE_COMPILER = (
 a session, a third of which was compilation (measured)."""
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Spark's settings to interpret each query, of which the tests of a session have hundreds with few rows: compiling them took a third of the
+time (measured). The commands that tests start compile theirs, as those of users do."""
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out modules of which `./scripts/test fast` runs no test, or that import PySpark or Arrow and neither is installed."""
     is_fast = "not integration" in config.getoption("markexpr")
@@ -117,6 +122,6 @@ def spark() -> Iterator[SparkSession]:
     """The session that all tests of the process share: two threads, two partitions for each shuffle."""
     from chronos.spark.session import open_session
 
-    session = open_session("tests", "local[2]", _quick(spark_classes()))
+    session = open_session("tests", "local[2]", {**_quick(spark_classes()), **INTERPRETED})
     yield session
     session.stop()

@@ -12,6 +12,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, UNREADABLE_CODES
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
@@ -221,6 +222,6 @@ class ClusterReader:
     def close(self) -> None:
         """Release the client."""
         try:
-            self._consumer.close()
+            consumers.close(self._consumer)
         except (KafkaException, RuntimeError):
             return  # closed before

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES, MISSING_CODES
 from chronos.adapters.kafka.settings import CONSUMER, LEADER_POLL_S, OFFSETS_CONSUMER, VALIDATING_CONSUMER
@@ -105,7 +106,7 @@ class KafkaOffsets:
         except KafkaException as error:
             raise self._connection.unavailable(doing, error) from error
         finally:
-            consumer.close()
+            consumers.close(consumer)
         return found
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
@@ -186,7 +187,7 @@ class KafkaOffsets:
                 lambda _: ask(consumer),
             )
         finally:
-            consumer.close()
+            consumers.close(consumer)
 
     def _retrying(self, doing: str, codes: frozenset[int], timeout_s: float, ask: Callable[[float], T]) -> T:
         """Call `ask` with the seconds that are left, and again after an error with one of the codes."""
@@ -238,4 +239,4 @@ class _OffsetsConsumer:
 
     def close(self) -> None:
         """Close the consumer."""
-        self._consumer.close()
+        consumers.close(self._consumer)

@@ -7,6 +7,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 from msgspec.structs import replace
 
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.kafka.errors import (
     FORBIDDEN_CODES,
     HARMLESS_READ_CODES,
@@ -133,4 +134,4 @@ class KafkaReader:
     def close(self) -> None:
         """Close the consumer."""
         self._polled.clear()
-        self._consumer.close()
+        consumers.close(self._consumer)
