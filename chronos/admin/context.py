@@ -18,7 +18,7 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender
-from chronos.admin.turns import Turns
+from chronos.admin.turns import Turns, asker
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
 from chronos.core.registry import Registry
@@ -158,6 +158,8 @@ class Context:
             except ChronosError:
                 return None, size
 
+        # For all requests that wait for it, whichever token's came first.
+        asker.set(None)
         began_s = time.monotonic()
         found = await asyncio.gather(*(self.in_thread(look, shard) for shard in self.shards))
         self._ends = {number: end for number, (end, _) in enumerate(found) if end is not None}

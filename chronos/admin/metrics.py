@@ -280,6 +280,12 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
 )
 """Metrics of the node; only that of the lanes has a label."""
 
+
+def _named(name: str) -> tuple[str, str]:
+    """Name and meaning of a metric of the node."""
+    return next((each, meaning) for each, _, meaning in NODE_METRICS if each == name)
+
+
 BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
     (
         "chronos_broker_latency_seconds", "gauge",
@@ -330,9 +336,9 @@ class Exposition(Collector):
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
         yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
         yield self._lanes()
-        yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=self._context.trail.problem is not None)
-        yield GaugeMetricFamily(*NODE_METRICS[5][::2], value=self._context.tokens_problem() is not None)
-        yield CounterMetricFamily(*NODE_METRICS[6][::2], value=self._context.trail.lost)
+        yield GaugeMetricFamily(*_named("chronos_audit_failing"), value=self._context.trail.problem is not None)
+        yield GaugeMetricFamily(*_named("chronos_tokens_stale"), value=self._context.tokens_problem() is not None)
+        yield CounterMetricFamily(*_named("chronos_audit_lost_total"), value=self._context.trail.lost)
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
