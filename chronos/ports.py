@@ -165,6 +165,19 @@ class Appender(Protocol):
         """Release all clients."""
 
 
+class AuditSink(Protocol):
+    """Where the audit trail is kept. One thread at a time calls."""
+
+    def write(self, entries: Sequence[bytes]) -> None:
+        """Write entries, each one JSON object, and return once they are durable. Raises Retry, NoSpace.
+
+        Entries of a write that failed may be there, in part or as a whole.
+        """
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
 class RecordLog(Appender, Protocol):
     """Reading and writing records."""
 

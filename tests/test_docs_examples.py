@@ -310,8 +310,11 @@ def test_every_setting_in_running_text_has_a_value_that_it_takes(page: Path) -> 
         match = re.fullmatch(r"([a-z_]+(?:\.[a-z_]+)*): (\S+|[\[{].*)", text)
         if match is None or match[1] not in keys() or keys()[match[1]].kind == "section":
             continue
-        in_cluster = {"coordinator.kind": "kafka"} if match[1].startswith("replication.") else {}
-        settings = NEEDED | in_cluster | {match[1]: match[2]}
+        besides = {"coordinator.kind": "kafka"} if match[1].startswith("replication.") else {}
+        besides |= (
+            {"audit.to": "file", "audit.path": "/var/log/chronos/audit.log"} if match[1] == "audit.required" else {}
+        )
+        settings = NEEDED | besides | {match[1]: match[2]}
         overrides = [f"{key}={value}" for key, value in settings.items() if key in keys()]
         load(None, {}, overrides)
 

@@ -1,6 +1,7 @@
 """Files that are there as a whole after a crash."""
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -22,3 +23,16 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def keep_private(path: Path) -> bool:
+    """Take all permissions of others from a file or directory of this process's user; return whether others have none now.
+
+    Those of another user's are left as they are. Raises OSError if there is none.
+    """
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == os.geteuid() and mode & 0o077:
+        path.chmod(mode & 0o700)
+        return True
+    return not mode & 0o007

@@ -6,10 +6,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 
 import msgspec
-import structlog
 from aiohttp import hdrs, web
 from msgspec.structs import replace
 
+from chronos.admin.audit import SENDER
 from chronos.admin.certificates import names_shown
 from chronos.admin.connections import SparseLog
 from chronos.admin.encoding import id_text
@@ -19,8 +19,6 @@ from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 
-audit_log = structlog.get_logger("chronos.audit")
-
 NODE_HEADER = "Chronos-Node"
 """Name of the node that sends the request."""
 
@@ -29,6 +27,9 @@ TOKEN_HEADER = "Chronos-Token"
 
 REACH_HEADER = "Chronos-Reach"
 """The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not limited."""
+
+ASKER_HEADER = "Chronos-Asker"
+"""Name of the token whose request a node forwards: its work takes turns with that of other tokens."""
 
 
 class Access:
@@ -65,6 +66,7 @@ class Access:
         """
         if self.tokens is None or role in ("open", "node"):
             # A route for nodes checks the node itself, and waits for one that has just joined.
+            request[SENDER] = MEMBER if self._is_member(request) else ANYBODY
             return ANYBODY
         sender = self._sender(request)
         if sender is None:
@@ -73,18 +75,17 @@ class Access:
                 401, "no-token", "this service needs a valid token",
                 hint="send it as `Authorization: Bearer TOKEN`; for the command line use --token-file or CHRONOS_TOKEN",
             )  # fmt: skip
+        request[SENDER] = sender
         if role not in sender.roles:
-            raise self._forbidden(request, sender, f"the token {sender.name} does not have the role {role}")
+            raise self._forbidden(f"the token {sender.name} does not have the role {role}")
         if sender.is_limited and not concerns_targets and role != "read":
             raise self._forbidden(
-                request,
-                sender,
                 f"the token {sender.name} is for some targets only, and this concerns the whole service",
             )
         return sender
 
-    def _forbidden(self, request: web.Request, sender: Sender, detail: str) -> ProblemError:
-        audit_log.info("request refused", token=sender.name, method=request.method, path=request.path[:200], why=detail)
+    @staticmethod
+    def _forbidden(detail: str) -> ProblemError:
         return ProblemError(403, "forbidden", detail)
 
     def _sender(self, request: web.Request) -> Sender | None:
@@ -175,16 +176,3 @@ def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
 def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:
     """403; `why`: what the sender may not do."""
     return ProblemError(403, "forbidden", f"the token {sender.name} {why}", hint=hint)
-
-
-def audit(sender: Sender, verb: str, request: web.Request, status: int, content: object) -> None:
-    """Log what a request with a token has changed."""
-    if sender.name is None:
-        return
-    about = ",".join(request.match_info.values())
-    if not about:
-        found = content if isinstance(content, list) else [content]
-        ids = [str(each.id) for each in found[:5] if hasattr(each, "id")]
-        about = ",".join(ids) + (f" and {len(found) - len(ids)} more" if len(found) > len(ids) > 0 else "")
-    result = getattr(content, "result", None) or getattr(content, "state", None)
-    audit_log.info("request", token=sender.name, verb=verb, id=about[:1_000], status=status, result=result)

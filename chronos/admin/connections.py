@@ -22,7 +22,8 @@ from aiohttp import web
 from aiohttp.streams import StreamReader
 
 from chronos.admin.bodies import BodyBudget, Unread
-from chronos.admin.problems import ProblemError, answer
+from chronos.admin.problems import ProblemError, answer, beyond_limits
+from chronos.admin.tokens import Sender
 
 log = structlog.get_logger("chronos.http")
 
@@ -130,8 +131,9 @@ class Listener:
         self._most = most
         self._options = options
         self._count = 0
-        self._new: dict[_Connection, float] = {}
-        self._idle: dict[_Connection, float] = {}
+        self._new: dict[Connection, float] = {}
+        self._idle: dict[Connection, float] = {}
+        self._of_tokens: dict[str, set[Connection]] = {}
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._beginning: set[asyncio.Task[None]] = set()
@@ -163,7 +165,7 @@ class Listener:
     def serving(self, request: web.Request) -> Iterator[None]:
         """While a request is served, its connection is not idle."""
         connection = request.protocol
-        assert isinstance(connection, _Connection)
+        assert isinstance(connection, Connection)
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
         try:
@@ -172,6 +174,38 @@ class Listener:
             connection.answered()
             if connection.transport is not None:
                 self._idle[connection] = time.monotonic() + KEEP_S
+
+    def claim(self, connection: "Connection", sender: Sender) -> None:
+        """Count the connection with the token of its request: for one too many an idle one of the same token is closed.
+
+        ProblemError with status 429, after which the connection is closed, if none is idle.
+        """
+        name = sender.name
+        if connection.token == name:
+            return
+        self._disown(connection)
+        if name is None or sender.limits is None:
+            return
+        mine = self._of_tokens.setdefault(name, set())
+        if len(mine) >= sender.limits.connections:
+            idle = next((each for each in mine if each in self._idle), None)
+            if idle is None:
+                connection.is_last = True
+                raise beyond_limits(name, f"{len(mine)} connections")
+            del self._idle[idle]
+            self._disown(idle)
+            idle.abort()
+        self._of_tokens.setdefault(name, set()).add(connection)
+        connection.token = name
+
+    def _disown(self, connection: "Connection") -> None:
+        name = connection.token
+        if name is not None:
+            connection.token = None
+            mine = self._of_tokens[name]
+            mine.discard(connection)
+            if not mine:
+                del self._of_tokens[name]
 
     async def _accept(self, listening: socket.socket, tls: Callable[[], ssl.SSLContext | None]) -> None:
         loop = asyncio.get_running_loop()
@@ -205,7 +239,7 @@ class Listener:
 
     def _begin(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Begin a connection; with TLS it may be evicted until its handshake is done."""
-        connection = _Connection(self, self._server, self._options)
+        connection = Connection(self, self._server, self._options)
         task = asyncio.get_running_loop().create_task(self._connect(connection, accepted, tls))
         self._count += 1
         encrypted = Unread(self.memory)
@@ -226,7 +260,7 @@ class Listener:
             self._handshakes[task] = None
         task.add_done_callback(end)
 
-    async def _connect(self, connection: "_Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _connect(self, connection: "Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         if tls is None:
             await loop.connect_accepted_socket(lambda: connection, accepted)
@@ -245,18 +279,19 @@ class Listener:
         except OSError as error:
             self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: "Connection") -> None:
         """A connection is ready for its first request."""
         self._new[connection] = time.monotonic() + HEADER_S
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "Connection") -> None:
         """A connection is closed."""
         self._count -= 1
         connection.forget()
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
+        self._disown(connection)
 
-    def flooded(self, connection: "_Connection", why: str) -> None:
+    def flooded(self, connection: "Connection", why: str) -> None:
         """A connection has sent more than there is memory for."""
         self._log.warn("connection closed", why=why, bytes=connection.unread.size)
 
@@ -285,10 +320,10 @@ class _Tls(SSLProtocol):
     max_size = RECEIVE_BYTES
 
 
-class _Connection(web.RequestHandler):
+class Connection(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_is_answered", "_listener", "_newest", "encrypted", "unread", "was_made")
+    __slots__ = ("_is_answered", "_listener", "_newest", "encrypted", "is_last", "token", "unread", "was_made")
 
     def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
         options = {
@@ -304,6 +339,10 @@ class _Connection(web.RequestHandler):
         """The body of the newest request."""
         self._is_answered = False
         """True if the handler of every request has ended: what is left of the body is thrown away as it comes."""
+        self.token: str | None = None
+        """Name of the token with which it is counted."""
+        self.is_last = False
+        """True: it is closed after the answer."""
         self.unread = Unread(listener.memory)
         self.encrypted = Unread(listener.memory)
         self.was_made = False
@@ -346,6 +385,10 @@ class _Connection(web.RequestHandler):
         """The connection is closed and keeps nothing."""
         self.unread.set(0)
         self.encrypted.set(0)
+
+    def claim(self, sender: Sender) -> None:
+        """See `Listener.claim`."""
+        self._listener.claim(self, sender)
 
     def abort(self) -> None:
         """Close at once, also if an answer was not read to its end."""

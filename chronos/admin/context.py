@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
+from chronos.admin.audit import Trail
 from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
 from chronos.admin.cursors import Cursors
 from chronos.admin.dead_letter_scan import DeadLetterTopic
@@ -18,6 +19,7 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender, TokenFile
+from chronos.admin.turns import Turns, asker
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
 from chronos.core.registry import Registry
@@ -35,8 +37,14 @@ log = structlog.get_logger("chronos.http")
 THREADS = 16
 """Threads for queries to the stores and to the log."""
 
+THREADS_SHARE = 2
+"""Those that one token has at a time: a query computes for most of its time, and threads compute one at a time."""
+
 END_THREADS = 16
 """Threads that ask the log for the ends of partitions, which may take long: look-ups and actions wait for them."""
+
+END_THREADS_SHARE = 8
+"""Those that one token has at a time: they wait for the log."""
 
 POLL_THREADS = 16
 """Threads for long polls, which share none with other requests: one for each partition that is waited for."""
@@ -67,15 +75,16 @@ class Call(Struct):
 class Context:
     """Lives as long as the server, in its event loop."""
 
-    def __init__(self, node: Node, tokens: TokenFile | None = None) -> None:
+    def __init__(self, node: Node, trail: Trail, tokens: TokenFile | None = None) -> None:
         self.node = node
+        self.trail = trail
         self.tokens = tokens
         self.stopping = asyncio.Event()
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
         self.rules: list[Rules] = [driver.shard.rules for driver in node.shards]
-        self._threads = ThreadPoolExecutor(THREADS, "http")
-        self._end_threads = ThreadPoolExecutor(END_THREADS, "http-end")
+        self._threads = Turns(THREADS, "http", share=THREADS_SHARE)
+        self._end_threads = Turns(END_THREADS, "http-end", share=END_THREADS_SHARE)
         self._poll_threads = ThreadPoolExecutor(POLL_THREADS, "http-poll")
         self._plan_threads = ThreadPoolExecutor(PLAN_THREADS, "http-plan")
         self._shard_threads = ThreadPoolExecutor(len(node.shards), "http-shard")
@@ -117,7 +126,7 @@ class Context:
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work that may block, or takes a while, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await self._threads.run(work, *arguments)
 
     async def in_poll_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work of a long poll."""
@@ -137,8 +146,7 @@ class Context:
         """Wait until the shard has applied all records its delay partition holds now; False after the time."""
         try:
             async with asyncio.timeout_at(deadline_s):
-                loop = asyncio.get_running_loop()
-                end = await loop.run_in_executor(self._end_threads, self.node.log.stable_end, self.delay_topic, shard)
+                end = await self._end_threads.run(self.node.log.stable_end, self.delay_topic, shard)
         except (TimeoutError, ChronosError):
             return False
         return await self.pull_waiters[shard].wait(end, deadline_s - asyncio.get_running_loop().time())
@@ -165,6 +173,8 @@ class Context:
             except ChronosError:
                 return None, size
 
+        # For all requests that wait for it, whichever token's came first.
+        asker.set(None)
         began_s = time.monotonic()
         found = await asyncio.gather(*(self.in_thread(look, shard) for shard in self.shards))
         self._ends = {number: end for number, (end, _) in enumerate(found) if end is not None}
@@ -224,7 +234,17 @@ class Context:
             for broker, found in sorted(self.node.selector.brokers().items())
             if not found.is_available(now_ms)
         ]
-        return self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages()
+        return (
+            self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages() + self._access_troubles()
+        )
+
+    def _access_troubles(self) -> list[str]:
+        """That the audit trail or the file of tokens cannot be used; the log and `/metrics` tell more."""
+        refused = ": requests that change something or show payloads are refused" if self.trail.required else ""
+        found = [] if self.trail.problem is None else [f"the audit trail cannot be written{refused}"]
+        if self.tokens is not None and self.tokens.problem is not None:
+            found.append("the file of admin.tokens cannot be used: the tokens of its last good form count")
+        return found
 
     def _unconfirmed(self) -> list[str]:
         """That roles do not change, since the coordinator does not answer or cannot store them, and the shards for which that matters."""
@@ -255,9 +275,10 @@ class Context:
         if self._background:
             await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
-        for pool in (
-            self._threads, self._end_threads, self._poll_threads, self._plan_threads, self._shard_threads, self._writer
-        ):  # fmt: skip
+        await self.trail.close()
+        for turns in (self._threads, self._end_threads):
+            turns.close()
+        for pool in (self._poll_threads, self._plan_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

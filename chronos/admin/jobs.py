@@ -20,7 +20,7 @@ from chronos.admin.access import forbidden
 from chronos.admin.bulk import BulkRun, Counts, Order, WriteFailed
 from chronos.admin.context import Call, Context
 from chronos.admin.filters import to_filter
-from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.problems import ProblemError, beyond_limits, wrong_field
 from chronos.admin.scheduling import new_time, plan_action
 from chronos.admin.schemas import JobFilter, JobInfo, JobRequest, Jobs, Reschedule, ShardsQuery, TargetCount
 from chronos.admin.tokens import Sender
@@ -96,8 +96,10 @@ class RemotePart:
 class Job:
     """One bulk operation. For one event loop."""
 
-    def __init__(self, context: Context, request: JobRequest, order: Order) -> None:
+    def __init__(self, context: Context, request: JobRequest, order: Order, token: str | None) -> None:
         self.id = secrets.token_hex(6)
+        self.token = token
+        """Name of the token that began it; None: of a request without a token, or of another node's."""
         self.running = True
         self.ended = asyncio.Event()
         self._context = context
@@ -205,12 +207,15 @@ class JobHandlers:
         context = self._context
         request = decode_body(_decode_request, JobRequest, call.body)
         order = self._order(request, call.sender)
+        name, limits = call.sender.name, call.sender.limits
+        if limits is not None and sum(job.running and job.token == name for job in self._jobs.values()) >= limits.jobs:
+            raise beyond_limits(name, f"{limits.jobs} running jobs")
         if sum(job.running for job in self._jobs.values()) >= RUNNING_MAX:
             raise ProblemError(
                 409, "too-many-jobs", f"{RUNNING_MAX} jobs are running", hint="wait for one to end, or stop one"
             )
         held, missing = context.peers.split(context.peers.requested(query.shards))
-        job = Job(context, request, order)
+        job = Job(context, request, order, name)
         parts = await self._start_parts(missing, call.body, call.sender.reach)
         self._jobs[job.id] = job
         ended = [each for each, kept in self._jobs.items() if not kept.running]

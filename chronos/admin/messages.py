@@ -285,19 +285,16 @@ class Messages:
         context, peers = self._context, self._context.peers
         held, missing = peers.split(peers.requested(query.shards))
 
-        def pages() -> list[Part]:
-            return [
-                _part(
-                    number,
-                    page(
-                        context.shards[number].store, context.shards[number].state, number,
-                        begin=_after(after, number), matching=matching, limit=query.limit,
-                    ),
-                )
-                for number in held
-            ]  # fmt: skip
+        def part(number: int) -> Part:
+            return _part(
+                number,
+                page(
+                    context.shards[number].store, context.shards[number].state, number,
+                    begin=_after(after, number), matching=matching, limit=query.limit,
+                ),
+            )  # fmt: skip
 
-        parts = await context.in_thread(pages)
+        parts = [await context.in_thread(part, number) for number in held]
         asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]

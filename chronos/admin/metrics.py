@@ -286,8 +286,24 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
         "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
         f" most, and `{OTHER}`.",
     ),
+    (
+        "chronos_audit_failing",
+        "gauge",
+        "1 while entries of the audit trail cannot be written; with `audit.required`, requests are refused meanwhile.",
+    ),
+    (
+        "chronos_audit_lost_total",
+        "counter",
+        "Entries of the audit trail that could not be written, and are not tried again.",
+    ),
 )
-"""Metrics of the node; all but the last are without a label."""
+"""Metrics of the node; only that of the lanes has a label."""
+
+
+def _named(name: str) -> tuple[str, str]:
+    """Name and meaning of a metric of the node."""
+    return next((each, meaning) for each, _, meaning in NODE_METRICS if each == name)
+
 
 BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
     (
@@ -336,15 +352,20 @@ class Exposition(Collector):
             NODE_METRICS[0][2],
             {"version": __version__, "node": config.node.id, "cluster": config.cluster, "log": config.log.kind},
         )
-        yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
-        yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
-        yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
+        yield GaugeMetricFamily(*_named("chronos_disk_free_bytes"), value=self._context.node.disk_free_bytes())
+        yield GaugeMetricFamily(*_named("chronos_ready"), value=not self._context.reasons())
+        yield CounterMetricFamily(
+            *_named("chronos_clients_abandoned_total"), value=self._context.node.clients_abandoned
+        )
         yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
         yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer is not None and self._issuer.is_stale)
         tokens = self._context.tokens
-        yield GaugeMetricFamily(*NODE_METRICS[6][::2], value=0 if tokens is None else tokens.format)
-        yield GaugeMetricFamily(*NODE_METRICS[7][::2], value=tokens is not None and tokens.is_stale)
+        stale = tokens is not None and tokens.problem is not None
+        yield GaugeMetricFamily(*_named("chronos_tokens_format"), value=0 if tokens is None else tokens.format)
+        yield GaugeMetricFamily(*_named("chronos_tokens_stale"), value=stale)
         yield self._lanes()
+        yield GaugeMetricFamily(*_named("chronos_audit_failing"), value=self._context.trail.problem is not None)
+        yield CounterMetricFamily(*_named("chronos_audit_lost_total"), value=self._context.trail.lost)
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
@@ -381,7 +402,7 @@ class Exposition(Collector):
                     topics[topic] += messages
             except ChronosError:
                 continue
-        family = GaugeMetricFamily(*NODE_METRICS[-1][::2], labels=["topic"])
+        family = GaugeMetricFamily(*_named("chronos_lane_messages"), labels=["topic"])
         for topic, messages in topics.most_common(LANES_SHOWN):
             family.add_metric([topic], messages)
         others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])
@@ -461,10 +482,12 @@ def reference() -> str:
         " `/v1/shards` has their targets.",
         "- `chronos_certificates_stale == 1`: new certificates cannot be used, and the old ones expire; the log has the reason.",
         "- `chronos_jwks_stale == 1` for 10 minutes: the keys of the issuer cannot be read; the log has the reason.",
-        "- `chronos_tokens_stale == 1`: the file of tokens was changed and is not in force; `chronos doctor --tokens FILE` tells why.",
         "- `chronos_tokens_format == 1`: `chronos doctor --tokens FILE` shows what to write into the file before the next release.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
+        "- `chronos_audit_failing == 1` or `increase(chronos_audit_lost_total[5m]) > 0`: the audit trail cannot be written; the log says why.",
+        "- `chronos_tokens_stale == 1`: tokens that were removed from the file may still be valid; the log line `tokens not read` says why, and so does"
+        " `chronos doctor --tokens FILE`.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

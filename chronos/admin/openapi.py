@@ -6,6 +6,7 @@ import msgspec
 
 from chronos import __version__
 from chronos.admin import schemas
+from chronos.admin.audit import CHANGES, PAYLOADS
 from chronos.admin.problems import PROBLEM_JSON
 from chronos.admin.routes import Route, table
 from chronos.admin.tokens import ROLES
@@ -18,6 +19,8 @@ EVERYWHERE = {
     403: "The request comes from a web page of another site, or the token does not permit it.",
     421: "This host name is not served here.",
     422: "A parameter is not known.",
+    429: "The token has as many connections, long polls or jobs as it may have at a time.",
+    503: "With `audit.required`: the request cannot be written down.",
 }
 """Further answers of every route."""
 
@@ -96,7 +99,9 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 
 def _everywhere(route: Route) -> dict[int, str]:
-    return {status: meaning for status, meaning in EVERYWHERE.items() if status != 401 or route.role in ROLES}
+    left_out = set() if route.role in ROLES else {401, 429}
+    left_out |= set() if route.role in CHANGES or route.name in PAYLOADS else {503}
+    return {status: meaning for status, meaning in EVERYWHERE.items() if status not in left_out}
 
 
 def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) -> dict[str, Any]:

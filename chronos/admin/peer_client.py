@@ -13,8 +13,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, reach_header
+from chronos.admin.access import ASKER_HEADER, NODE_HEADER, TOKEN_HEADER, reach_header
 from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.turns import asker
 from chronos.core.reach import Reach
 from chronos.core.roles import Member
 from chronos.node import Node
@@ -151,6 +152,8 @@ class PeerClient:
             self._session = aiohttp.ClientSession(timeout=timeout, headers=identity)
         url = member.address.rstrip("/") + path
         headers = reach_header(reach) | ({} if body is None else {"Content-Type": "application/json"})
+        if (token := asker.get()) is not None:
+            headers[ASKER_HEADER] = token
         tls = self._node.tls.client()
         async with self._session.request(method, url, params=query, data=body, headers=headers, ssl=tls) as answer:
             return answer.status, await answer.read()

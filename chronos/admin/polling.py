@@ -1,12 +1,14 @@
 """Long polls of the embedded log: however many requests wait, one thread waits for each partition, one task for all topics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Protocol, cast
 
-from chronos.admin.problems import ProblemError
+from chronos.admin.problems import ProblemError, beyond_limits
+from chronos.admin.tokens import Sender
 from chronos.admin.waiting import Waiter
 from chronos.ports import Log, TopicInfo
 
@@ -32,20 +34,27 @@ class Polls:
         self._executor = executor
         self._stopping = stopping
         self._count = 0
+        self._of_tokens: Counter[str | None] = Counter()
         self._ends: dict[tuple[str, int], Waiter] = {}
         self._topics: dict[str, list[asyncio.Future[None]]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count one request that may wait. ProblemError with status 503 when too many do."""
+    def waiting(self, sender: Sender) -> Iterator[None]:
+        """Count one request that may wait. ProblemError with status 429 when its token has too many, 503 when all together do."""
+        name, limits = sender.name, sender.limits
+        if limits is not None and self._of_tokens[name] >= limits.polls:
+            raise beyond_limits(name, f"{limits.polls} requests that wait for records")
         if self._count >= POLLS_MAX:
             raise ProblemError(503, "busy", f"{self._count} requests wait for records", hint="try again later")
         self._count += 1
+        self._of_tokens[name] += 1
         try:
             yield
         finally:
             self._count -= 1
+            self._of_tokens[name] -= 1
+            self._of_tokens += Counter()  # without those that have none left
 
     async def wait_for_record(self, topic: str, partition: int, offset: int, timeout_s: float) -> None:
         """Wait until the partition holds the offset, the time is over, or the server stops."""
@@ -68,10 +77,10 @@ class Polls:
 
         return Waiter(lambda: self._log.stable_end(topic, partition), wait_beyond, self._executor, self._stopping)
 
-    async def wait_for_topic(self, topic: str, timeout_s: float) -> None:
-        """Wait until the topic exists, the time is over, or the server stops."""
+    async def wait_for_topic(self, topic: str, timeout_s: float) -> bool:
+        """Wait until the topic exists, the time is over, or the server stops; return whether there is nothing to wait for any more."""
         if timeout_s <= 0 or topic in self._browsable().topics():
-            return
+            return True
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._topics.setdefault(topic, []).append(future)
@@ -81,7 +90,8 @@ class Polls:
             async with asyncio.timeout(timeout_s):
                 await future
         except TimeoutError:
-            return
+            return False
+        return True
 
     async def _watch_topics(self) -> None:
         try:

@@ -30,6 +30,7 @@ TITLES = {
     "wrong-host": "This host name is not served here",
     "no-token": "A token is needed",
     "forbidden": "The token does not permit this",
+    "beyond-limits": "The token has as many requests as it may have",
     "not-found": "There is no message with this id",
     "not-applied": "Records that may be about this id are not applied yet",
     "no-dead-letter": "There is no dead letter with this id",
@@ -55,6 +56,7 @@ TITLES = {
     "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",
     "standalone": "A standalone node has no other node to transfer to",
+    "not-audited": "The request cannot be written down",
     "busy": "Too many requests wait to be written",
     "unavailable": "The log does not answer",
     "too-few-in-sync": "Too few followers of the shard are in sync",
@@ -91,6 +93,14 @@ class ProblemError(Exception):
 def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> ProblemError:
     """422: the request can be read, but it is not valid."""
     return ProblemError(422, "invalid", detail, hint=hint, errors=errors)
+
+
+def beyond_limits(token: str | None, what: str) -> ProblemError:
+    """429: the token has as much of something as it may have."""
+    return ProblemError(
+        429, "beyond-limits", f"the token {token} has {what}, the most that it may have at a time on one node",
+        hint="wait until one ends; `limits` in the file of `admin.tokens` sets the number",
+    )  # fmt: skip
 
 
 def wrong_field(field: str, detail: str) -> ProblemError:

@@ -112,8 +112,15 @@ class RegistryHandlers:
         return 200, UnregistrationResult(result=self._context.registry.unregister(cluster, node, version))
 
     async def _check_sender(self, call: Call, cluster: str) -> None:
-        """ProblemError unless the sender is the node itself, with the token that it gave the coordinator, or has a token to operate."""
+        """ProblemError unless the sender is the node itself, with the token that it gave the coordinator, or has a token to operate, and
+        the name is not that of a node of this cluster."""
         if call.sender.name is not None:
+            node = call.request.match_info["node"]
+            if self._is_reserved(cluster, node):
+                raise ProblemError(
+                    409, "node-registered", f"{node[:NAME_CHARACTERS_MAX]} is the name of a node of cluster {cluster}, which registers itself",
+                    hint="`chronos forget NODE` releases the name of a node that is away and will not come back",
+                )  # fmt: skip
             return
         request, membership = call.request, self._context.node.membership
         node, token = request.headers.get(NODE_HEADER, ""), request.headers.get(TOKEN_HEADER, "")
@@ -129,6 +136,28 @@ class RegistryHandlers:
             403, "not-a-member", "a node of this cluster registers itself only, with the token it gave the coordinator",
             hint="with `admin.tokens`, a token with the role operate may register other nodes",
         )  # fmt: skip
+
+    def _is_reserved(self, cluster: str, node: str) -> bool:
+        """Return whether the name is that of a node of this cluster: of this node, a member, or one for which a place is kept.
+
+        ProblemError with status 503 while that is not known.
+        """
+        if cluster != self._context.node.config.cluster:
+            return False
+        if node == self._context.node.config.node.id:
+            return True
+        membership = self._context.node.membership
+        if membership is None:
+            return False
+        found = membership.snapshot()
+        if found.roles is None:
+            raise ProblemError(
+                503,
+                "unavailable",
+                f"the nodes of cluster {cluster} are not known: the coordinator does not answer",
+                hint="try again",
+            )
+        return node in found.members or node in found.roles.nodes
 
     # --- queries
 
@@ -364,6 +393,7 @@ def _node_info(node: registry.Node, ahead_ms: int) -> RegisteredNode:
         node=registration.node,
         instance=registration.instance,
         address=registration.address,
+        announced=node.by_itself,
         version=registration.version,
         state_version=registration.state_version,
         writable=node.writable,
@@ -392,4 +422,4 @@ def routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes
 
 
 def _address(endpoint: Endpoint) -> NodeAddress:
-    return NodeAddress(node=endpoint.node, address=endpoint.address)
+    return NodeAddress(node=endpoint.node, address=endpoint.address, announced=endpoint.by_itself)

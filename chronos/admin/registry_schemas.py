@@ -102,6 +102,12 @@ class NodeAddress(Struct, kw_only=True):
 
     node: str
     address: str
+    announced: Annotated[
+        bool,
+        Meta(
+            description="True: the node registered itself, as a member of the cluster. Clients send tokens to no other address."
+        ),
+    ]
 
 
 class ShardMaster(Struct, kw_only=True):
@@ -143,6 +149,12 @@ class RegisteredNode(Struct, kw_only=True):
     node: str
     instance: str
     address: str
+    announced: Annotated[
+        bool,
+        Meta(
+            description="True: the node registered itself, as a member of the cluster. Clients send tokens to no other address."
+        ),
+    ]
     version: str
     state_version: StateVersion
     writable: Annotated[bool, Meta(description="False: it is drained, or its write permission is wiped.")]

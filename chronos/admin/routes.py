@@ -302,13 +302,14 @@ def routes(
             " its cluster, with its name in `Chronos-Node` and its token in `Chronos-Token`; a token with the role operate may"
             " register other nodes.",
             answers={200: "The registration counts, or is ignored.", **BODY, **NOT_ITSELF,
-                     409: "The registry is full, or another registered node has the name or the address."},
+                     409: "The registry is full, it is a node of this cluster, or another registered node has the address.", **COORDINATOR},
         ),
         Route(
             method="DELETE", path="/v1/registry/nodes/{node}", name="unregister", role="operate", scope="service", handler=registry.unregister,
             parameters=by_node, query=registry_schemas.UnregistrationQuery, answer=registry_schemas.UnregistrationResult,
             summary="Remove a node that stops from this node's registry.",
-            answers={200: "The result.", 422: "A parameter is not valid.", **NOT_ITSELF},
+            answers={200: "The result.", 409: "It is a node of this cluster, which removes itself.", 422: "A parameter is not valid.",
+                     **NOT_ITSELF, **COORDINATOR},
         ),
         Route(
             method="POST", path="/v1/registry/nodes/{node}/wipe-write", name="wipe-write", role="operate", scope="service",

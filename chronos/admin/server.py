@@ -15,9 +15,10 @@ from aiohttp.typedefs import Middleware
 from msgspec import UNSET, Struct
 
 from chronos.admin import metrics, openapi
-from chronos.admin.access import Access, audit, forbidden
-from chronos.admin.bodies import BodyBudget, Hold, read_body
-from chronos.admin.connections import Listener, SparseLog, connections_max
+from chronos.admin.access import ASKER_HEADER, Access, forbidden
+from chronos.admin.audit import REQUEST_HEADER, REQUEST_ID, Recorded, Trail
+from chronos.admin.bodies import Hold, read_body
+from chronos.admin.connections import Connection, Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
 from chronos.admin.issuer import Issuer
 from chronos.admin.page import page
@@ -28,10 +29,12 @@ from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.senders import Hosts, check_encoding, check_site
 from chronos.admin.shown import own_samples, shown
 from chronos.admin.tokens import Sender
+from chronos.admin.turns import asker
 from chronos.admin.validation import invalid_faults, query_faults
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
+from chronos.node.opening import open_audit
 
 log = structlog.get_logger("chronos.http")
 
@@ -46,9 +49,6 @@ LINE_BYTES_MAX = 65_536
 
 HSTS_S = 365 * 24 * 3600
 """How long a browser that has reached this node over TLS refuses to reach it without."""
-
-CHANGES = ("write", "operate")
-"""Roles of the requests that are logged with the name of their token."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,6 +68,7 @@ class Server:
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._issuing: asyncio.Task[None] | None = None
+        self._access: Access | None = None
         self.url = ""
 
     async def start(self) -> None:
@@ -75,14 +76,20 @@ class Server:
         config = self._node.config
         sparse_log = SparseLog()
         issuer = None if config.admin.jwt.issuer is None else Issuer(config.admin.jwt)
-        access = Access(
+        access = self._access = Access(
             config.admin.tokens,
             self._members,
             sparse_log,
             with_certificates=config.admin.tls.client_ca is not None,
             issuer=issuer,
         )
-        context = self._context = Context(self._node, access.tokens)
+        trail = Trail(
+            open_audit(config, self._node.log),
+            node=config.node.id,
+            required=config.audit.required,
+            now_ms=self._node.clock.now_ms,
+        )
+        context = self._context = Context(self._node, trail, access.tokens)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config), sparse_log)])
         app.on_response_prepare.append(_add_headers if config.admin.tls.certificate is None else _add_headers_of_tls)
@@ -97,7 +104,7 @@ class Server:
         for route in table(context):
             handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(
-                route.method, _any_text(route.path), _Runner(route, handler, access, context.bodies, body_bytes_max).run
+                route.method, _any_text(route.path), _Runner(route, handler, access, context, body_bytes_max).run
             )
         self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
@@ -162,7 +169,10 @@ class Server:
                 # The client is gone.
                 raise
             except ProblemError as error:
-                return answer(error.problem)
+                response = answer(error.problem)
+                if isinstance(request.protocol, Connection) and request.protocol.is_last:
+                    response.force_close()
+                return response
             except web.HTTPException as error:
                 return plain(error)
             except ChronosError as error:
@@ -185,10 +195,12 @@ def _any_text(path: str) -> str:
     return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)
 
 
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set the headers of every answer, streamed ones included."""
     # The name of the library and its version help an attacker only.
     response.headers.popall("Server", None)
+    if (request_id := request.get(REQUEST_ID)) is not None:
+        response.headers[REQUEST_HEADER] = request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
     response.headers["Referrer-Policy"] = "no-referrer"
@@ -203,19 +215,40 @@ class _Runner:
     """Runs one route."""
 
     def __init__(
-        self, route: Route, handler: OwnHandler | None, access: Access, bodies: BodyBudget, body_bytes_max: int
+        self, route: Route, handler: OwnHandler | None, access: Access, context: Context, body_bytes_max: int
     ) -> None:
         """`handler`: of a route that the server itself serves."""
         self._route = route
         self._handler = handler
         self._access = access
-        self._bodies = bodies
+        self._trail = context.trail
+        self._bodies = context.bodies
         self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Check the sender and the query, read the body, call the handler and encode its answer."""
+        """Serve one request, and write down who sent it and what came of it."""
+        recorded = self._trail.request(self._route, request)
+        try:
+            result = await self._serve(request, recorded)
+        except BaseException as error:
+            recorded.failed(error)
+            raise
+        if isinstance(result, web.StreamResponse):
+            recorded.ended(result.status, result.body if isinstance(result, web.Response) else b"")
+            return result
+        status, content = result
+        recorded.ended(status, content)
+        return web.Response(status=status, body=_encode(content), content_type="application/json")
+
+    async def _serve(self, request: web.Request, recorded: Recorded) -> web.StreamResponse | tuple[int, object]:
+        """1. check the sender and the query, 2. read the body, 3. write the intent down, 4. call the handler."""
         route = self._route
+        # 1.
+        asker.set(None)
         sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
+        asker.set(request.headers.get(ASKER_HEADER) if sender.is_member else sender.name)
+        assert isinstance(request.protocol, Connection)
+        request.protocol.claim(sender)
         query = _query(request, route.query)
         if sender.name is not None and getattr(query, "shards", UNSET) is not UNSET:
             raise forbidden(sender, "may not give `shards`", hint="only nodes of the cluster give it, to each other")
@@ -223,14 +256,16 @@ class _Runner:
             assert self._handler is not None
             return await self._handler(sender)
         with Hold(self._bodies) as hold:
+            # 2.
             body = b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
+            # 3.
+            await recorded.begin(query, body)
+            # 4.
             result = await route.handler(Call(request, query, body, sender, hold))
         if isinstance(result, web.StreamResponse):
             return result
         status, content = result
-        if route.role in CHANGES:
-            audit(sender, route.name, request, status, content)
-        return web.Response(status=status, body=_encode(shown(content, sender)), content_type="application/json")
+        return status, shown(content, sender)
 
 
 def _query(request: web.Request, kind: type[Struct]) -> Struct:

@@ -6,6 +6,7 @@ tokens:
     sha256: <64 hexadecimal digits: the SHA-256 of the token>
     roles: [read, payload, write]
     targets: ["orders.*"]       # optional; without it, all
+    limits: {polls: 100}        # optional; see `Limits`
     ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
   - name: billing
     certificate: uri:spiffe://example.org/billing     # instead of `sha256`: see `chronos.admin.certificates`
@@ -19,6 +20,7 @@ A file without `format` has format 1: `read` shows payloads too, and there are n
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -53,6 +55,17 @@ SUBJECT_MAX = 200
 """Most characters of the subject of a token of the issuer in the name of its sender."""
 
 
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much one token may have at a time on one node, so that something is left for the others."""
+
+    polls: Annotated[int, Meta(ge=1, le=500)] = 100
+    """Long polls; all tokens together may have 500."""
+    connections: Annotated[int, Meta(ge=1, le=2_000)] = 200
+    """Connections, idle ones included: an idle one is closed for one too many."""
+    jobs: Annotated[int, Meta(ge=1, le=10)] = 3
+    """Running jobs; all tokens together may have ten."""
+
+
 class Sender(Struct, frozen=True, kw_only=True):
     """The sender of a request, and what it may do."""
 
@@ -63,6 +76,8 @@ class Sender(Struct, frozen=True, kw_only=True):
     """Patterns of the target topics it may see and change."""
     ids: tuple[str, ...] = ALL_IDS
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
+    limits: Limits | None = None
+    """None: only those of all senders together."""
 
     @property
     def reach(self) -> Reach:
@@ -74,6 +89,11 @@ class Sender(Struct, frozen=True, kw_only=True):
     def is_limited(self) -> bool:
         """True if some targets or ids are not for it."""
         return self.reach.is_limited
+
+    @property
+    def is_member(self) -> bool:
+        """True for another node of the cluster."""
+        return "node" in self.roles
 
     @property
     def sees_payloads(self) -> bool:
@@ -99,6 +119,7 @@ class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     certificate: str | None = None
     claims: Annotated[dict[str, Any], Meta(min_length=1)] | None = None
+    limits: Limits | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +146,8 @@ class Tokens(Struct, frozen=True, kw_only=True):
 
 def parse_tokens(data: bytes) -> Tokens:
     """The senders of a file; ValueError with a text for users."""
+    if not data.strip():
+        raise ValueError("is empty; to have no tokens, write `tokens: []`")
     try:
         found = msgspec.convert(yaml.safe_load(data), _File)
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -196,8 +219,10 @@ def _sender(token: _Token, file_format: int) -> Sender:
     if token.claims is not None and not _is_plain(token.claims):
         raise ValueError(f"gives the token {token.name} claims that are no text, number, switch or mapping of these")
     if file_format == 1:
-        if "payload" in roles or token.ids is not None:
-            raise ValueError(f"gives the token {token.name} the role payload or ids: begin the file with `format: 2`")
+        if "payload" in roles or token.ids is not None or token.limits is not None:
+            raise ValueError(
+                f"gives the token {token.name} the role payload, ids or limits: begin the file with `format: 2`"
+            )
         roles |= {"payload"} if "read" in roles else set()
     elif token.targets is not None and token.ids is None and "write" in roles:
         raise ValueError(
@@ -211,6 +236,7 @@ def _sender(token: _Token, file_format: int) -> Sender:
         roles=roles,
         targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
         ids=ALL_IDS if token.ids is None else tuple(token.ids),
+        limits=token.limits or Limits(),
     )
 
 
@@ -241,7 +267,8 @@ class TokenFile:
         self._path = path
         self._with_certificates = with_certificates
         self._with_claims = with_claims
-        self._stale = False
+        self.problem: str | None = None
+        """Why the file in its present form is not used; None: it is."""
         try:
             self._stamp = self._state()
             self._found = self._read()
@@ -273,11 +300,6 @@ class TokenFile:
         """The format of the tokens in force."""
         return self._found.format
 
-    @property
-    def is_stale(self) -> bool:
-        """True if the file has changed since, and could not be read: the tokens in force are those of before."""
-        return self._stale
-
     def _refresh(self) -> None:
         """Read a changed file; one that cannot be used leaves the tokens as they are."""
         try:
@@ -288,19 +310,20 @@ class TokenFile:
             return
         self._stamp = stamp
         try:
-            self._found = self._read()
-            self._stale = False
+            self._found, self.problem = self._read(), None
             log.info("tokens read", tokens=len(self._found.senders))
         except (OSError, ValueError) as error:
-            self._stale = True
-            log.error("tokens not read", why=_text(self._path, error), consequence="the tokens of before stay in force")
+            self.problem = _text(self._path, error)
+            log.error("tokens not read", why=self.problem, consequence="the tokens of before stay in force")
 
     def _state(self) -> tuple[object, ...]:
         found = os.stat(self._path)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _read(self) -> Tokens:
         with open(self._path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ValueError("may be written by every user of this machine: chmod o-w")
             found = parse_tokens(file.read())
         if found.certificates and not self._with_certificates:
             raise ValueError("has entries with `certificate`, and admin.tls.client_ca is not set")

@@ -72,8 +72,12 @@ class TopicReads:
             raise forbidden(call.sender, f"is not for the topic {topic[:249]}")
         if wait_ms == 0:
             return await self._answer(call, topic, deadline_s)
-        with self._context.polls.waiting():
-            await self._context.polls.wait_for_topic(topic, wait_ms / 1_000)
+        with self._context.polls.waiting(call.sender):
+            loop = asyncio.get_running_loop()
+            while not await self._context.polls.wait_for_topic(
+                topic, min(deadline_s - loop.time(), WAIT_S)
+            ) and not _is_gone(call):
+                pass
             return await self._answer(call, topic, deadline_s)
 
     async def _answer(self, call: Call, topic: str, deadline_s: float) -> tuple[int, object]:
@@ -98,8 +102,7 @@ class TopicReads:
         while True:
             records = _own(await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES), call.sender.reach)
             left_s = deadline_s - asyncio.get_running_loop().time()
-            transport = call.request.transport
-            if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
+            if records or left_s <= 0 or context.stopping.is_set() or _is_gone(call):
                 return records
             await context.polls.wait_for_record(topic, query.partition, reader.position, min(left_s, WAIT_S))
 
@@ -138,6 +141,12 @@ def _own(records: Sequence[Record], reach: Reach) -> list[Record]:
 
 def _ids(record: Record) -> list[bytes]:
     return [value for name, value in record.headers or () if name == ID and value is not None]
+
+
+def _is_gone(call: Call) -> bool:
+    """Return whether the client has left."""
+    transport = call.request.transport
+    return transport is None or transport.is_closing()
 
 
 def _record(record: Record, partition: int) -> LogRecord:

@@ -125,8 +125,8 @@ def show_config(server: str, output: Format, namespace: str | None, key: str | N
 def change_config(server: str, output: Format, namespace: str, key: str, value: str | None) -> None:
     """Set or delete a value in the registries of all nodes of the cluster that are registered with the node asked.
 
-    Registries exchange nothing. The error of one of them is raised when all were asked. A registered address without TLS gets no token
-    unless the user gave it: everybody on the way could read it, and it may be the address of any machine. Behind a load balancer
+    Registries exchange nothing. The error of one of them is raised when all were asked. A registered address without TLS, or that the
+    node itself did not register, gets no token unless the user gave it: it may be the address of any machine. Behind a load balancer
     another node may answer than the one that was asked: its name is in the answer.
     """
     change = registry.delete_config(namespace, key) if value is None else registry.set_config(namespace, key, value)
@@ -142,7 +142,8 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
             continue
         # The registry asked is reached by the address that the user gave.
         address = asked if node["node"] == nodes["registry"] else node["address"]
-        is_trusted = address in given or address.startswith("https://")
+        is_announced = node.get("announced") is True
+        is_trusted = address in given or (is_announced and address.startswith("https://"))
         try:
             with connect(address) if is_trusted else Client(address, retries=RETRIES, token="") as client:
                 answered = client.call(change).get("registry", node["node"])
@@ -158,7 +159,12 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
         except ClientError as error:
             result, failure = str(error), error
             if not is_trusted and authorization(None):
-                result += f"; no token was sent to {address}, which has no TLS: name it with --server, or use TLS"
+                why = (
+                    "has no TLS: name it with --server, or use TLS"
+                    if is_announced
+                    else "its node did not register: name it with --server"
+                )
+                result += f"; no token was sent to {address}, which {why}"
         results.append({"node": node["node"], "address": node["address"], "result": result})
     if output is Format.json:
         put_json({"registries": results})

@@ -62,6 +62,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _tls_is_complete(config)
     yield from _jwt_is_complete(config)
     yield from _strangers_are_kept_out(config)
+    yield from _audit_is_complete(config)
     yield from _registrations_last(config)
     yield from _properties_agree(config)
 
@@ -186,13 +187,16 @@ def _kafka_has_brokers(config: Config) -> Iterator[Conflict]:
 
 def _topics_differ(config: Config) -> Iterator[Conflict]:
     seen: dict[str, str] = {}
-    for name in ("delay", "progress", "rejected", "dead_letter", "cluster"):
-        topic = getattr(config.topics, name)
+    names = ("delay", "progress", "rejected", "dead_letter", "cluster")
+    for path, topic in [
+        *((f"topics.{name}", getattr(config.topics, name)) for name in names),
+        ("audit.topic", config.audit.topic),
+    ]:
         # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that only.
-        other = seen.setdefault(topic.replace(".", "_"), f"topics.{name}")
-        if other != f"topics.{name}":
+        other = seen.setdefault(topic.replace(".", "_"), path)
+        if other != path:
             yield Conflict(
-                paths=(f"topics.{name}", other),
+                paths=(path, other),
                 text=f"{topic} is the topic of {other} too, as Kafka reads names ('.' and '_' are one); "
                 "give each its own",
             )
@@ -298,6 +302,19 @@ def _strangers_are_kept_out(config: Config) -> Iterator[Conflict]:
             paths=("admin.host", "admin.tokens"),
             text=f"{admin.host} can be reached from other machines, and admin.tokens is not set, so that everybody there could "
             "read and change every message; name a file of tokens, or set admin.open: true if that is meant",
+        )
+
+
+def _audit_is_complete(config: Config) -> Iterator[Conflict]:
+    audit = config.audit
+    if audit.to == "file" and audit.path is None:
+        yield Conflict(
+            paths=("audit.path", "audit.to"), text="is missing, and audit.to is file; name the file for the entries"
+        )
+    if audit.required and audit.to == "log":
+        yield Conflict(
+            paths=("audit.required", "audit.to"),
+            text="is on, and audit.to is log, which does not tell whether a line is durable; use audit.to: file, or topic",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from chronos.config.audit import AuditConfig
 from chronos.config.coordinator import CoordinatorConfig
 from chronos.config.failover import FailoverConfig
 from chronos.config.registry import RegistryConfig
@@ -462,5 +463,6 @@ class Config(Section):
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     admin: AdminConfig = Field(default_factory=AdminConfig)
+    audit: AuditConfig = Field(default_factory=AuditConfig)
     registry: RegistryConfig = Field(default_factory=RegistryConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

@@ -25,13 +25,13 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """The namespace of configuration whose values are attached to the routes of a topic, if that is enabled (NS-20)."""
 
 NODES_MAX = 10_000
-"""Most nodes of a registry."""
+"""Most nodes that registered themselves, and as many that others registered: these leave the place of the former free. So do the next two."""
 
 HOLDINGS_MAX = 100_000
-"""Most replicas that all nodes together register: some tens of megabytes."""
+"""Most replicas that all these nodes together register: some tens of megabytes."""
 
 TOPICS_MAX = 200_000
-"""Most topics that all registrations together have, and that all shards together have: two for each replica. Some tens of megabytes."""
+"""Most topics that all these registrations together have, and that all shards together have: two for each replica. Some tens of megabytes."""
 
 ENTRIES_MAX = 1_000
 """Most configuration entries of a registry."""
@@ -90,6 +90,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     node: str
     address: str
+    by_itself: bool = True
+    """False: somebody else registered it, with any address."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class Node(Struct, frozen=True, kw_only=True):
     """Time of its last registration."""
     writable: bool
     """False: it is drained, or its write permission was wiped here."""
+    by_itself: bool = True
+    """False: somebody else registered it."""
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
@@ -158,6 +162,23 @@ class _Live(Struct, frozen=True):
     by_itself: bool
 
 
+class _Used(Struct):
+    """What registrations take of the registry's bounds."""
+
+    nodes: int = 0
+    replicas: int = 0
+    topics: int = 0
+    """Topics of the registrations."""
+    served: int = 0
+    """Topics of the shards."""
+
+    def count(self, registration: Registration, times: int) -> None:
+        """Add a registration, or take it away with -1."""
+        self.nodes += times
+        self.replicas += times * len(registration.shards)
+        self.topics += times * _topics_in(registration)
+
+
 class Registry:
     """The tables of one registry. Times are milliseconds of any clock that does not step back."""
 
@@ -168,8 +189,8 @@ class Registry:
         self._expire_after_ms = expire_after_ms
         self._with_order = with_order
         self._live: dict[_Key, _Live] = {}
-        self._held = 0
-        """Replicas of all registered nodes."""
+        self._used = {True: _Used(), False: _Used()}
+        """What the nodes take that registered themselves, and those that others registered."""
         self._addresses: dict[str, _Key] = {}
         self._holders: dict[_Shard, dict[str, Holding]] = {}
         self._members: dict[str, tuple[set[str], set[int]]] = {}
@@ -177,10 +198,8 @@ class Registry:
         self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
         self._topics_of: dict[_Shard, Mapping[str, TopicConfig]] = {}
         """The same by shard."""
-        self._topics_registered = 0
-        """Topics of all registrations."""
-        self._topics_served = 0
-        """Topics of all shards."""
+        self._topics_by: dict[_Shard, bool] = {}
+        """Whether they came from a node that registered itself."""
         self._wiped: set[_Key] = set()
         """Nodes whose write permission was wiped here."""
         self._config: dict[str, dict[str, str]] = {}
@@ -211,8 +230,8 @@ class Registry:
             if rival.registration.state_version > registration.state_version:
                 newer = rival.registration
                 return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
-        self._check_bounds(registration, {key, namesake})
-        self._check_topics(registration, {key, namesake})
+        self._check_bounds(registration, {key, namesake}, by_itself)
+        self._check_topics(registration, {key, namesake}, by_itself)
         if namesake != key:
             self._remove(namesake)
         known = None if live is None else live.registration
@@ -245,10 +264,11 @@ class Registry:
             holders[node] = holding
             # 4.
             if holding.master and registration.topics is not None and (is_new_version or is_first):
-                self._put_topics((cluster, shard), registration.topics)
+                self._put_topics((cluster, shard), registration.topics, by_itself)
         # 5.
-        self._held += len(registration.shards) - (0 if known is None else len(known.shards))
-        self._topics_registered += _topics_in(registration) - (0 if known is None else _topics_in(known))
+        if live is not None:
+            self._used[live.by_itself].count(live.registration, -1)
+        self._used[by_itself].count(registration, 1)
         self._addresses[registration.address] = key
         self._live[key] = _Live(registration, now_ms, by_itself)
         # 6.
@@ -265,25 +285,31 @@ class Registry:
             masters=masters,
         )
 
-    def _check_bounds(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
+    def _check_bounds(self, registration: Registration, replaced: AbstractSet[_Key], by_itself: bool) -> None:
         """Raise Full if the registry would be too large with a registration in place of those of these nodes."""
-        shards = [live.registration.shards for each in replaced if (live := self._live.get(each)) is not None]
-        if len(self._live) - len(shards) >= NODES_MAX:
+        used, known = self._used[by_itself], self._replaced(replaced, by_itself)
+        if used.nodes - len(known) >= NODES_MAX:
             raise Full(f"{NODES_MAX} nodes are registered, which is the most")
-        if self._held - sum(map(len, shards)) + len(registration.shards) > HOLDINGS_MAX:
-            raise Full(f"{self._held} replicas are registered; {HOLDINGS_MAX} are the most")
+        if used.replicas - sum(len(each.shards) for each in known) + len(registration.shards) > HOLDINGS_MAX:
+            raise Full(f"{used.replicas} replicas are registered; {HOLDINGS_MAX} are the most")
 
-    def _check_topics(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
+    def _check_topics(self, registration: Registration, replaced: AbstractSet[_Key], by_itself: bool) -> None:
         """Raise Full if there would be too many topics; those that the registration puts in place of others do not count."""
-        before = sum(_topics_in(live.registration) for each in replaced if (live := self._live.get(each)) is not None)
-        if self._topics_registered - before + _topics_in(registration) > TOPICS_MAX:
-            raise Full(f"{self._topics_registered} topics are registered; {TOPICS_MAX} are the most")
+        used = self._used[by_itself]
+        before = sum(map(_topics_in, self._replaced(replaced, by_itself)))
+        if used.topics - before + _topics_in(registration) > TOPICS_MAX:
+            raise Full(f"{used.topics} topics are registered; {TOPICS_MAX} are the most")
         if registration.topics is None:
             return
         led = [(registration.cluster, shard) for shard, holding in registration.shards.items() if holding.master]
-        before = sum(len(self._topics_of.get(shard, {})) for shard in led)
-        if self._topics_served - before + len(led) * len(registration.topics) > TOPICS_MAX:
-            raise Full(f"the shards have {self._topics_served} topics; {TOPICS_MAX} are the most")
+        before = sum(len(self._topics_of.get(shard, {})) for shard in led if self._topics_by.get(shard) == by_itself)
+        if used.served - before + len(led) * len(registration.topics) > TOPICS_MAX:
+            raise Full(f"the shards have {used.served} topics; {TOPICS_MAX} are the most")
+
+    def _replaced(self, keys: AbstractSet[_Key], by_itself: bool) -> list[Registration]:
+        """The registrations of these nodes that share their bounds with a new one."""
+        found = [live for key in keys if (live := self._live.get(key)) is not None]
+        return [live.registration for live in found if live.by_itself == by_itself]
 
     def unregister(self, cluster: str, node: str, state_version: int) -> Literal["removed", "ignored", "unknown"]:
         """Remove a node that stops (NS-17); `ignored`: a newer state of it is registered, by its next process."""
@@ -312,8 +338,7 @@ class Registry:
         if live is None:
             return
         self.changes += 1
-        self._held -= len(live.registration.shards)
-        self._topics_registered -= _topics_in(live.registration)
+        self._used[live.by_itself].count(live.registration, -1)
         cluster, node = key
         self._wiped.discard(key)
         if self._addresses.get(live.registration.address) == key:
@@ -337,19 +362,21 @@ class Registry:
             return
         del self._holders[shard]
         self._members[shard[0]][1].discard(shard[1])
-        self._put_topics(shard, {})
+        self._put_topics(shard, {}, by_itself=True)
 
-    def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
+    def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig], by_itself: bool) -> None:
         """Make these the topics of a shard; one that is no longer registered for any shard is gone."""
         self.changes += 1
         before = self._topics_of.pop(shard, {})
+        self._used[self._topics_by.pop(shard, by_itself)].served -= len(before)
         for topic in before.keys() - topics.keys():
             self._drop_topic(topic, shard)
         for topic, config in topics.items():
             self._topics.setdefault(topic, {})[shard] = config
         if topics:
             self._topics_of[shard] = dict(topics)
-        self._topics_served += len(topics) - len(before)
+            self._topics_by[shard] = by_itself
+            self._used[by_itself].served += len(topics)
 
     def _drop_topic(self, topic: str, shard: _Shard) -> None:
         shards = self._topics[topic]
@@ -422,7 +449,8 @@ class Registry:
         """Remove a topic until a master registers it with a new state; return whether it was registered (NS-18)."""
         found = [shard for shard in self._topics.get(topic, {}) if shard[0] == cluster]
         for shard in found:
-            self._put_topics(shard, {name: config for name, config in self._topics_of[shard].items() if name != topic})
+            left = {name: config for name, config in self._topics_of[shard].items() if name != topic}
+            self._put_topics(shard, left, self._topics_by[shard])
         return bool(found)
 
     def set_config(self, namespace: str, key: str, value: str) -> None:
@@ -456,13 +484,19 @@ class Registry:
 
     def _node(self, key: _Key) -> Node:
         live = self._live[key]
-        return Node(registration=live.registration, registered_ms=live.registered_ms, writable=self._is_writable(key))
+        return Node(
+            registration=live.registration,
+            registered_ms=live.registered_ms,
+            writable=self._is_writable(key),
+            by_itself=live.by_itself,
+        )
 
     def _is_writable(self, key: _Key) -> bool:
         return key not in self._wiped and self._live[key].registration.writable
 
     def _endpoint(self, key: _Key) -> Endpoint:
-        return Endpoint(node=key[1], address=self._live[key].registration.address)
+        live = self._live[key]
+        return Endpoint(node=key[1], address=live.registration.address, by_itself=live.by_itself)
 
 
 def _topics_in(registration: Registration) -> int:

@@ -8,7 +8,12 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
+from chronos.adapters.durable import keep_private
 from chronos.errors import Stop, StoreInUse
+
+log = structlog.get_logger("chronos.node")
 
 INSTANCE = "instance"
 """The file that holds the directory's id."""
@@ -52,6 +57,12 @@ class DataDirectory:
         """Lock the directory for this process and read its id. Raises StoreInUse; Stop if it cannot be used at all."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not keep_private(self.path):
+                log.warning(
+                    "others may read node.data_dir, which is another user's",
+                    path=str(self.path),
+                    remedy="chown or chmod it",
+                )
             handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error

@@ -30,7 +30,15 @@ from chronos.node.checkpointing import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, join_until, run_guarded
-from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
+from chronos.node.opening import (
+    audit_topics,
+    check_identity,
+    check_progress_fits,
+    identity,
+    open_log,
+    open_store,
+    own_topics,
+)
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
 from chronos.node.shards import look, make_shard, report
@@ -140,7 +148,7 @@ class Node:
             # 2.
             self.log = open_log(config, self.directory, self.clock)
             topics = own_topics(config)
-            infos = self.log.prepare(topics, create=config.topics.create)
+            infos = self.log.prepare([*topics, *audit_topics(config)], create=config.topics.create)
             check_progress_fits(config, infos[config.topics.progress])
             self._topic_watch = TopicWatch(self.log, topics[:2], infos, letters=topics[2:], create=config.topics.create)
             self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)

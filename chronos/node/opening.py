@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chronos.adapters.audit import AuditFile, AuditTopic
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.rocksdb.store import BlockCache, RocksStore
 from chronos.config import Config
@@ -12,7 +13,7 @@ from chronos.core.keys import IDENTITY_KEY
 from chronos.core.progress import progress_bytes_max
 from chronos.errors import ConfigurationError, LogMismatch
 from chronos.node.directory import DataDirectory
-from chronos.ports import Appender, Clock, Log, Store, TopicInfo, TopicSpec
+from chronos.ports import Appender, AuditSink, Clock, Log, Store, TopicInfo, TopicSpec
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.bulk import BulkOpener
@@ -112,6 +113,29 @@ def own_topics(config: Config) -> list[TopicSpec]:
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
         TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
     ]  # fmt: skip
+
+
+def audit_topics(config: Config) -> list[TopicSpec]:
+    """Return the topic of the audit trail; nothing if it has none."""
+    if config.audit.to != "topic":
+        return []
+    return [TopicSpec(name=config.audit.topic, partitions=1, settings={**_durable(config), "retention.ms": "-1"})]
+
+
+def open_audit(config: Config, log: Log) -> AuditSink | None:
+    """Return where the audit trail is kept, by `audit.to`; None: in the log lines. Raises ConfigurationError.
+
+    On Kafka it has a producer of its own: a topic that takes nothing then discards no messages.
+    """
+    audit = config.audit
+    if audit.to == "file":
+        assert audit.path is not None
+        return AuditFile(audit.path)
+    if audit.to == "log":
+        return None
+    if config.log.kind == "kafka":
+        return AuditTopic(open_appender(config), audit.topic, owns_log=True)
+    return AuditTopic(log, audit.topic, owns_log=False)
 
 
 def cluster_topic(config: Config) -> TopicSpec:

@@ -57,7 +57,14 @@ def make_shard(
     rules = Rules(
         shard=number,
         shards=config.shards,
-        own_topics=(topics.delay, topics.progress, topics.rejected, topics.dead_letter, topics.cluster),
+        own_topics=(
+            topics.delay,
+            topics.progress,
+            topics.rejected,
+            topics.dead_letter,
+            topics.cluster,
+            config.audit.topic,
+        ),
         allow=config.targets.allow,
         deny=config.targets.deny,
         max_delay_ms=config.limits.max_delay,

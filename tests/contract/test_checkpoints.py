@@ -742,3 +742,25 @@ def test_a_store_is_replaced_by_the_one_that_was_fetched(tmp_path: Path) -> None
     again = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
     assert everything(again) == [*rows, (b"\xf0", b"more")]
     again.close()
+
+
+def test_checkpoints_on_a_local_disk_are_for_their_user_only(tmp_path):
+    """They hold every payload. A folder of an earlier version is closed when it is used again."""
+    location = tmp_path / "deep" / "checkpoints"
+    before = os.umask(0o022)
+    try:
+        case = Case(tmp_path, "rocks", str(location))
+        store = case.store()
+        fill(store, 5)
+        case.folder.save(SHARD, store, NOW_MS)
+        case.folder.keep_archived(SHARD, identity(), {"delay": 1})
+    finally:
+        os.umask(before)
+        for each in case.stores:
+            each.close()
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in (location, *location.rglob("*"))} == {
+        (True, 0o700), (False, 0o600),
+    }  # fmt: skip
+    (location / "c").chmod(0o755)
+    case.other("node-2")
+    assert (location / "c").stat().st_mode & 0o777 == 0o700

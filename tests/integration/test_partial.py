@@ -13,7 +13,7 @@ from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
-from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms, read_committed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -39,6 +39,7 @@ def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) 
     tokens.write_text(json.dumps({"format": 2, "tokens": entries}))
     settings = {
         **flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2, "admin.tokens": tokens,
+        "audit.to": "topic", "audit.topic": f"{flow.prefix}.audit", "audit.required": "on",
     }  # fmt: skip
     with Fleet(
         tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
@@ -78,7 +79,7 @@ def job_of(node: Service, action: str, matching: dict[str, Any]) -> dict[str, An
 
 
 @pytest.mark.timeout(300)
-def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
+def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
     """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard are gone."""
     due_ms = now_ms() + 70_000
     written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
@@ -139,18 +140,49 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert other.get(cancelled)["state"] == "cancelled"
     there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = now_ms() - 60_000, "cancelled", True
 
+    # Each of them is in the audit trail once, by the node that was asked.
+    more = [message for message in written[40:] if message.id and message not in some][:8]
+    for message in more:
+        assert other.ask("DELETE", f"/v1/messages/{message.id}")[1]["result"] == "cancelled"
+        message.cancel_result, message.cancel_unsure = "cancelled", True
+
+    def entries(phase: str) -> list[tuple[str, ...]]:
+        """Node, token, verb, id and outcome of the entries about cancels of these ids, and of the actions above."""
+        found = [
+            json.loads(record.value() or b"") for record in read_committed(broker.bootstrap, f"{flow.prefix}.audit")
+        ]
+        fields = ("node", "token", "verb", "outcome")
+        return [
+            (*(str(each.get(name, "")) for name in fields), each["ids"][0])
+            for each in found
+            if each["phase"] == phase and {*each["ids"]} & {*asked}
+        ]
+
+    asked = [str(there[0].id), str(there[1].id), *(str(message.id) for message in more)]
+    name = next(name for name, node in fleet.nodes.items() if node is other)
+    expected = [
+        (name, "user", "reschedule", "rescheduled", asked[0]),
+        (name, "user", "reschedule", "invalid", asked[0]),
+        (name, "user", "fire", "fired", asked[0]),
+        (name, "user", "cancel", "cancelled", asked[1]),
+        *((name, "user", "cancel", "cancelled", each) for each in asked[2:]),
+    ]
+    other.wait_until(lambda: len(entries("outcome")) >= len(expected), "write the outcomes")
+    assert entries("outcome") == expected
+    assert [row[2] for row in entries("intent")] == [row[2] for row in expected]
+
     # Only nodes ask for given shards.
     for node in (other, holder):
         assert node.ask("GET", f"{path}?shards={shard}")[0] == 403
         assert node.ask("DELETE", f"{path}?shards={shard}")[0] == 403
 
     # Every node applies the limits of a token, also for the shards that others hold, and reads the page keys of others.
-    gone = {there[0].id, there[1].id}
-    own = [message_id for message_id in lists[0] if message_id.startswith("order-1") and message_id not in gone]
+    ended = {there[0].id, there[1].id, *(message.id for message in more)}
+    own = [message_id for message_id in lists[0] if message_id.startswith("order-1") and message_id not in ended]
     foreign = next(message_id for message_id in places if str(message_id).startswith("order-2"))
     for node in nodes:
         node.token = "tenant"
-        assert [message_id for message_id in listed(node) if message_id not in gone] == own != []
+        assert [message_id for message_id in listed(node) if message_id not in ended] == own != []
         assert node.ask("GET", f"/v1/messages/{foreign}")[0] == 403
         assert node.ask("DELETE", f"/v1/messages/{foreign}")[0] == 403
         counted = job_of(node, "count", {"target": flow.target})
@@ -167,8 +199,26 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     for node in nodes:
         node.token = "user"
 
+    # A token takes no name of a node, neither of a member nor of one that is away.
+    names = list(fleet.nodes)
+    registration = {
+        "cluster": flow.prefix, "instance": "i", "address": "http://evil:1", "version": "1", "state_version": now_ms(), "shards": [], "topics": [],
+    }  # fmt: skip
+
+    def cannot_be_taken(name: str) -> bool:
+        answers = [
+            other.ask("DELETE", f"/v1/registry/nodes/{name}"),
+            other.ask("PUT", f"/v1/registry/nodes/{name}", registration),
+        ]
+        return [(status, problem["type"].rpartition(":")[2]) for status, problem in answers] == [
+            (409, "node-registered")
+        ] * 2
+
+    assert [name for name in names if not cannot_be_taken(name)] == []
+
     # One of the two is killed, then the other.
     holder.kill()
+    assert [name for name in names if not cannot_be_taken(name)] == []
     assert other.get(cancelled)["state"] == "cancelled"
     second = fleet.nodes[sorted(held[shard])[1]]
     second.kill()
@@ -181,6 +231,7 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
         return shown["node"] is None and "no node" in shown["paused"]
 
     other.wait_until(is_reported, "report the missing shard")
+    assert [name for name in names if not cannot_be_taken(name)] == []
     mine = next(number for number, names in held.items() if names != held[shard])
     elsewhere = next(id_ for id_, at in places.items() if at == mine)
     assert other.get(f"/v1/messages/{elsewhere}")["id"] == elsewhere
@@ -189,4 +240,14 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     holder.wait_ready()
     fleet.wait_led()
     flow.wait_settled(other)
+
+    # The name of one that will not come back is released.
+    gone = next(name for name, node in fleet.nodes.items() if node is second)
+    second.kill()
+    other.wait_until(lambda: other.ask("POST", f"/v1/nodes/{gone}/forget")[0] == 200, "forget the node")
+    other.wait_until(lambda: other.ask("DELETE", f"/v1/registry/nodes/{gone}")[0] == 200, "know that it is forgotten")
+    status, answer = other.ask("PUT", f"/v1/registry/nodes/{gone}", registration)
+    assert (status, answer["result"]) == (200, "registered")
+    (found,) = [node for node in other.get("/v1/registry/nodes")["nodes"] if node["node"] == gone]
+    assert (found["address"], found["announced"]) == ("http://evil:1", False)
     assert flow.complaints() == []

@@ -277,14 +277,12 @@ def test_the_log_tells_who_did_what(service):
         service.ask("DELETE", "/v1/messages/told", token="writer")
         service.ask("DELETE", "/v1/messages/told", token="reader")
     lines = [
-        (line["event"], line["token"], line.get("verb"), line.get("id"), line.get("result"))
-        for line in logs
-        if "token" in line
+        (line["event"], line["token"], line["verb"], line["ids"], line["outcome"]) for line in logs if "token" in line
     ]
     assert lines == [
-        ("request", "writer", "schedule", "told", None),
-        ("request", "writer", "cancel", "told", "cancelled"),
-        ("request refused", "reader", None, None, None),
+        ("request", "writer", "schedule", ["told"], "done"),
+        ("request", "writer", "cancel", ["told"], "cancelled"),
+        ("request refused", "reader", "cancel", ["told"], "forbidden"),
     ]
 
 
@@ -305,7 +303,8 @@ def test_requests_without_a_valid_token_do_not_fill_the_log(service):
     [
         (b"\xff", "is not YAML"),
         (b"tokens: [", "is not YAML"),
-        (b"", "is not a list of tokens: Expected `object`, got `null`"),
+        (b"", "is empty; to have no tokens, write `tokens: []`"),
+        (b"tokens:", "is not a list of tokens: Expected `array`, got `null`"),
         (b"tokens: [{name: a, sha256: abc, roles: [read]}]", "is not a list of tokens: Expected `str` matching regex"),
         (b"tokens: [{name: a, sha256: '%064d', roles: [admin]}]" % 1, "Invalid enum value 'admin'"),
         (b"tokens: [{name: a, sha256: '%064d', roles: []}]" % 1, "length >= 1"),
@@ -372,7 +371,7 @@ def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
         tokens.sender("none")
     assert [line["event"] for line in logs] == ["tokens of an old format", "tokens of an old format", "tokens read"]
     assert f"chronos doctor --tokens {path}" in str(logs)
-    assert (tokens.format, tokens.is_stale) == (1, False)
+    assert (tokens.format, tokens.problem) == (1, None)
     old = parse_tokens(FIRST_FORMAT % (1, 2)).senders[f"{1:064d}"]
     assert old.sees_payloads
     assert old.reach.admits(b"any", "mine")
@@ -440,6 +439,34 @@ def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newes
     assert (code, "is not a list of tokens" in text) == (2, True)
     path.unlink()
     assert CliRunner().invoke(app, ["doctor", "--tokens", str(path)]).exit_code == 2
+
+
+def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_as_they_are(tmp_path):
+    """A metric says so until it can be used again; a service does not start with it."""
+    path = token_file(tmp_path, TOKENS)
+
+    def stale(service: Inside) -> bool:
+        return "chronos_tokens_stale 1.0" in service.ask("GET", "/metrics", token="reader").body.decode()
+
+    with Inside(tmp_path, admin__tokens=path) as service:
+        assert not stale(service)
+        for spoil, why in (
+            (lambda: path.write_text(""), "is empty"), (lambda: path.write_text(" \n"), "is empty"),
+            (lambda: path.chmod(0o646), "may be written by every user"),
+        ):  # fmt: skip
+            with capture_logs() as logs:
+                spoil()
+                assert stale(service)
+            assert [why in line["why"] for line in logs if line["event"] == "tokens not read"] == [True]
+            assert "the file of admin.tokens cannot be used" in service.ask("GET", "/readyz").body.decode()
+            if why.startswith("may"):
+                with pytest.raises(ConfigurationError, match="may be written by every user of this machine: chmod o-w"):
+                    TokenFile(str(path))
+            path.chmod(0o644)
+            token_file(tmp_path, TOKENS)
+            assert not stale(service)
+        path.write_text("tokens: []")
+        assert service.ask("GET", "/v1/shards", token="reader").status == 401
 
 
 def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path):

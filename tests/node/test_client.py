@@ -214,7 +214,12 @@ def test_a_message_without_an_id_is_sent_once(first, error):
 @contextmanager
 def registry(master: str, seen: list[str]) -> Iterator[str]:
     """A registry that routes to this master and knows no message; `seen` gets the method and path of each request."""
-    route = {"shard": 0, "permissions": ["read", "write"], "master": {"node": "a", "address": master}, "followers": []}
+    route = {
+        "shard": 0,
+        "permissions": ["read", "write"],
+        "master": {"node": "a", "address": master, "announced": True},
+        "followers": [],
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:

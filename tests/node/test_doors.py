@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import re
 import resource
+import shutil
 import socket
 import struct
 import threading
@@ -22,6 +24,7 @@ from structlog.testing import capture_logs
 from chronos.admin.connections import BODY_UNREAD_MAX, READ_AHEAD_BYTES, SparseLog, connections_max
 from chronos.admin.routes import table
 from chronos.client import Client
+from chronos.node.directory import DataDirectory
 from tests.harness.inside import Inside, wait_until
 
 
@@ -180,6 +183,27 @@ def test_bytes_that_are_not_http_leave_no_traceback(service, caplog):
 def test_the_data_directory_is_for_its_owner_only(service):
     """It holds every payload."""
     assert service.node.directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_data_directory_that_others_may_read_is_closed_to_them_or_named(tmp_path):
+    """Its owner's process may close it; another user's directory is named in the log."""
+    path = tmp_path / "data"
+    for owner, mode, after, is_named in (
+        (os.geteuid(), 0o755, 0o700, False), (os.geteuid() + 1, 0o755, 0o755, True), (os.geteuid() + 1, 0o770, 0o770, False),
+    ):  # fmt: skip
+        path.mkdir(mode=mode)
+        path.chmod(mode)
+        if owner != os.geteuid():
+            if os.geteuid():
+                pytest.skip("only root gives a directory away")
+            os.chown(path, owner, -1)
+        directory = DataDirectory(path, node="n")
+        with capture_logs() as logs:
+            directory.claim()
+        directory.release()
+        assert path.stat().st_mode & 0o777 == after
+        assert [line["path"] for line in logs] == ([str(path)] if is_named else [])
+        shutil.rmtree(path)
 
 
 # --- Connections

@@ -68,7 +68,7 @@ def test_a_node_is_registered_with_its_own_registry(service: Inside) -> None:
 
     wait_until(is_master)
     found = ask(service, "GET", "/routes")
-    own = {"node": "own", "address": f"http://127.0.0.1:{service.port}"}
+    own = {"node": "own", "address": f"http://127.0.0.1:{service.port}", "announced": True}
     assert (found["cluster"], found["topic"], found["partitions"]) == ("chronos", "chronos.delay", 2)
     assert found["routes"] == [
         {"shard": shard, "permissions": ["read", "write"], "master": own, "followers": []} for shard in (0, 1)
@@ -86,7 +86,7 @@ def test_a_registered_node_is_routed_to_until_it_leaves(service: Inside) -> None
     first = ask(service, "PUT", "/nodes/a", registration((0, "master", 5), state_version=3))
     assert (first["result"], first["state_version"], first["masters"]) == ("registered", 3, [])
     second = ask(service, "PUT", "/nodes/b", registration((0, "follower", 5), address="http://far:2"))
-    a, b = {"node": "a", "address": "http://far:1"}, {"node": "b", "address": "http://far:2"}
+    a, b = ({"node": name, "address": f"http://far:{port}", "announced": False} for name, port in (("a", 1), ("b", 2)))
     assert second["masters"] == [{"shard": 0, "master": a}]
     older = ask(service, "PUT", "/nodes/a", registration((1, "master", 9), state_version=2))
     assert (older["result"], older["state_version"], older["node"]) == ("ignored", 3, "a")
@@ -122,20 +122,29 @@ def test_a_token_registers_no_other_node_under_the_name_or_address_of_one(servic
     """Clients would be sent elsewhere, or the node would disappear."""
     url = f"http://127.0.0.1:{service.port}"
     body = registration((0, "master", 9), state_version=time.time_ns() // 1_000_000, cluster="chronos")
-    for name, address in (("own", "http://far:1"), ("stranger", url)):
+    answer = service.ask("DELETE", "/v1/registry/nodes/own", token=TOKEN)
+    assert (answer.status, answer.problem) == (409, "node-registered")
+    for name, address, detail in (
+        ("own", "http://far:1", "own is the name of a node of cluster chronos, which registers itself"),
+        ("stranger", url, f"node own of cluster chronos is registered at {url}"),
+    ):
         answer = service.ask("PUT", f"/v1/registry/nodes/{name}", {**body, "address": address}, token=TOKEN)
         assert (answer.status, answer.problem) == (409, "node-registered")
-        assert answer.json()["detail"] == f"node own of cluster chronos is registered at {url}"
+        assert answer.json()["detail"] == detail
     (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
     assert (node["node"], node["address"]) == ("own", url)
 
 
 def test_a_full_registry_says_so(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the number that is exceeded; the two of the node itself count."""
+    """With the number that is exceeded; those of the node itself do not count."""
     monkeypatch.setattr(registry, "TOPICS_MAX", 2)
-    answer = service.ask("PUT", "/v1/registry/nodes/a", registration((0, "master", 1)), token=TOKEN)
+    ask(service, "PUT", "/nodes/a", registration((0, "master", 1), (1, "master", 1)))
+    answer = service.ask(
+        "PUT", "/v1/registry/nodes/b", registration((2, "master", 1), address="http://far:2"), token=TOKEN
+    )
+    ask(service, "DELETE", "/nodes/a?cluster=far")
     assert (answer.status, answer.problem) == (409, "registry-full")
-    assert answer.json()["detail"] == "2 topics are registered; 2 are the most"
+    assert answer.json()["detail"] == "the shards have 2 topics; 2 are the most"
 
 
 def test_a_node_that_registers_no_more_expires(service: Inside) -> None:
@@ -262,7 +271,7 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
             server.shutdown()
     assert seen == ["", f"Bearer {TOKEN}"]
     assert refused.code != 0
-    assert f"no token was sent to {url}, which has no TLS" in refused.out
+    assert f"no token was sent to {url}, which its node did not register: name it with --server" in refused.out
     assert done.code == 0
 
 

@@ -39,7 +39,7 @@ REGISTRY_FAULTS: dict[str, list[Change]] = {
         (Registry, "_remove", "self._drop_holder((cluster, shard), node)", "pass"),
     ],
     "the topics of the last node stay": [
-        (Registry, "_drop_holder", "self._put_topics(shard, {})", "pass"),
+        (Registry, "_drop_holder", "self._put_topics(shard, {}, by_itself=True)", "pass"),
     ],
     "a shard that a node gives up keeps it": [
         (Registry, "register", "self._drop_holder((cluster, shard), node)", "pass"),

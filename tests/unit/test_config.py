@@ -219,7 +219,7 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 
 TOP_LEVEL = (
     "there are cluster, shards, node, log, topics, coordinator, failover, replication, workers, limits, delivery, delivery_faults, "
-    "targets, checkpoints, retention, store, admin, registry, logging"
+    "targets, checkpoints, retention, store, admin, audit, registry, logging"
 )
 WRONG_VALUES = {
     "shards=0": "shards: 0 is not within 1 to 1024",
@@ -684,6 +684,8 @@ LEFT_OUT = (
     "admin.advertised",
     "admin.allowed_hosts",
     "admin.host",
+    "audit.to",
+    "audit.required",
     *(f"admin.tls.{name}" for name in ("certificate", "key", "client_ca")),
     *(f"admin.jwt.{name}" for name in ("issuer", "audience", "jwks")),
 )

@@ -426,3 +426,21 @@ def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
     for name in NAMES:
         found.unregister("c", name, 4)
     assert (found.clusters(), found.nodes(), found._topics, found._holders, found._addresses) == ({}, [], {}, {}, {})
+
+
+def test_what_others_register_leaves_the_place_of_members_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nodes, replicas and topics; a member displaces others, and is never kept out by them."""
+    for name, most in (("NODES_MAX", 2), ("HOLDINGS_MAX", 4), ("TOPICS_MAX", 8)):
+        monkeypatch.setattr(registry, name, most)
+    found = Registry()
+    for name in ("x", "y"):
+        assert found.register(node(name, "0*9 1*9", cluster="far"), NOW_MS, by_itself=False).accepted
+    with pytest.raises(Full):
+        found.register(node("z", cluster="far"), NOW_MS, by_itself=False)
+    for name in ("a", "b"):
+        assert found.register(node(name, "0*1 1*1"), NOW_MS).accepted
+    with pytest.raises(Full):
+        found.register(node("d"), NOW_MS)
+    for name, cluster in (("x", "far"), ("y", "far"), ("a", "c"), ("b", "c")):
+        assert found.unregister(cluster, name, 1) == "removed"
+    assert {(used.nodes, used.replicas, used.topics, used.served) for used in found._used.values()} == {(0, 0, 0, 0)}

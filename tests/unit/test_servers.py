@@ -19,6 +19,11 @@ NONE: frozenset[str] = frozenset()
 LIST = requests.jobs()
 
 
+def address(node: str | None) -> dict[str, Any]:
+    """A node that registered itself."""
+    return {"node": node, "address": f"http://{node}", "announced": True}
+
+
 def routes(*shards: tuple[str | None, ...], writable: bool = True) -> bytes:
     """The answer of a registry: of each shard the master and then the followers."""
     return json.dumps({
@@ -27,8 +32,8 @@ def routes(*shards: tuple[str | None, ...], writable: bool = True) -> bytes:
             {
                 "shard": number,
                 "permissions": ["read", "write"] if writable else ["read"],
-                "master": None if names[0] is None else {"node": names[0], "address": f"http://{names[0]}"},
-                "followers": [{"node": name, "address": f"http://{name}"} for name in names[1:]],
+                "master": None if names[0] is None else address(names[0]),
+                "followers": [address(name) for name in names[1:]],
             }
             for number, names in enumerate(shards)
         ],
@@ -181,3 +186,12 @@ def test_a_client_with_tls_learns_no_address_without_it() -> None:
     found = Servers(["https://r1", "https://r2"])
     assert found.learn(200, routes(("a", "b")).replace(b"http://b", b"https://b"), NOW_S)
     assert found.choose(requests.get("x"), NONE, NOW_S) == "https://b"
+
+
+def test_a_client_learns_no_address_that_its_node_did_not_register():
+    """Its token would be sent to whatever machine a token with the role operate named; a registry that does not say is not believed."""
+    for said in (b'"announced": false', b'"since": 1'):
+        found = Servers(GIVEN)
+        assert found.learn(200, routes(("evil", "b")).replace(b'"announced": true', said, 1), NOW_S)
+        assert found.choose(requests.get("x"), NONE, NOW_S) == "http://b"
+        assert "http://evil" not in {*found._candidates(requests.get("x"))}

@@ -26,6 +26,7 @@ from chronos.adapters.checkpoints.files import (
     encode_manifest,
     write_file,
 )
+from chronos.adapters.durable import keep_private
 from chronos.core.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
@@ -57,7 +58,16 @@ class CheckpointFolder:
                 raise ConfigurationError(
                     [f"checkpoints.location {self._shown} lies inside node.data_dir and would be lost with it"]
                 )
+        self._location = Path(root)
         self._root = f"{root.rstrip('/')}/{cluster}"
+        # A folder that is missing is made later, and one that cannot be read is an error then.
+        with suppress(OSError):
+            if self._is_local and not keep_private(Path(self._root)):
+                log.warning(
+                    "others may read checkpoints.location, which is another user's",
+                    path=self._root,
+                    remedy="chown or chmod it",
+                )
 
     # --- making
 
@@ -75,7 +85,7 @@ class CheckpointFolder:
                     if known is not None and _same(known, checkpoint) and self.is_intact(known):
                         return known
                 self._remove(place)
-                self._files.makedirs(place, exist_ok=True)
+                self._make_folder(place)
                 for file in checkpoint.files:
                     with (folder / file.name).open("rb") as source:
                         self._write(f"{place}/{file.name}", chunks_of(source))
@@ -89,8 +99,19 @@ class CheckpointFolder:
                 self._write(f"{place}/{MANIFEST}", iter([encode_manifest(checkpoint)]))
         return checkpoint
 
+    def _make_folder(self, place: str) -> None:
+        """Make a folder, and on a local disk all from the location on for this user only: they hold every payload."""
+        if not self._is_local:
+            self._files.makedirs(place, exist_ok=True)
+            return
+        self._location.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._location
+        for name in Path(place).relative_to(self._location).parts:
+            path /= name
+            path.mkdir(mode=0o700, exist_ok=True)
+
     def _write(self, path: str, chunks: Iterator[bytes]) -> None:
-        with self._files.open(path, "wb") as file:
+        with open(path, "wb", opener=_for_this_user) if self._is_local else self._files.open(path, "wb") as file:
             for chunk in chunks:
                 file.write(chunk)
             if self._is_local:
@@ -177,7 +198,7 @@ class CheckpointFolder:
         data = json.dumps({topic: {"id": ids[topic], "offset": offset} for topic, offset in offsets.items()}, indent=1)
         path = self._place(shard, ARCHIVED)
         with self._reaching("writing"):
-            self._files.makedirs(f"{self._root}/{shard}", exist_ok=True)
+            self._make_folder(f"{self._root}/{shard}")
             new = f"{path}.new" if self._is_local else path  # an object appears whole, a file under its name does not
             self._write(new, iter([data.encode()]))
             if self._is_local:
@@ -263,6 +284,10 @@ class CheckpointFolder:
                 f"{doing} at checkpoints.location {self._shown} failed ({cause}): is it there, with room, and may this"
                 " process write there?"
             ) from error
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _topics(identity: Identity) -> dict[str, str]:
