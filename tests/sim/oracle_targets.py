@@ -124,8 +124,8 @@ class Targets(Facts):
 
     def may_hold(self, destination: int) -> str:
         # A master that did not look since may still take it for closed.
-        # A transaction that a message made fail may look as if its destination had refused it.
-        failed = self.poisoned or self.refusing_ms or self.missing_ms >= 0
+        # A transaction that a message made fail, or the rejected topic, may look as if its destination had refused it.
+        failed = self.poisoned or self.refusing_ms or self.missing_ms >= 0 or -1 in self.closed_ms
         return "" if destination in self.closed_ms or failed else "it takes records"
 
     def may_park(self, message: Message, lane: int, step: Step) -> str:

@@ -256,7 +256,9 @@ class Simulation(ClusterPart):
         world = self.world
         self._wait_for_all()
         process = node.process
-        assert process is not None
+        if process is None:
+            assert self.cluster.duplicated
+            return  # another node with its id is a member: it is refused, and begins again later
         shared = [
             shard for shard in range(self.shards) if self.ensemble is not None and len(self.cluster.holders(shard)) > 1
         ]
