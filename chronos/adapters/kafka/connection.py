@@ -1,5 +1,6 @@
 """The connection to one Kafka cluster: common settings of its clients, their log lines, and errors that name its brokers."""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,10 @@ REFUSED_S = 30.0
 DIGITS = re.compile(r"\d+")
 ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
 """Parts of an error of the client that differ from one attempt to the next."""
+
+
+FAILED = "FAIL ["
+"""Beginning of a line of the client about a connection that failed, or could not be made."""
 
 
 class Connection:
@@ -103,4 +108,5 @@ class ClientLog:
         if len(self._logged_s) > LINES_MAX:
             self._logged_s.clear()
         self._logged_s[content] = now_s
-        log.log(min(level, 30), "librdkafka", text=line)
+        # A connection that fails is one of many, and tried again: what cannot be done without it is logged by the one that waits.
+        log.log(logging.DEBUG if line.startswith(FAILED) else min(level, logging.WARNING), "librdkafka", text=line)
