@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.kafka import bounded
+from chronos.node import directory
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker, wait_until
 from tests.harness.inside import Inside
@@ -163,6 +164,8 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
         tail.take(topics.rejected, 1)
         service.kill()
         monkeypatch.setattr(bounded, "MEMORY_BYTES", 300_000_000)
+        # The kernel does not tell whether it killed a process for want of memory.
+        monkeypatch.setattr(directory, "killed_for_memory", lambda: directory.UNKNOWN)
         with capture_logs() as lines, Inside(tmp_path, cluster=topics.delay, **inside):
             send(b"after")
             tail.take(target, 3)
