@@ -310,6 +310,7 @@ def run(url: str, *options: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(tmp_path, authority):
     """By options or variables; a certificate that is not trusted, for another name, missing, or for no TLS at all is named as such."""
     path = tokens_file(tmp_path, {"name": "shop", "certificate": "CN=shop", "roles": ["read"]})

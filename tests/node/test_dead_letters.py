@@ -152,6 +152,7 @@ def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(servi
     assert {record["headers"]["chronos-id"] for record in delivered(service, "series", 2)} == names
 
 
+@pytest.mark.slow
 def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:
     listed = chronos(service, "list", "--target", "cli")
     assert (listed.code, listed.out.count("forbidden-target")) == (0, 2)

@@ -405,6 +405,7 @@ def left_of(service: Inside) -> int:
     return context.bodies._left
 
 
+@pytest.mark.slow
 def test_a_body_that_nobody_reads_stays_with_its_sender(service):
     """A connection takes a few kilobytes of it, which count, and keeps no more; the end of its request gives them back."""
     whole = left_of(service)

@@ -44,6 +44,7 @@ def poll(service: Inside, token: str, stack: ExitStack, topic: str = "never") ->
     return connection
 
 
+@pytest.mark.slow
 def test_long_polls_of_one_token_leave_room_for_others(service: Inside) -> None:
     """Of 500, as many wait as the token may have; the others are told so, and another token is not concerned."""
     with ExitStack() as stack:

@@ -206,6 +206,7 @@ def test_any_other_token_is_that_of_a_stranger(service, name):
     assert not [line for line in logs if line["log_level"] == "error"]
 
 
+@pytest.mark.slow
 def test_a_token_that_was_valid_is_not_when_it_has_expired(service, monkeypatch):
     """Though it was remembered; and what is remembered is bounded."""
     monkeypatch.setattr(issuer, "LEEWAY_S", 0)

@@ -168,6 +168,7 @@ def test_an_unknown_job_is_not_found(service):
         assert (status, problem["type"]) == (404, "urn:chronos:problem:no-job")
 
 
+@pytest.mark.slow
 def test_jobs_on_the_command_line(service):
     """Dry run, the question that cannot be asked, the job itself, the list of jobs, and their exit codes."""
     run = partial(command, server=service.url)

@@ -205,6 +205,7 @@ def test_without_tokens_nobody_registers_a_node_of_a_standalone_service(tmp_path
             assert (answer.status, answer.problem) == (403, "not-a-member")
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None:
     """Tables, JSON, and the exit code 4 for what is not there."""
     token = tmp_path / "token"
