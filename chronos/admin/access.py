@@ -77,16 +77,10 @@ class Access:
             )  # fmt: skip
         request[SENDER] = sender
         if role not in sender.roles:
-            raise self._forbidden(f"the token {sender.name} does not have the role {role}")
+            raise forbidden(sender, f"does not have the role {role}")
         if sender.is_limited and not concerns_targets and role != "read":
-            raise self._forbidden(
-                f"the token {sender.name} is for some targets only, and this concerns the whole service",
-            )
+            raise forbidden(sender, "is for some targets only, and this concerns the whole service")
         return sender
-
-    @staticmethod
-    def _forbidden(detail: str) -> ProblemError:
-        return ProblemError(403, "forbidden", detail)
 
     def _sender(self, request: web.Request) -> Sender | None:
         if self._is_member(request):

@@ -6,7 +6,7 @@ import json
 import random
 import resource
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -48,6 +48,28 @@ Campaign = Callable[[Goal, float, int], Coroutine[Any, Any, Statuses]]
 """`(goal, seconds, seed)`."""
 
 
+async def at_most(seconds: float, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of it together, and end what has not ended by itself."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def speakers(seconds: float, seed: int, speak: Callable[[random.Random], Coroutine[Any, Any, None]]) -> None:
+    """SPEAKERS that speak again and again, as fast as they are answered, each with chances of its own."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
+
+    async def one(at: int) -> None:
+        chance = random.Random(f"{seed}-{at}")
+        while loop.time() < ends_s:
+            await speak(chance)
+
+    await asyncio.gather(*(one(at) for at in range(SPEAKERS)))
+
+
 async def quiet(_: Goal, seconds: float, __: int) -> Statuses:
     """Nothing: the load alone, to compare."""
     await asyncio.sleep(seconds)
@@ -76,11 +98,7 @@ async def connections(goal: Goal, seconds: float, _: int) -> Statuses:
     work = [one(b"", seconds / 3 * at / IDLE) for at in range(IDLE)]
     work += [one(poll(at), seconds / 3 * at / POLLS) for at in range(POLLS)]
     work += [one(post, seconds / 2 * at / BOMBS) for at in range(BOMBS)]
-    tasks = [asyncio.ensure_future(each) for each in work]
-    await asyncio.wait(tasks, timeout=seconds)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await at_most(seconds, work)
     return statuses
 
 
@@ -93,26 +111,18 @@ async def reconnecting(goal: Goal, seconds: float, _: int) -> Statuses:
             statuses[await exchange(goal.port, b"")] += 1
             await asyncio.sleep(1)
 
-    tasks = [asyncio.ensure_future(one()) for _ in range(IDLE)]
-    await asyncio.wait(tasks, timeout=seconds)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await at_most(seconds, [one() for _ in range(IDLE)])
     return statuses
 
 
 async def almost_http(goal: Goal, seconds: float, seed: int) -> Statuses:
     """Requests with a few bytes changed, removed, repeated or added, cut off anywhere, as fast as they are answered."""
     statuses: Statuses = Counter()
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + seconds
 
-    async def speak(at: int) -> None:
-        chance = random.Random(f"{seed}-{at}")
-        while loop.time() < ends_s:
-            statuses[await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
+    async def speak(chance: random.Random) -> None:
+        statuses[await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
 
-    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    await speakers(seconds, seed, speak)
     return statuses
 
 
@@ -126,52 +136,40 @@ async def unread(goal: Goal, seconds: float, _: int) -> Statuses:
         await asyncio.sleep(delay_s)
         statuses[await exchange(goal.port, data)] += 1
 
-    tasks = [asyncio.ensure_future(one(seconds / 3 * at / SENDERS)) for at in range(SENDERS)]
-    await asyncio.wait(tasks, timeout=seconds)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await at_most(seconds, [one(seconds / 3 * at / SENDERS) for at in range(SENDERS)])
     return statuses
 
 
 async def numbers(goal: Goal, seconds: float, seed: int) -> Statuses:
     """Numbers of thousands of digits, tokens that are no text, and control characters, as fast as they are answered."""
     statuses: Statuses = Counter()
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + seconds
     digits = "9" * 4_301
     paths = [
         f"/v1/shards/{digits}/checkpoint", "/v1/shards/0/checkpoint", f"/v1/shards/{digits}/digest", f"/v1/messages?after={digits}-1-1",
         f"/v1/messages?limit={digits}", f"/v1/timeline?from={digits}", "/v1/messages/%1b[2J%07", f"/v1/dead-letters?after={digits}",
     ]  # fmt: skip
 
-    async def speak(at: int) -> None:
-        chance = random.Random(f"{seed}-{at}")
-        while loop.time() < ends_s:
-            token = bytes(chance.randrange(128, 256) for _ in range(8))
-            sent = request("GET", chance.choice(paths), b"", b"Chronos-Node: node", b"Chronos-Token: " + token)
-            statuses[await exchange(goal.port, sent, timeout_s=5.0)] += 1
+    async def speak(chance: random.Random) -> None:
+        token = bytes(chance.randrange(128, 256) for _ in range(8))
+        sent = request("GET", chance.choice(paths), b"", b"Chronos-Node: node", b"Chronos-Token: " + token)
+        statuses[await exchange(goal.port, sent, timeout_s=5.0)] += 1
 
-    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    await speakers(seconds, seed, speak)
     return statuses
 
 
 async def crons(goal: Goal, seconds: float, seed: int) -> Statuses:
     """Bodies full of cron expressions that never fire, or that fire every 28 years, half of them from clients that do not wait."""
     statuses: Statuses = Counter()
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + seconds
 
-    async def speak(at: int) -> None:
-        chance = random.Random(f"{seed}-{at}")
-        while loop.time() < ends_s:
-            days = chance.choice(("0 */31 * 1#5,2#5", "0 29 2 */7", "*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5"))
-            repeats = (f"cron {chance.randrange(60)},{chance.randrange(60)} {days}" for _ in range(SERIES))
-            messages = [{"target": {"topic": "never"}, "value": "", "repeat": repeat} for repeat in repeats]
-            sent = request("POST", "/v1/messages", json.dumps(messages).encode())
-            statuses[await exchange(goal.port, sent, timeout_s=chance.choice((0.05, 10.0)))] += 1
+    async def speak(chance: random.Random) -> None:
+        days = chance.choice(("0 */31 * 1#5,2#5", "0 29 2 */7", "*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5"))
+        repeats = (f"cron {chance.randrange(60)},{chance.randrange(60)} {days}" for _ in range(SERIES))
+        messages = [{"target": {"topic": "never"}, "value": "", "repeat": repeat} for repeat in repeats]
+        sent = request("POST", "/v1/messages", json.dumps(messages).encode())
+        statuses[await exchange(goal.port, sent, timeout_s=chance.choice((0.05, 10.0)))] += 1
 
-    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    await speakers(seconds, seed, speak)
     return statuses
 
 
