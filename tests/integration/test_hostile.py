@@ -140,7 +140,8 @@ _control = st.sampled_from(
     ]
 )  # fmt: skip
 _when = st.one_of(
-    st.sampled_from([b"0", b"300ms", b"0.5s"]).map(lambda text: (b"chronos-delay", text)),
+    # Three seconds leave a slow machine the time to cancel and to replace messages.
+    st.sampled_from([b"0", b"0.5s", b"3s"]).map(lambda text: (b"chronos-delay", text)),
     st.sampled_from([b"1700000000000", b"2020-02-29T23:59:60Z"]).map(lambda text: (b"chronos-deliver-at", text)),
 )
 _aim = st.sampled_from(
