@@ -26,6 +26,7 @@ from chronos.core.registry import Registry
 from chronos.core.roles import Member
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
+from chronos.core.values import shards_text
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
@@ -203,12 +204,14 @@ class Context:
             return [str(node.failure)]
         if self.stopping.is_set():
             return ["the node is stopping"]
-        degraded = [] if node.degraded is None else [node.degraded]
-        return degraded + [
-            f"shard {shard.number} is {shard.role}" + (f": {shard.paused}" if shard.paused else "")
+        troubles = {
+            shard.number: (str(shard.role), shard.paused)
             for shard in node.shards
             if shard.role not in IN_PLACE or shard.paused is not None
-        ]
+        }
+        if node.outage is not None:
+            return [node.outage + (f" ({shards_text(troubles)})" if troubles else "")]
+        return ([] if node.degraded is None else [node.degraded]) + together(troubles)
 
     def details(self) -> list[str]:
         """What operators should know although it does not make the node unready."""
@@ -228,11 +231,12 @@ class Context:
             for shard in self.shards
             if (waits := shard.waits_for(now_ms)) is not None
         ]
+        brokers = self.node.selector.brokers()
         avoided = [
             f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
             f" {format_time(found.available_ms)}"
-            for broker, found in sorted(self.node.selector.brokers().items())
-            if not found.is_available(now_ms)
+            for broker, found in sorted(brokers.items())
+            if len(brokers) > 1 and not found.is_available(now_ms)
         ]
         return (
             self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages() + self._access_troubles()
@@ -280,6 +284,17 @@ class Context:
             turns.close()
         for pool in (self._poll_threads, self._plan_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def together(troubles: Mapping[int, tuple[str, str | None]]) -> list[str]:
+    """The roles and the reasons of shards that are not ready, each once with its shards."""
+    shards: dict[tuple[str, str | None], list[int]] = {}
+    for number, trouble in troubles.items():
+        shards.setdefault(trouble, []).append(number)
+    return [
+        f"{shards_text(numbers)} {'is' if len(numbers) == 1 else 'are'} {role}" + (f": {why}" if why else "")
+        for (role, why), numbers in shards.items()
+    ]
 
 
 def without_names(waits: str) -> str:

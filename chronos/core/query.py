@@ -57,6 +57,9 @@ TIMELINE_MAX_MS = 1_100 * 86_400_000
 COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
 
+ENTRIES_SCAN = 250
+"""Entries read in one scan, for the same reason: a shard waits for the GIL several times in a step."""
+
 
 class Found(Struct, frozen=True, kw_only=True):
     """The known state of one message."""
@@ -172,10 +175,7 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        scan_max = PAGE_SCAN_MAX if matching.is_selective else limit
-        found = view.scan(entry_key(*start), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
-        # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
-        is_end = not found or not view.scan(_key_after(entry_position(found[-1][0])), entry_key(*stop), 1, 1)
+        found, is_end = _entries(view, start, stop, PAGE_SCAN_MAX if matching.is_selective else limit)
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
         for key, data in found:
@@ -200,6 +200,23 @@ def page(
         del merged[limit:]
         through = merged[-1].position
     return merged, through
+
+
+def _entries(
+    view: StoreView, start: Position, stop: Position, entries_max: int
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether these are all."""
+    found: list[tuple[bytes, bytes]] = []
+    key, end, left = entry_key(*start), entry_key(*stop), PAGE_SCAN_BYTES
+    while len(found) < entries_max and left > 0:
+        portion = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(found)), left)
+        if not portion:
+            return found, True
+        found += portion
+        key = _key_after(entry_position(portion[-1][0]))
+        left -= sum(len(data) for _, data in portion)
+    # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves the end.
+    return found, not view.scan(key, end, 1, 1)
 
 
 def _parked(
