@@ -111,6 +111,8 @@ class ShardWatch:
         self._clock = clock
         self._judges = {shard.number: StallJudge() for shard in shards}
         self._outage = outage
+        self._quiet_until_ms = 0
+        """Monotonic time before which troubles are not logged: they are those of the outage, or what is left of it."""
         self._troubles = TroubleLog()
         self._delay_ends: dict[int, int] = {}
         self._progress_ends: dict[int, int] = {}
@@ -147,7 +149,9 @@ class ShardWatch:
             monotonic_ms = time.monotonic_ns() // 1_000_000
             for shard in self._shards:
                 self._judge(shard, monotonic_ms)
-            if self._outage() is None:
+            if self._outage() is not None:
+                self._quiet_until_ms = monotonic_ms + OVER_MS
+            elif monotonic_ms >= self._quiet_until_ms:
                 reasons = {shard.number: why for shard in self._shards if (why := shard.paused) is not None}
                 stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
                 self._troubles.step(monotonic_ms, reasons, stalled)

@@ -17,7 +17,7 @@ from chronos.core.progress import unpack_progress
 from chronos.core.query import page
 from chronos.core.step import StoreView
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, Retry
-from chronos.ports import Log, TopicInfo, TopicLog, TopicSpec
+from chronos.ports import Log, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
