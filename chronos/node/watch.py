@@ -48,7 +48,7 @@ class _Trouble(Struct):
 
 
 class TroubleLog:
-    """Logs a trouble when it begins, when it reaches more shards, once in LOG_EVERY_MS while it lasts, and when it is over."""
+    """Logs a trouble when it begins, when it has reached more shards, once in LOG_EVERY_MS while it lasts, and when it is over."""
 
     def __init__(self) -> None:
         self._troubles: dict[str, _Trouble] = {}
@@ -74,8 +74,9 @@ class TroubleLog:
     @staticmethod
     def _tell(now_ms: int, trouble: _Trouble, text: str, stalled: Mapping[int, int]) -> None:
         is_stall = not trouble.shards.isdisjoint(stalled)
-        is_new = not trouble.shards <= trouble.told or is_stall > trouble.is_stall
-        if not is_new and trouble.logged_ms is not None and now_ms - trouble.logged_ms < LOG_EVERY_MS:
+        every_ms = LOG_EVERY_MS if trouble.shards <= trouble.told else OVER_MS
+        is_upgraded = is_stall and not trouble.is_stall
+        if trouble.logged_ms is not None and now_ms - trouble.logged_ms < every_ms and not is_upgraded:
             return
         seconds = (
             max([now_ms - trouble.since_ms, *(stalled[shard] for shard in trouble.shards & stalled.keys())]) // 1_000
