@@ -107,8 +107,8 @@ def missed(name: str, figures: Figures, statuses: Statuses, quiet_bytes: int, se
         f"the lateness is more than {late_ms_max} ms": late_ms > late_ms_max and name != "bombs",
         f"/livez takes more than {ALIVE_MS} ms": figures.alive_ms[1] > ALIVE_MS and name in STRICT,
         f"the worst lateness is more than {BOMB_LATE_MS} ms": worst_ms > BOMB_LATE_MS,
-        # Each request of a tenant that is refused or changes something is one line.
-        "too much log": figures.log_bytes > LOG_BYTES and name != "tenants",
+        # With tokens, each request that is refused or changes something is one line, those of the load too.
+        "too much log": figures.log_bytes > LOG_BYTES and name not in WITH_TOKENS,
         "too much memory": figures.resident_bytes > bytes_max,
         "a request ended with 500": statuses["500"] > 0,
         "a tenant saw something of another": statuses["seen"] > 0,
