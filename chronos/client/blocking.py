@@ -20,6 +20,7 @@ from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
     Job,
+    ListedState,
     MessageInfo,
     OnConflict,
     Page,
@@ -129,6 +130,16 @@ class Client:
         after: str | None = None
         while True:
             found: Page = self.call(requests.page(after=after, **conditions))
+            yield from found.messages
+            after = found.after
+            if after is None:
+                return
+
+    def settled(self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
+        """Iterate over messages that were delivered, expired or dead-lettered within `retention.delivered`, as `pending` does."""
+        after: str | None = None
+        while True:
+            found: Page = self.call(requests.page(after=after, state=state, **conditions))
             yield from found.messages
             after = found.after
             if after is None:

@@ -17,6 +17,7 @@ LatePolicy = Literal["fire-once", "fire-all", "skip"]
 """Policy for the occurrences of a series that were missed."""
 
 MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead"]
+ListedState = Literal["pending", "settled", "delivered", "expired", "dead"]
 
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
 
@@ -182,7 +183,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of pending messages, in the order of their due times."""
+    """One page of messages, in the order of their due times."""
 
     messages: list[MessageInfo]
     after: str | None

@@ -4,6 +4,8 @@ Queries read through `StoreView`, so any replica can answer. Every call does a b
 position from which the caller can continue.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -242,6 +244,53 @@ def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | No
 
 def _row(entry: Entry, shard: int, place_ms: int, offset: int) -> MessageRow:
     return MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry)
+
+
+def settled(
+    view: StoreView,
+    state: State,
+    shard: int,
+    *,
+    begin: Position | None,
+    matching: Filter,
+    states: Collection[str],
+    limit: int,
+) -> tuple[list[Found], Position | None]:
+    """Return at most `limit` messages that were settled with one of `states`, as `page` returns pending ones.
+
+    They are the entries at or before the cursor, which are kept for `retention.delivered`. Of the messages that had one id only the
+    latest is found, as by `find`. An entry without an id state was delivered.
+    """
+    assert limit > 0
+    start = matching.start if begin is None else max(matching.start, after(begin))
+    stop = min(matching.stop, after(state.cursor))
+    if start >= stop:
+        return [], None
+    read = view.scan(entry_key(*start), entry_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
+    rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
+    rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
+    ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
+    known = view.get([id_key(message_id) for message_id in ids])
+    found: list[Found] = []
+    for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
+        id_state = None if data is None else unpack_id_state(data)
+        if id_state is not None and (id_state.due_ms, id_state.offset) != (place_ms, offset):
+            continue
+        ended = Found(
+            id=message_id,
+            state=STATE_NAMES[DELIVERED if id_state is None else id_state.state],
+            place_ms=place_ms,
+            offset=offset,
+            settled_ms=None if id_state is None else id_state.settled_ms,
+            entry=entry,
+            failure=None if id_state is None else id_state.failure,
+        )
+        if ended.state in states:
+            found.append(ended)
+            if len(found) == limit:
+                return found, (place_ms, offset)
+    end = entry_position(read[-1][0]) if read else None
+    return found, end if end is not None and view.scan(_key_after(end), entry_key(*stop), 1, 1) else None
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
