@@ -39,7 +39,7 @@ from chronos.core.dead_letters import Letter
 from chronos.core.filter import Filter
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
-from chronos.core.query import Found, MessageRow, find, holds_for, page, settled
+from chronos.core.query import SETTLED, Found, MessageRow, find, holds_for, page, settled
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.rejected import source_of
 from chronos.core.repetition import format_repetition
@@ -70,7 +70,7 @@ IN_LOOP_EXPRESSIONS = 8
 EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
 
-SETTLED = ("delivered", "expired", "dead")
+ENDED = ("delivered", "expired", "dead", SETTLED)
 """The states of `state=settled`."""
 
 PageKey = tuple[int, int, int]
@@ -333,7 +333,7 @@ class Messages:
     def _settled(self, number: int, after: PageKey | None, matching: Filter, query: PageQuery) -> Part:
         """The part of a page of settled messages that one shard has."""
         driver = self._context.shards[number]
-        states = SETTLED if query.state == "settled" else (query.state,)
+        states = ENDED if query.state == "settled" else (query.state,)
         found, through = settled(
             driver.store, driver.state, number,
             begin=_after(after, number), matching=matching, states=states, limit=query.limit,

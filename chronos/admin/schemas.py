@@ -411,7 +411,12 @@ class MessageInfo(Struct, kw_only=True):
     """State, times and target of a message."""
 
     id: str
-    state: Literal["pending", "delivered", "cancelled", "expired", "dead"]
+    state: Annotated[
+        Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"],
+        Meta(
+            description="`settled`, in a list only: it ended, and a later message has its id, so that it is not known how."
+        ),
+    ]
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the message's record in the delay topic.")]
     due_at: Annotated[Instant, Meta(description="The requested due time.")]
@@ -1124,8 +1129,8 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
     state: Annotated[
         ListedState,
-        Meta(description="`settled`: delivered, expired and dead ones, for `retention.delivered` after their end. Of several messages that"
-             " had one id, the latest. Cancelled messages are found by their id only."),
+        Meta(description="`settled`: delivered, expired and dead ones, for `retention.delivered` after their end, and with the state"
+             " `settled` those whose id has a later message: how they ended is not kept. Cancelled messages are found by their id only."),
     ] = "pending"  # fmt: skip
     target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET

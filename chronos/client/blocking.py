@@ -194,7 +194,7 @@ class Client:
     def records(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
     ) -> dict[str, Any]:
-        """Records of a topic of the embedded log: `{"records": [...], "next_offset": n}`.
+        """Records of a topic: `{"records": [...], "next_offset": n}`.
 
         With `wait` the call returns as soon as there is a record, at the latest after this time.
         """

@@ -16,7 +16,8 @@ Action = Literal["schedule", "replace", "reschedule", "cancel", "fire-now"]
 LatePolicy = Literal["fire-once", "fire-all", "skip"]
 """Policy for the occurrences of a series that were missed."""
 
-MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead"]
+MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"]
+"""`settled`, in a list only: the message ended, and a later one has its id, so that it is not known how."""
 ListedState = Literal["pending", "settled", "delivered", "expired", "dead"]
 
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]

@@ -56,6 +56,9 @@ INTERVALS_MAX = 1_500
 TIMELINE_MAX_MS = 1_100 * 86_400_000
 """Longest period of a timeline, in ms: three years. Only minutes with messages cost anything."""
 
+SETTLED = "settled"
+"""The state of a message that ended, where it is not known how."""
+
 COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
 
@@ -65,7 +68,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
     id: bytes
     state: str
-    """pending, delivered, cancelled, expired or dead."""
+    """pending, delivered, cancelled, expired or dead; of `settled` also SETTLED."""
     place_ms: int
     """Due time in the store (epoch ms): never before the requested one; later after a retry or a late arrival."""
     offset: int
@@ -258,8 +261,8 @@ def settled(
 ) -> tuple[list[Found], Position | None]:
     """Return at most `limit` messages that were settled with one of `states`, as `page` returns pending ones.
 
-    They are the entries at or before the cursor, which are kept for `retention.delivered`. Of the messages that had one id only the
-    latest is found, as by `find`. An entry without an id state was delivered.
+    They are the entries at or before the cursor, which are kept for `retention.delivered`. One without an id state was delivered. The
+    state of one whose id has a later message is `settled`: how it ended is not kept.
     """
     assert limit > 0
     start = matching.start if begin is None else max(matching.start, after(begin))
@@ -274,11 +277,12 @@ def settled(
     found: list[Found] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
+        name = STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
         if id_state is not None and (id_state.due_ms, id_state.offset) != (place_ms, offset):
-            continue
+            id_state, name = None, SETTLED
         ended = Found(
             id=message_id,
-            state=STATE_NAMES[DELIVERED if id_state is None else id_state.state],
+            state=name,
             place_ms=place_ms,
             offset=offset,
             settled_ms=None if id_state is None else id_state.settled_ms,

@@ -78,7 +78,7 @@ class Played:
         return None if found is None else found.state
 
 
-STATES = ("delivered", "expired", "dead")
+STATES = ("delivered", "expired", "dead", "settled")
 
 
 def ended(
@@ -133,16 +133,17 @@ def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
     assert ended(played, states=["dead"], limit=1) == [(b"order-2", "dead")]
 
 
-def test_of_several_messages_with_one_id_the_latest_is_listed():
-    """What became of an earlier one is not known any more, and `find` does not know it either."""
+def test_a_message_whose_id_has_a_later_one_is_listed_without_its_end():
+    """The state of the id is that of the later one."""
     played = Played()
     played.step([played.send(NOW_MS + 10, key=b"a")], NOW_MS)
     played.step([], NOW_MS + 20, {0: Decision(NOW_MS + 10, 0, Outcome.DEAD)})
     assert ended(played) == [(b"a", "dead")]
     played.step([played.send(NOW_MS + 30, key=b"a")], NOW_MS + 20)
-    assert ended(played) == []
+    assert ended(played) == [(b"a", "settled")]
     played.step([], NOW_MS + 40)
-    assert ended(played) == [(b"a", "delivered")]
+    assert ended(played) == [(b"a", "settled"), (b"a", "delivered")]
+    assert ended(played, states=["dead"]) == []
 
 
 def parked(lane: int, due_ms: int, offset: int) -> Decision:
