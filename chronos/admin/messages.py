@@ -70,7 +70,7 @@ IN_LOOP_EXPRESSIONS = 8
 EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
 
-ENDED = ("delivered", "expired", "dead", SETTLED)
+ENDED = ("delivered", "cancelled", "expired", "dead", SETTLED)
 """The states of `state=settled`."""
 
 PageKey = tuple[int, int, int]

@@ -1121,7 +1121,7 @@ PageKey = Annotated[
 ]
 
 
-ListedState = Literal["pending", "settled", "delivered", "expired", "dead"]
+ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1129,8 +1129,8 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
     state: Annotated[
         ListedState,
-        Meta(description="`settled`: delivered, expired and dead ones, for `retention.delivered` after their end, and with the state"
-             " `settled` those whose id has a later message: how they ended is not kept. Cancelled messages are found by their id only."),
+        Meta(description="`settled`: those that have ended, for `retention.delivered`, among them with the state `settled` those whose id has"
+             " a later message: how they ended is not kept. The due window is that of `planned_at`, for a cancelled message the time of its cancel."),
     ] = "pending"  # fmt: skip
     target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET

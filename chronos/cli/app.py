@@ -232,12 +232,12 @@ def list_messages(
         int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
     ] = 50,
     state: Annotated[
-        Literal["pending", "settled", "delivered", "expired", "dead"],
+        Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"],
         typer.Option(
             "--state",
             metavar="STATE",
             show_default=True,
-            help="pending, or messages that have ended: delivered, expired, dead, or settled for all of these.",
+            help="pending, or messages that have ended: delivered, cancelled, expired, dead, or settled for all.",
         ),
     ] = "pending",
     count: Annotated[
@@ -252,7 +252,7 @@ def list_messages(
 ) -> None:
     """List messages in the order of their due times, or count pending ones by target.
 
-    Messages that have ended are kept for retention.delivered; the archive has older ones. Cancelled ones are found by their id.
+    Messages that have ended are kept for retention.delivered, cancelled ones at the time of their cancel; the archive has older ones.
 
     \b
     Examples:

@@ -136,7 +136,7 @@ class Client:
                 return
 
     def settled(self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
-        """Iterate over messages that were delivered, expired or dead-lettered within `retention.delivered`, as `pending` does."""
+        """Iterate over messages that ended within `retention.delivered`, as `pending` does."""
         after: str | None = None
         while True:
             found: Page = self.call(requests.page(after=after, state=state, **conditions))

@@ -18,7 +18,7 @@ LatePolicy = Literal["fire-once", "fire-all", "skip"]
 
 MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"]
 """`settled`, in a list only: the message ended, and a later one has its id, so that it is not known how."""
-ListedState = Literal["pending", "settled", "delivered", "expired", "dead"]
+ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
 

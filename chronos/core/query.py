@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from chronos.core.codec import (
     ABSENT,
+    CANCELLED,
     DELIVERED,
     PENDING,
     STATE_NAMES,
     Failure,
+    IdState,
     State,
     unpack_entry,
     unpack_id_state,
@@ -278,7 +280,7 @@ def settled(
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
         name = STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
-        if id_state is not None and (id_state.due_ms, id_state.offset) != (place_ms, offset):
+        if id_state is not None and not _is_of(id_state, place_ms, offset):
             id_state, name = None, SETTLED
         ended = Found(
             id=message_id,
@@ -295,6 +297,11 @@ def settled(
                 return found, (place_ms, offset)
     end = entry_position(read[-1][0]) if read else None
     return found, end if end is not None and view.scan(_key_after(end), entry_key(*stop), 1, 1) else None
+
+
+def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
+    """Return whether an id state is that of the settled entry at a position; that of a cancelled message has the position it left."""
+    return id_state.offset == offset and (id_state.state == CANCELLED or id_state.due_ms == place_ms)
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:

@@ -29,11 +29,16 @@ def test_records_of_targets_and_rejected_ones_are_read_through_the_service(broke
 
         done = run("tail", target, "--from", "beginning", "-n", 4, "-o", "json", server=service.url)
         assert done.code == 0, done.err
-        assert sorted(line.split('"value": "')[1][:5] for line in done.out.splitlines()) == [f"pay-{at}" for at in range(4)]
+        assert sorted(line.split('"value": "')[1][:5] for line in done.out.splitlines()) == [
+            f"pay-{at}" for at in range(4)
+        ]
         done = run("tail", topics.rejected, "--from", "beginning", "-n", 2, "--headers", server=service.url)
         assert done.out.count("chronos-reason=bad-value") == 2
 
-        ends = {each["partition"]: each["end"] for each in service.get("/v1/topics", topic=target)["topics"][0]["partitions"]}
+        ends = {
+            each["partition"]: each["end"]
+            for each in service.get("/v1/topics", topic=target)["topics"][0]["partitions"]
+        }
         begun_s = time.monotonic()
         page = service.get(f"/v1/topics/{target}/records", partition=1, offset=ends[1], wait="1s")
         assert (page["records"], page["next_offset"]) == ([], ends[1])

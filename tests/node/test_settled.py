@@ -16,7 +16,7 @@ KEPT = "2h"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """A node with three delivered messages of two customers, one that expired, one that is pending, in three shards."""
+    """A node with three delivered messages of two customers, one that expired, one that was cancelled, one that is pending."""
     with Inside(tmp_path_factory.mktemp("settled"), shards=3, retention__delivered=KEPT) as running:
         past = {"deliver_at": "2020-01-01T00:00:00Z"}
         bodies = [
@@ -25,9 +25,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
             message("invoice-1", "anna", delay=0),
             message("order-3", "anna", expire_at="2020-01-01T00:00:01Z", **past),
             message("order-4", "anna", delay="1h"),
+            message("order-5", "anna", delay="1h"),
         ]
         assert running.ask("POST", "/v1/messages", bodies).status == 202
-        wait_until(lambda: len(listed(running, "state=settled")) == 4)
+        assert running.ask("DELETE", "/v1/messages/order-5").json()["result"] == "cancelled"
+        wait_until(lambda: len(listed(running, "state=settled")) == 5)
         yield running
 
 
@@ -46,7 +48,8 @@ def listed(service: Inside, query: str) -> list[str]:
 def test_messages_that_have_ended_are_found_by_what_a_customer_knows(service: Inside) -> None:
     for query, ids in (
         ("state=delivered&key=anna", ["invoice-1", "order-1"]),
-        ("state=settled&key=anna&id_prefix=order-", ["order-1", "order-3"]),
+        ("state=settled&key=anna&id_prefix=order-", ["order-1", "order-3", "order-5"]),
+        ("state=cancelled&header=customer=anna", ["order-5"]),
         ("state=settled&header=customer=bert", ["order-2"]),
         ("state=expired", ["order-3"]),
         ("state=dead", []),
@@ -71,7 +74,7 @@ def test_pages_go_on_where_the_one_before_ended(service: Inside) -> None:
         if page["after"] is None:
             break
         after = f"&after={page['after']}"
-    assert sorted(found) == ["invoice-1", "order-1", "order-2", "order-3"]
+    assert sorted(found) == ["invoice-1", "order-1", "order-2", "order-3", "order-5"]
 
 
 def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
@@ -79,9 +82,9 @@ def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     done = run("list", "--state", "settled", "--key", "anna", "--id-prefix", "order-", server=url)
     assert done.code == 0, done.err
     heading, *rows = [line.split()[-1] for line in done.out.splitlines()]
-    assert (heading, sorted(rows)) == ("STATE", ["delivered", "expired"])
+    assert (heading, sorted(rows)) == ("STATE", ["cancelled", "delivered", "expired"])
     assert "is not kept" in done.err
     assert run("list", "--state", "settled", "--count", server=url).code == 2
     with Client(url) as client:
-        assert {one.id for one in client.settled(key="anna")} == {"invoice-1", "order-1", "order-3"}
+        assert {one.id for one in client.settled(key="anna")} == {"invoice-1", "order-1", "order-3", "order-5"}
         assert [one.state for one in client.settled("expired")] == ["expired"]

@@ -34,7 +34,7 @@ class Played:
 
     def __init__(self) -> None:
         self.rows = Rows()
-        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows)
+        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows, keeps_cancelled=True)
         self.offset = 0
 
     @property
@@ -78,7 +78,7 @@ class Played:
         return None if found is None else found.state
 
 
-STATES = ("delivered", "expired", "dead", "settled")
+STATES = ("delivered", "cancelled", "expired", "dead", "settled")
 
 
 def ended(
@@ -144,6 +144,38 @@ def test_a_message_whose_id_has_a_later_one_is_listed_without_its_end():
     played.step([], NOW_MS + 40)
     assert ended(played) == [(b"a", "settled"), (b"a", "delivered")]
     assert ended(played, states=["dead"]) == []
+
+
+def test_cancelled_messages_are_listed_wherever_they_were_when_they_were_cancelled():
+    """In the store, in the batch of the cancel, or in a lane; by their id, a generated one too; and not once they are sent again."""
+    played = Played()
+    played.step([], NOW_MS)
+    lane_due = NOW_MS + 10
+    sent = [
+        played.send(lane_due, key=b"parked"),
+        played.send(NOW_MS + MINUTE_MS, key=b"stored"),
+        played.send(NOW_MS + MINUTE_MS),
+    ]
+    played.step(sent, NOW_MS)
+    played.step([], NOW_MS + 20, {0: parked(2, lane_due, 0)})
+    generated = b"%d-%d-2" % (SHARD, NOW_MS + MINUTE_MS)
+
+    def cancel(message_id: bytes) -> Record:
+        return played.record(message_id, None, {})
+
+    batch = [played.send(NOW_MS + MINUTE_MS, key=b"batch", target="mails")]
+    batch += [cancel(each) for each in (b"parked", b"stored", generated, b"batch")]
+    played.step(batch, NOW_MS + 30)
+    ids = [b"parked", b"stored", generated, b"batch"]
+    assert ended(played) == [(each, "cancelled") for each in ids]
+    assert [played.find(each) for each in ids] == ["cancelled"] * 4
+    assert (played.state.pending, played.state.parked) == (0, 0)
+    assert ended(played, Filter(target="mails")) == [(b"batch", "cancelled")]
+    assert read_all(played, 10, EVERYTHING) == []
+    played.step([played.send(NOW_MS + 50, key=b"stored")], NOW_MS + 60)
+    assert ended(played, Filter(id_prefix=b"stored")) == [(b"stored", "settled"), (b"stored", "delivered")]
+    played.step([], NOW_MS + 2 * MINUTE_MS)
+    assert len(ended(played)) == 5, "nothing that was cancelled is delivered"
 
 
 def parked(lane: int, due_ms: int, offset: int) -> Decision:
