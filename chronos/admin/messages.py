@@ -311,7 +311,9 @@ class Messages:
             )  # fmt: skip
 
         parts = [await context.in_thread(part, number) for number in held]
-        asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
+        # A node of the version before does not know the parameter.
+        state = UNSET if query.state == "pending" else query.state
+        asked = asdict(query) | {"after": UNSET if after is None else _plain(after), "state": state}
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
             parts.append((rows, None if found.after is None else _from_plain(found.after)))
@@ -445,7 +447,7 @@ def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
         )  # fmt: skip
     return ProblemError(
         404, "not-found", f"nothing is known of {id_text(message_id)}",
-        hint="it was never scheduled, was rejected long ago (`chronos rejected show` looks for it), or its retention is over",
+        hint="it was never scheduled, was rejected before (`chronos rejected show` looks in the rejected topic), or its retention is over",
     )  # fmt: skip
 
 

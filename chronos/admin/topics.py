@@ -127,7 +127,8 @@ class TopicReads:
             watermarks = await self._context.in_poll_thread(self._context.node.log.watermarks, topic, query.partition)
             raise ProblemError(410, "trimmed", str(error), hint=f"read on from offset {watermarks.start}") from None
         finally:
-            reader.close()
+            # A consumer of Kafka takes seconds to close while a broker is gone.
+            await self._context.in_poll_thread(reader.close)
         return 200, Records(
             records=[_record(record, query.partition) for record in records], next_offset=reader.position
         )

@@ -269,6 +269,24 @@ def test_chronos_own_topics_are_closed_to_limited_tokens(world, topic):
     assert {each["topic"] for each in listed} == {"mine"}
 
 
+def test_a_rejection_is_told_to_whom_its_record_belongs(world):
+    """By the id that was rejected: its target is the sender's own as well, or nothing is known of it."""
+    for message_id, token, text in (
+        ("mine-8", "limited", "was rejected at"), ("mine-9", "limited", "nothing is known of"),
+        ("mine-9", "everything", "was rejected at"),
+    ):  # fmt: skip
+        answer = world.service.ask("GET", f"/v1/messages/{message_id}", token=token)
+        assert answer.status == 404
+        assert text in answer.json()["detail"], (message_id, token)
+    for message_id, status in (("mine-8", 200), ("mine-9", 404), ("theirs-9", 403)):
+        assert world.service.ask("GET", f"/v1/rejected/{message_id}", token="limited").status == status
+    listed = world.service.ask("GET", "/v1/rejected", token="limited").json()
+    assert {one["topic"] for one in listed["rejected"]} == {"mine"}
+    shown = world.service.ask("GET", "/v1/rejected/mine-8", token="limited-reader")
+    assert "headers" not in shown.json()
+    assert "value" not in shown.json()
+
+
 def test_a_limited_token_gives_no_id_of_others(world):
     """Neither a new one, nor one that exists, nor one that Chronos would make; nothing of a batch is written."""
     service = world.service
