@@ -14,15 +14,18 @@ from chronos.admin.appending import Appender
 from chronos.admin.audit import Trail
 from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
 from chronos.admin.cursors import Cursors
-from chronos.admin.dead_letter_scan import DeadLetterTopic
+from chronos.admin.letter_scan import LetterTopic
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
+from chronos.admin.recent_rejections import RecentRejections
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender, TokenFile
 from chronos.admin.turns import Turns, asker
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
+from chronos.core.dead_letters import read
 from chronos.core.registry import Registry
+from chronos.core.rejected import read_rejected
 from chronos.core.roles import Member
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
@@ -104,7 +107,10 @@ class Context:
             expire_after_ms=node.config.registry.expire_after, with_order=node.config.registry.order_config
         )
         """Owned by the event loop."""
-        self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
+        topics = node.config.topics
+        self.dead_letters = LetterTopic(node.log, topics.dead_letter, read, has_markers=True)
+        self.rejected = LetterTopic(node.log, topics.rejected, read_rejected, has_markers=False)
+        self.recent_rejections = RecentRejections(node.log, self.rejected)
         self._background: set[asyncio.Task[None]] = set()
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}

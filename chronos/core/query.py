@@ -4,15 +4,19 @@ Queries read through `StoreView`, so any replica can answer. Every call does a b
 position from which the caller can continue.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.codec import (
     ABSENT,
+    CANCELLED,
     DELIVERED,
     PENDING,
     STATE_NAMES,
     Failure,
+    IdState,
     State,
     unpack_entry,
     unpack_id_state,
@@ -54,6 +58,9 @@ INTERVALS_MAX = 1_500
 TIMELINE_MAX_MS = 1_100 * 86_400_000
 """Longest period of a timeline, in ms: three years. Only minutes with messages cost anything."""
 
+SETTLED = "settled"
+"""The state of a message that ended, where it is not known how."""
+
 COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
 
@@ -66,7 +73,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
     id: bytes
     state: str
-    """pending, delivered, cancelled, expired or dead."""
+    """pending, delivered, cancelled, expired or dead; of `settled` also SETTLED."""
     place_ms: int
     """Due time in the store (epoch ms): never before the requested one; later after a retry or a late arrival."""
     offset: int
@@ -259,6 +266,59 @@ def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | No
 
 def _row(entry: Entry, shard: int, place_ms: int, offset: int) -> MessageRow:
     return MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry)
+
+
+def settled(
+    view: StoreView,
+    state: State,
+    shard: int,
+    *,
+    begin: Position | None,
+    matching: Filter,
+    states: Collection[str],
+    limit: int,
+) -> tuple[list[Found], Position | None]:
+    """Return at most `limit` messages that were settled with one of `states`, as `page` returns pending ones.
+
+    They are the entries at or before the cursor, which are kept for `retention.delivered`. One without an id state was delivered. The
+    state of one whose id has a later message is `settled`: how it ended is not kept.
+    """
+    assert limit > 0
+    start = matching.start if begin is None else max(matching.start, after(begin))
+    stop = min(matching.stop, after(state.cursor))
+    if start >= stop:
+        return [], None
+    read = view.scan(entry_key(*start), entry_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
+    rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
+    rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
+    ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
+    known = view.get([id_key(message_id) for message_id in ids])
+    found: list[Found] = []
+    for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
+        id_state = None if data is None else unpack_id_state(data)
+        name = STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
+        if id_state is not None and not _is_of(id_state, place_ms, offset):
+            id_state, name = None, SETTLED
+        ended = Found(
+            id=message_id,
+            state=name,
+            place_ms=place_ms,
+            offset=offset,
+            settled_ms=None if id_state is None else id_state.settled_ms,
+            entry=entry,
+            failure=None if id_state is None else id_state.failure,
+        )
+        if ended.state in states:
+            found.append(ended)
+            if len(found) == limit:
+                return found, (place_ms, offset)
+    end = entry_position(read[-1][0]) if read else None
+    return found, end if end is not None and view.scan(_key_after(end), entry_key(*stop), 1, 1) else None
+
+
+def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
+    """Return whether an id state is that of the settled entry at a position; that of a cancelled message has the position it left."""
+    return id_state.offset == offset and (id_state.state == CANCELLED or id_state.due_ms == place_ms)
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:

@@ -435,7 +435,7 @@ class Replica(ReplicaView):
         (data,) = self.store.get([STATE_KEY])
         self.known = True
         state = FRESH if data is None else unpack_state(data)
-        shard = Shard(rules=self._rules, state=state, view=self.store)
+        shard = Shard(rules=self._rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
         if self._delivered_ms is not None:
             self._deleter = Deleter(

@@ -163,7 +163,7 @@ async def timing(goal: Goal, seconds: float, seed: int) -> Statuses:
             *(("GET", "/v1/messages/{}", each) for each in ("generated", "own")),
             *(("DELETE", "/v1/messages/{}", each) for each in ("generated", "own")),
             *(("GET", "/v1/messages?id_prefix={}", each) for each in ("generated", "own", "tenant")),
-            ("GET", "/v1/dead-letters/{}", "own"), ("GET", "/v1/jobs/{}", "job"),
+            ("GET", "/v1/dead-letters/{}", "own"), ("GET", "/v1/rejected/{}", "own"), ("GET", "/v1/jobs/{}", "job"),
         ]  # fmt: skip
         ends_s = time.monotonic() + seconds
         took: dict[tuple[str, str, str], tuple[list[float], list[float]]] = {kind: ([], []) for kind in kinds}

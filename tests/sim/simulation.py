@@ -340,7 +340,7 @@ class Simulation(ClusterPart):
         for shard in range(self.shards):
             store = SimStore(self.world, Disk(), partial(self.checker.wrote, shard))
             rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
-            shard_state = Shard(rules=rules, state=FRESH, view=store)
+            shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
             follower = Follower(log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS)
