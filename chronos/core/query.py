@@ -288,7 +288,7 @@ def settled(
     stop = min(matching.stop, after(state.cursor))
     if start >= stop:
         return [], None
-    read = view.scan(entry_key(*start), entry_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
+    read, is_end = _entries(view, start, stop, PAGE_SCAN_MAX)
     rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
@@ -312,8 +312,7 @@ def settled(
             found.append(ended)
             if len(found) == limit:
                 return found, (place_ms, offset)
-    end = entry_position(read[-1][0]) if read else None
-    return found, end if end is not None and view.scan(_key_after(end), entry_key(*stop), 1, 1) else None
+    return found, None if is_end else entry_position(read[-1][0])
 
 
 def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
