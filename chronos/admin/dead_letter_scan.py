@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from msgspec import Struct
 
 from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets, read
+from chronos.core.filter import is_like
 from chronos.core.message import Record
 from chronos.core.reach import Reach
 from chronos.core.size import memory_bytes
@@ -48,6 +49,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     id: bytes | None = None
     target: str | None = None
+    """Name of the target topic, or a pattern."""
     reason: str | None = None
     since_ms: int = 0
     """Written at or after this time (epoch ms)."""
@@ -62,7 +64,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         """Return whether the letter is one of them, whether resolved or not."""
         return (
             (self.id is None or letter.id == self.id)
-            and (self.target is None or letter.target == self.target)
+            and (self.target is None or is_like(letter.target, self.target))
             and (self.reason is None or letter.reason == self.reason)
             and self.reach.admits(letter.id, letter.target)
             and self.since_ms <= letter.timestamp_ms

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
-from chronos.admin.access import check_id, check_target
+from chronos.admin.access import check_id, check_targets
 from chronos.admin.context import Call, Context
 from chronos.admin.dead_letter_scan import Found, Part, Wanted, Window
 from chronos.admin.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
@@ -34,11 +34,12 @@ from chronos.admin.schemas import (
     Destination,
     Fault,
 )
+from chronos.admin.targets import TopicInfos, delivered_bytes, objection
 from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.dead_letters import Letter, control_headers, marker_headers, own_headers, replay
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import TARGET_KEY, Rejection
+from chronos.core.message import TARGET_KEY, Reason, Rejection
 from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
@@ -61,6 +62,9 @@ _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
 
 
 Answer = tuple[int, object]
+
+Refused = tuple[Letter, Rejection]
+"""A letter that is not replayed, and why."""
 
 
 def _repeatable(
@@ -123,8 +127,8 @@ class DeadLetters:
 
     @_repeatable
     async def replay(self, call: Call) -> Answer:
-        """Schedule dead letters again, due at once, and mark them as replayed."""
-        return await self._resolve(call, "replayed", self._replayed)
+        """Schedule dead letters again, due at once, and mark them as replayed; not those whose cause is still there."""
+        return await self._resolve(call, "replayed", self._replayed, self._causes)
 
     @_repeatable
     async def discard(self, call: Call) -> Answer:
@@ -137,9 +141,11 @@ class DeadLetters:
         self,
         call: Call,
         resolution: str,
-        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[tuple[Letter, Rejection]]]],
+        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[Refused]]],
+        causes_of: Callable[[Sequence[Letter]], Awaitable[list[Refused]]] | None = None,
     ) -> Answer:
-        """1. read a part, 2. write the replays, 3. write the markers of those that were not refused."""
+        """1. read a part, 2. leave out those whose cause is still there, 3. write the replays, 4. write the markers of those that were
+        not refused."""
         selection = decode_body(_decode_selection, DeadLetterSelection, call.body)
         _check(selection)
         context = self._context
@@ -153,15 +159,22 @@ class DeadLetters:
             whole=not (is_one or selection.dry_run),
         )
         after = None if is_one and part.found else self._after(call, selection, part)
-        refused: list[tuple[Letter, Rejection]] = []
+        letters = [found.letter for found in part.found]
+        refused: list[Refused] = []
+        if causes_of is not None and not selection.anyway:
+            refused = await causes_of(letters)
         resolved = 0
-        if part.found and not selection.dry_run:
-            records, refused = await context.in_thread(records_of, [found.letter for found in part.found])
+        if letters and not selection.dry_run:
+            left_out = {_place(letter) for letter, _ in refused}
+            records, more = await context.in_thread(
+                records_of, [letter for letter in letters if _place(letter) not in left_out]
+            )
+            refused += more
             if records:
                 size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
                 call.hold.grow(size_bytes)
                 await context.appender.append(records, size_bytes)
-            left = {(letter.partition, letter.offset) for letter, _ in refused}
+            left = {_place(letter) for letter, _ in refused}
             markers = _markers(context.dead_letters.topic, part.found, left, resolution)
             if markers:
                 await context.appender.append(markers, 20_000 * len(markers))
@@ -208,7 +221,7 @@ class DeadLetters:
             return None
         return self._context.cursors.seal(call, query, [offset for window in part.windows for offset in window])
 
-    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[tuple[Letter, Rejection]]]:
+    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[Refused]]:
         """The records that schedule the letters again, and the letters that cannot be, with the reasons."""
         context = self._context
         records: list[Outgoing] = []
@@ -226,12 +239,44 @@ class DeadLetters:
             records.append((context.delay_topic, key, letter.record.value, headers, shard))
         return records, refused
 
+    async def _causes(self, letters: Sequence[Letter]) -> list[Refused]:
+        """The letters whose cause is still there, as far as that is known, with the reasons."""
+        context = self._context
+        described = await context.targets.look({letter.target for letter in letters if letter.target})
+        found = ((letter, _cause(letter, described, context)) for letter in letters)
+        return [(letter, cause) for letter, cause in found if cause is not None]
+
     def _read(self, letter: Letter) -> Letter:
         """The same letter as a whole."""
         whole = self._context.dead_letters.letter(letter.partition, letter.offset)
         if whole is None:
             raise LogUnavailable(f"the dead letter of {id_text(letter.id)} was deleted just now")
         return whole
+
+
+def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection | None:
+    """Why the letter would die again now; of a letter in a list, its reason and the size of its payload are known."""
+    if letter.target and not context.rules[0].allows(letter.target):
+        return Rejection(Reason.FORBIDDEN_TARGET, f"{letter.target} is not allowed by targets.allow and targets.deny")
+    record, payload_bytes = letter.record, letter.value_bytes or 0
+    key = None if record is None else control_headers(letter).get(TARGET_KEY)
+
+    def size() -> int:
+        return payload_bytes if record is None else delivered_bytes(letter.id, key, record.value, own_headers(letter))
+
+    found = objection(
+        letter.target,
+        described,
+        bytes_about=2**31 if record is None else memory_bytes(record.key, record.value, record.headers),
+        has_key=lambda: letter.reason != Reason.NO_KEY.label if record is None else key is not None,
+        size=size,
+        creates=context.creates_targets,
+    )
+    return None if found is None else Rejection(found[0], f"the cause is still there: {found[1]}")
+
+
+def _place(letter: Letter) -> tuple[int, int]:
+    return letter.partition, letter.offset
 
 
 def _markers(topic: str, part: Sequence[Found], left: set[tuple[int, int]], resolution: str) -> list[Outgoing]:
@@ -257,7 +302,7 @@ def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int
     return key
 
 
-def _refusals(refused: Sequence[tuple[Letter, Rejection]]) -> list[DeadLetterRefusal]:
+def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
     found: dict[str, DeadLetterRefusal] = {}
     for letter, rejection in refused:
         reason = rejection.reason.label
@@ -288,11 +333,13 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wan
         fields["id"] = converted("id", whole_id_bytes, query.id)
         check_id(sender, fields["id"])
     if query.target is not UNSET:
-        check_target(sender, query.target)
+        check_targets(sender, query.target)
     for name in ("since", "until"):
         value = getattr(query, name)
         if value is not UNSET:
             fields[f"{name}_ms"] = converted(name, time_ms, value)
+    if "until_ms" in fields and fields.get("since_ms", 0) > fields["until_ms"]:
+        raise wrong_field("until", "lies before since, so that no dead letter is in between")
     return Wanted(
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from chronos.admin.access import check_id, forbidden
@@ -18,38 +18,50 @@ from chronos.admin.context import Call, Context
 from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
-from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
-from chronos.admin.scheduling import ManyExpressions, Planned, new_time, plan_action, time_ms
+from chronos.admin.lateness import tell_lateness
+from chronos.admin.problems import PROBLEM_JSON, ProblemError, converted, from_error, wrong_field
+from chronos.admin.scheduling import ManyExpressions, Planned, duration_ms, new_time, plan_action, time_ms
 from chronos.admin.schemas import (
     Accepted,
     ActionResult,
     Destination,
     MessageInfo,
     MessageQuery,
+    Outcome,
+    OutcomeQuery,
     Page,
     PageQuery,
     Repeats,
     Reschedule,
+    ScheduleQuery,
     ShardsQuery,
 )
+from chronos.admin.targets import TopicInfos, objection, planned_bytes
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
-from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
+from chronos.core.message import LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, holds_for, page
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
 from chronos.core.wheel import Position
+from chronos.errors import ChronosError, LogUnavailable
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
 FIND_S = 1.0
 """How long a look-up waits until the shard has applied the records that were in the log when the request came."""
 
+FRESH_S = 3.0
+"""How long a list waits until the shards have applied the records that were in the log when the request came."""
+
 ACT_S = 5.0
 """How long an action waits to be applied."""
+
+SCHEDULE_AGAIN = "try again with the same id: the message is scheduled once; without an id it may be scheduled twice"
+ACT_AGAIN = "the action may be in the log all the same: look the message up before you repeat it"
 
 LOOKS_AT_ONCE = 50
 """Messages of a batch that are looked up at a time, to replace them."""
@@ -81,6 +93,7 @@ Answer = tuple[int, object] | web.Response
 
 _decode_message_info = msgspec.json.Decoder(MessageInfo).decode
 _decode_action_result = msgspec.json.Decoder(ActionResult).decode
+_decode_outcome = msgspec.json.Decoder(Outcome).decode
 _decode_reschedule = msgspec.json.Decoder(Reschedule).decode
 
 
@@ -95,21 +108,91 @@ class Messages:
     async def schedule(self, call: Call) -> tuple[int, object]:
         """Schedule a message, or up to 10,000 at once."""
         context = self._context
+        query: ScheduleQuery = call.query
+        wait_s = None if query.wait is UNSET else _wait_s(query.wait)
         planned, is_batch = await self._plan(call)
+        if is_batch and wait_s is not None:
+            raise wrong_field("wait", "is for one message, not for an array")
         if call.sender.is_limited:
             await self._check_replaced(call, [one for one in planned if one.replaces])
         self._check_followers(planned)
+        topics = {one.target for one in planned}
+        context.targets.request(topics)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
         call.hold.grow(size_bytes)
-        appended = await context.appender.append(records, size_bytes)
+        try:
+            appended = await context.appender.append(records, size_bytes)
+        except LogUnavailable as error:
+            raise from_error(error, hint=SCHEDULE_AGAIN) from None
+        described = await context.targets.known(topics)
 
         def answers() -> list[Accepted]:
-            return [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
+            creates = context.creates_targets
+            return [_accepted(one, where, described, creates) for one, where in zip(planned, appended, strict=True)]
 
         in_loop = sum(one.first is not None for one in planned) <= IN_LOOP_EXPRESSIONS
         accepted = answers() if in_loop else await context.in_plan_thread(answers)
-        return 202, accepted if is_batch else accepted[0]
+        if is_batch:
+            return 202, accepted
+        (answer,) = accepted
+        if wait_s is not None:
+            message_id = whole_id_bytes(answer.id)
+            try:
+                found = await self._outcome(answer.shard, message_id, answer.offset, wait_s, reach=call.sender.reach)
+            except (ProblemError, ChronosError):
+                # It is in the log: the answer says so, also when its shard cannot be asked.
+                return 202, answer
+            answer.result, answer.detail = found.result, found.detail
+        return 202 if answer.result == "accepted" else 200, answer
+
+    async def outcome(self, call: Call) -> tuple[int, object]:
+        """Return what became of a record that schedules a message, once its shard has applied it."""
+        query: OutcomeQuery = call.query
+        message_id = id_of(call)
+        shard, _ = self._shards_of(message_id)
+        context_shards = self._context.peers.requested(query.shards)
+        if query.shards is not UNSET:
+            (shard, *_) = context_shards
+        found = await self._outcome(shard, message_id, query.offset, _wait_s(query.wait), reach=call.sender.reach)
+        return 202 if found.result == "accepted" else 200, found
+
+    async def _outcome(self, shard: int, message_id: bytes, offset: int, wait_s: float, *, reach: Reach) -> Outcome:
+        """1. Wait until the shard has applied the record, 2. look for its refusal, 3. look for the message that has the id.
+
+        A replica knows the last refusals since its process began; for an earlier one the message that has the id decides. Runs on a
+        node that holds the shard.
+        """
+        context = self._context
+        if not context.peers.holds(shard):
+            asked = {"offset": offset, "wait": int(wait_s * 1_000)}
+            status, body = await context.peers.ask([shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach)
+            if status >= 300:
+                raise ProblemError(503, "no-holder", f"another node answered {status} for shard {shard}")
+            return _decode_outcome(body)
+        answer = Outcome(result="accepted", id=id_text(message_id), shard=shard, offset=offset)
+        # 1.
+        if not await context.pull_waiters[shard].wait(offset + 1, wait_s):
+            return answer
+        # 2.
+        driver = context.shards[shard]
+        reason = driver.refusal(offset)
+        if reason not in (None, Reason.CONFLICT, Reason.IGNORED):
+            if reason in (Reason.FORWARDED, Reason.HELD):
+                answer.detail = "it is written on to the partition of its id"
+            else:
+                answer.result, answer.detail = "rejected", Reason(reason).label
+            return answer
+        # 3.
+        found = await context.in_thread(self._find, driver, message_id, reach)
+        if reason is None and (driver.remembers(offset) if found is None else found.offset >= offset):
+            answer.result = "scheduled"
+        elif reason is None and found is None:
+            answer.detail = "it was applied, and nothing is known of its id any more"
+        else:
+            answer.result = "ignored" if reason == Reason.IGNORED else "conflict"
+            answer.detail = "another message has this id" + ("" if found is None else f" and is {found.state}")
+        return answer
 
     async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
         """ProblemError with status 403 if a message that would be replaced is for a target that is not the sender's own.
@@ -246,6 +329,7 @@ class Messages:
             return None
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
         tell_state(answer, found, partitions_of=driver.replica.target_partitions)
+        tell_lateness(answer, found, self._context, driver, reach)
         if payload and found.entry is not None:
             answer.value, answer.value_base64 = text_or_base64(found.entry.value)
             if answer.value_base64 is not UNSET:
@@ -294,16 +378,28 @@ class Messages:
                 ),
             )  # fmt: skip
 
+        is_fresh = query.fresh and after is None
+        behind = await self._behind(held) if is_fresh else []
         parts = [await context.in_thread(part, number) for number in held]
-        asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
+        asked = asdict(query) | {
+            "after": UNSET if after is None else _plain(after),
+            "fresh": "true" if is_fresh else UNSET,
+        }
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
+            behind += found.behind or ()
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
             parts.append((rows, None if found.after is None else _from_plain(found.after)))
         messages, end = merge(parts, query.limit)
-        if end is None:
-            return 200, Page(messages=messages, after=None)
-        is_part = query.shards is not UNSET
-        return 200, Page(messages=messages, after=_plain(end) if is_part else context.cursors.seal(call, query, end))
+        key: str | None = None
+        if end is not None:
+            key = _plain(end) if query.shards is not UNSET else context.cursors.seal(call, query, end)
+        return 200, Page(messages=messages, after=key, behind=sorted(behind) or UNSET)
+
+    async def _behind(self, held: list[int]) -> list[int]:
+        """Those of the shards that have not applied in time what is in the log now."""
+        deadline_s = asyncio.get_running_loop().time() + FRESH_S
+        caught_up = await asyncio.gather(*(self._context.caught_up(shard, deadline_s) for shard in held))
+        return [shard for shard, is_current in zip(held, caught_up, strict=True) if not is_current]
 
     def _page_key(self, call: Call) -> PageKey:
         """The place after which a page begins. A node that asks for a part of a page, by its shards, gives it unsealed."""
@@ -361,7 +457,10 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         call.hold.grow(ACTION_BYTES)
-        (appended,) = await context.appender.append([record], ACTION_BYTES)
+        try:
+            (appended,) = await context.appender.append([record], ACTION_BYTES)
+        except LogUnavailable as error:
+            raise from_error(error, hint=ACT_AGAIN) from None
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
@@ -416,7 +515,15 @@ def _shards(behind: list[int]) -> str:
     )
 
 
-def _accepted(planned: Planned, appended: Appended) -> Accepted:
+def _wait_s(wait: int | str) -> float:
+    """The wait of a request in seconds; ProblemError if it is too long."""
+    wait_ms = converted("wait", duration_ms, wait)
+    if wait_ms > ACT_S * 1_000:
+        raise wrong_field("wait", f"must be at most {ACT_S:g}s; ask again with the offset")
+    return wait_ms / 1_000
+
+
+def _accepted(planned: Planned, appended: Appended, described: TopicInfos, creates: bool) -> Accepted:
     due_ms = planned.due_ms + appended.timestamp_ms if planned.is_delay else planned.due_ms
     first_ms = None if planned.first is None else next_cron(*planned.first, appended.timestamp_ms)
     return Accepted(
@@ -424,7 +531,22 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
         shard=appended.partition,
         offset=appended.offset,
         due_at=format_time(due_ms if first_ms is None else first_ms),
+        warnings=_warnings(planned, described, creates),
     )
+
+
+def _warnings(planned: Planned, described: TopicInfos, creates: bool) -> list[str] | UnsetType:
+    """What the sender should know; nearly always nothing."""
+    record = planned.record
+    found = objection(
+        planned.target,
+        described,
+        bytes_about=planned.bytes,
+        has_key=lambda: any(name == TARGET_KEY for name in dict(record[3])),
+        size=lambda: planned_bytes(record),
+        creates=creates,
+    )
+    return UNSET if found is None else [found[1]]
 
 
 def message_info(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None) -> MessageInfo:

@@ -18,20 +18,28 @@ HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE", "REPEATS")
 
 def list_(server: str, output: Format, matching: FilterOptions, limit: int) -> None:
     """At most `limit` pending messages; as JSON one object, that of the HTTP interface."""
+    behind: list[int] = []
     with connect(server) as client:
-        pages = _pages(client, matching, limit)
+        pages = _pages(client, matching, limit, behind)
         after = _print_json(pages) if output is Format.json else _print_table(pages)
+    if behind:
+        shards = ", ".join(map(str, behind))
+        note(
+            f"not applied in time: the log of shard {shards}; messages that were scheduled a moment ago may be missing. Repeat the"
+            " command; if it persists, see `chronos status`"
+        )
     if after is not None and output is Format.text:
         note(f"there may be more; show them with -n {limit * 10}")
 
 
-def _pages(client: Client, matching: FilterOptions, limit: int) -> Iterator[dict[str, Any]]:
-    """Pages that together hold at most `limit` messages."""
+def _pages(client: Client, matching: FilterOptions, limit: int, behind: list[int]) -> Iterator[dict[str, Any]]:
+    """Pages that together hold at most `limit` messages; `behind` gets the shards that had not applied their log."""
     after: str | None = None
     page_messages, left = FIRST_PAGE, limit
     while left > 0:
         request = requests.page(**matching, limit=min(page_messages, left), after=after)
         found: dict[str, Any] = client.call(request.as_json())
+        behind += found.get("behind", ())
         yield found
         after, left = found["after"], left - len(found["messages"])
         page_messages = requests.PAGE_MESSAGES

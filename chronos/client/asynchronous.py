@@ -3,11 +3,11 @@
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
-from chronos.client.attempts import Attempts
+from chronos.client.attempts import Attempts, check_open
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
 from chronos.client.models import (
@@ -52,6 +52,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     @property
     def server(self) -> str:
@@ -59,16 +60,19 @@ class AsyncClient:
         return self._servers.home
 
     async def schedule(
-        self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
+        self, topic: str, value: Bytes = None, *, wait: Delay | bool | None = None, **options: Unpack[MessageOptions]
     ) -> Scheduled:
         """See `Client.schedule`."""
         scheduled: Scheduled = await self.call(requests.schedule(message(topic, value, **options)))
-        if wait is None:
+        if wait is None or wait is False:
             return scheduled
         return await self.confirm(scheduled, wait, options.get("on_conflict"))
 
     async def confirm(
-        self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None
+        self,
+        scheduled: Scheduled,
+        wait: Delay | Literal[True] = requests.CONFIRM_WAIT,
+        on_conflict: OnConflict | None = None,
     ) -> Scheduled:
         """See `Client.confirm`."""
         return await self.run(requests.confirm(scheduled, wait, on_conflict))
@@ -207,13 +211,16 @@ class AsyncClient:
         id: str | bytes | None = None,
         all: bool = False,
         dry_run: bool = False,
+        anyway: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetterTotals:
         """See `Client.replay_dead_letters`."""
         return await self.run(
-            dead_letters.resolve_all("replay", which, id=id, all=all, dry_run=dry_run, rate=rate, progress=progress)
+            dead_letters.resolve_all(
+                "replay", which, id=id, all=all, dry_run=dry_run, anyway=anyway, rate=rate, progress=progress
+            )
         )
 
     async def discard_dead_letters(
@@ -231,7 +238,8 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Later calls raise RuntimeError."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -271,6 +279,7 @@ class AsyncClient:
 
         import aiohttp
 
+        check_open(self._closed)
         if self._session is None:
             self._session = aiohttp.ClientSession()
         attempts = Attempts(request, self._timeout_s, self._retries)
