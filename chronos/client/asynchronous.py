@@ -9,7 +9,7 @@ from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
 from chronos.client.attempts import Attempts, check_open
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
-from chronos.client.errors import ClientError
+from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
@@ -24,7 +24,7 @@ from chronos.client.models import (
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
-from chronos.client.tls import context_of_variables
+from chronos.client.tls import context_of_variables, speaks_tls
 
 if TYPE_CHECKING:
     import ssl
@@ -289,6 +289,7 @@ class AsyncClient:
             server = self._servers.choose(request, tried, time.monotonic())
             tried.add(server)
             answered = False
+            closed: Exception | None = None
             try:
                 timeout_s = self._servers.timeout_s(request, attempts.left_s)
                 status, body = await self._exchange(server, request, timeout_s)
@@ -302,6 +303,8 @@ class AsyncClient:
             except (aiohttp.ClientError, OSError) as error:
                 self._servers.failed(server, time.monotonic())
                 failure = unreachable(server, error)
+                if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
+                    closed = ConnectionResetError()
                 is_unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
                 if is_unsent and self._servers.has_others(request, tried) and attempts.is_in_time:
                     # Another node may get it, whether it may be repeated or not.
@@ -309,7 +312,13 @@ class AsyncClient:
             else:
                 self._servers.answered(server)
                 return found
-            await asyncio.sleep(attempts.next_in_s(failure, answered=answered))
+            try:
+                wait_s = attempts.next_in_s(failure, answered=answered)
+            except Unreachable:
+                if closed is not None and await asyncio.to_thread(speaks_tls, server, closed):
+                    raise Unreachable(f"{server} speaks TLS: write https://") from None
+                raise
+            await asyncio.sleep(wait_s)
 
     async def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
         """See `Client._refresh_routes`."""

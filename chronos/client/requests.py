@@ -167,7 +167,7 @@ def message(
 def check_rhythm(repeat: str) -> None:
     """ValueError for a repetition that does not begin with a word for its kind, such as a cron expression alone."""
     if repeat.split()[:1] not in RHYTHMS:
-        raise ValueError(f"repeat {repeat[:80]!r} is of no kind: begin with cron, every or backoff")
+        raise ValueError(f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff")
 
 
 def is_cron(repeat: str | None) -> bool:

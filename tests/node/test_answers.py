@@ -307,7 +307,7 @@ def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
 
 
 def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -> None:
-    why = r"repeat '0 9 \* \* 1-5' is of no kind: begin with cron, every or backoff"
+    why = r"repeat '0 9 \* \* 1-5' is not a repetition: begin with cron, every or backoff"
     with pytest.raises(ValueError, match=why):
         message("t", repeat="0 9 * * 1-5")
     with pytest.raises(ValueError, match=why):
