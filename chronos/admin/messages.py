@@ -139,7 +139,9 @@ class Messages:
         if wait_s is not None:
             message_id = whole_id_bytes(answer.id)
             try:
-                found = await self._outcome(answer.shard, message_id, answer.offset, wait_s, reach=call.sender.reach)
+                found = await self._outcome(
+                    answer.shard, message_id, answer.offset, wait_s, reach=call.sender.reach, is_own=True
+                )
             except (ProblemError, ChronosError):
                 # It is in the log: the answer says so, also when its shard cannot be asked.
                 return 202, answer
@@ -154,14 +156,20 @@ class Messages:
         context_shards = self._context.peers.requested(query.shards)
         if query.shards is not UNSET:
             (shard, *_) = context_shards
-        found = await self._outcome(shard, message_id, query.offset, _wait_s(query.wait), reach=call.sender.reach)
+        generated = parse_generated_id(message_id, len(self._context.shards))
+        is_own = generated is not None and generated[2] == query.offset
+        wait_s, reach = _wait_s(query.wait), call.sender.reach
+        found = await self._outcome(shard, message_id, query.offset, wait_s, reach=reach, is_own=is_own)
         return 202 if found.result == "accepted" else 200, found
 
-    async def _outcome(self, shard: int, message_id: bytes, offset: int, wait_s: float, *, reach: Reach) -> Outcome:
+    async def _outcome(
+        self, shard: int, message_id: bytes, offset: int, wait_s: float, *, reach: Reach, is_own: bool
+    ) -> Outcome:
         """1. Wait until the shard has applied the record, 2. look for its refusal, 3. look for the message that has the id.
 
         A replica knows the last refusals since its process began; for an earlier one the message that has the id decides. Runs on a
-        node that holds the shard.
+        node that holds the shard. `is_own`: the record is known to be the one of the id. ProblemError with status 404 if nothing is
+        known of the id.
         """
         context = self._context
         if not context.peers.holds(shard):
@@ -177,18 +185,19 @@ class Messages:
         # 2.
         driver = context.shards[shard]
         reason = driver.refusal(offset)
-        if reason not in (None, Reason.CONFLICT, Reason.IGNORED):
-            if reason in (Reason.FORWARDED, Reason.HELD):
-                answer.detail = "it is written on to the partition of its id"
-            else:
-                answer.result, answer.detail = "rejected", Reason(reason).label
-            return answer
         # 3.
         found = await context.in_thread(self._find, driver, message_id, reach)
-        if reason is None and (driver.remembers(offset) if found is None else found.offset >= offset):
+        if found is None and (reach.is_limited and not is_own):
+            # The record at the offset may be that of another sender.
+            raise _not_found(message_id, [])
+        if reason in (Reason.FORWARDED, Reason.HELD):
+            answer.detail = "it is written on to the partition of its id"
+        elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
+            answer.result, answer.detail = "rejected", Reason(reason).label
+        elif reason is None and found is None and not (is_own and driver.remembers(offset)):
+            raise _not_found(message_id, [])
+        elif reason is None and (found is None or found.offset >= offset):
             answer.result = "scheduled"
-        elif reason is None and found is None:
-            answer.detail = "it was applied, and nothing is known of its id any more"
         else:
             answer.result = "ignored" if reason == Reason.IGNORED else "conflict"
             answer.detail = "another message has this id" + ("" if found is None else f" and is {found.state}")

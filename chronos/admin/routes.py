@@ -119,7 +119,7 @@ def routes(
             summary="What became of a record that schedules a message, by the `offset` in the answer to `schedule`. Waits until the"
             " shard has applied it.",
             answer=schemas.Outcome,
-            answers={200: "The shard has applied the record.", 202: "It has not, or nothing is known of the id any more.",
+            answers={200: "The shard has applied the record.", 202: "It has not yet.", 404: "Nothing is known of the id.",
                      422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(

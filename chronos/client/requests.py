@@ -374,7 +374,11 @@ def confirm(scheduled: Scheduled, wait: Delay | Literal[True], on_conflict: OnCo
     deadline_s = time.monotonic() + delay_ms(CONFIRM_WAIT if wait is True else wait) / 1_000
     while True:
         left_s = max(0.0, deadline_s - time.monotonic())
-        found: Outcome = yield outcome(scheduled, min(left_s, OUTCOME_WAIT_S))
+        try:
+            found: Outcome = yield outcome(scheduled, min(left_s, OUTCOME_WAIT_S))
+        except NotFound as error:
+            # It was applied long ago; or it is settled and its retention is over.
+            return msgspec.structs.replace(scheduled, detail=str(error))
         if found.result != "accepted" or found.detail is not None or left_s == 0:
             break
     result = found.result
