@@ -489,7 +489,7 @@ def doctor(
     Examples:
       chronos doctor
       chronos doctor --config /etc/chronos.yaml -o json
-      chronos doctor --server http://chronos-1:7700 --token-file token
+      chronos doctor --server http://chronos-1:7700
       chronos doctor --tokens /etc/chronos/tokens.yaml
     """
     from chronos.cli.doctor import examine
