@@ -16,6 +16,7 @@ from chronos.admin.encoding import id_text
 from chronos.admin.issuer import Issuer, Untrusted
 from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
+from chronos.core.filter import WILDCARDS
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 
@@ -158,6 +159,12 @@ def check_target(sender: Sender, topic: str) -> None:
     """403 for a request that names a target topic which is not for the sender."""
     if not sender.reach.admits_target(topic):
         raise forbidden(sender, f"is not for the target {topic[:249]}")
+
+
+def check_targets(sender: Sender, pattern: str) -> None:
+    """403 for a filter that names a target topic which is not for the sender. A pattern finds only what is its own."""
+    if WILDCARDS.isdisjoint(pattern):
+        check_target(sender, pattern)
 
 
 def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:

@@ -150,6 +150,7 @@ class Cluster:
         """Drain a node before maintenance: it hands over its shards and gets none to lead."""
         membership = self._membership()
         node = await self._member(membership, call.request.match_info["node"])
+        check_drain(membership.snapshot(), node)
         await self._request(membership, "drain", node)
         shards = list(range(len(self._context.shards)))
         return await self._result(membership, lambda roles: roles.master != node, f"drain of {node}", shards)
@@ -280,6 +281,30 @@ class Cluster:
         if found:
             return 200, OperationResult(result="done", what=what)
         return 202, OperationResult(result="accepted", what=what)
+
+
+def check_drain(snapshot: ClusterSnapshot, node: str) -> None:
+    """ProblemError with status 409 if no other node could lead the shards of the node."""
+    drained = () if snapshot.roles is None else snapshot.roles.drained
+    others = []
+    for member in snapshot.members.values():
+        if member.node != node:
+            is_able = member.eligible and not member.leaving and member.node not in drained
+            if is_able:
+                return
+            why = (
+                "drained"
+                if member.node in drained
+                else "stopping"
+                if member.leaving
+                else "never master (failover.candidate)"
+            )
+            others.append(f"{member.node} is {why}")
+    if node not in drained:
+        raise ProblemError(
+            409, "drain-refused", f"no other node can lead the shards of {node}: {', '.join(others) or 'there is none'}",
+            hint="`chronos transfer --undrain NODE` lets a drained node lead again; to stop the last node, just stop it",
+        )  # fmt: skip
 
 
 def _history(membership: Membership) -> tuple[Change, ...]:

@@ -19,6 +19,7 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.recent_rejections import RecentRejections
 from chronos.admin.scheduling import Planner
+from chronos.admin.targets import TargetTopics
 from chronos.admin.tokens import Sender, TokenFile
 from chronos.admin.turns import Turns, asker
 from chronos.admin.waiting import Waiter
@@ -99,6 +100,9 @@ class Context:
         self.planner = Planner(
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
+        self.targets = TargetTopics(node.log, self._threads)
+        self.creates_targets = node.config.delivery.create_topics
+        """Missing target topics are created on demand."""
         self.peers = PeerClient(node)
         self.cursors = Cursors(node.config, node.token, self.members)
         self.polls = Polls(node.log, self._poll_threads, self.stopping)

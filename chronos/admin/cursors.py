@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TAG_BYTES = 16
 
-BESIDES = frozenset({"after", "limit", "shards"})
+BESIDES = frozenset({"after", "fresh", "limit", "shards"})
 """Parameters that a key is not bound to."""
 
 

@@ -6,7 +6,7 @@ shard accepts only the first replay of a letter.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -32,9 +32,10 @@ from chronos.admin.schemas import (
     Destination,
     Fault,
 )
+from chronos.admin.targets import TopicInfos, delivered_bytes, objection
 from chronos.admin.validation import decode_body
 from chronos.core.dead_letters import Letter, control_headers, marker_headers, own_headers, replay
-from chronos.core.message import TARGET_KEY, Rejection
+from chronos.core.message import TARGET_KEY, Reason, Rejection
 from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
@@ -48,6 +49,10 @@ MARKER_RANGES = 500
 FILTERS = ("target", "reason", "since", "until")
 
 _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
+
+
+Refused = tuple[Letter, Rejection]
+"""A letter that is not replayed, and why."""
 
 
 class DeadLetters:
@@ -85,8 +90,8 @@ class DeadLetters:
 
     @repeatable
     async def replay(self, call: Call) -> Answer:
-        """Schedule dead letters again, due at once, and mark them as replayed."""
-        return await self._resolve(call, "replayed", self._replayed)
+        """Schedule dead letters again, due at once, and mark them as replayed; not those whose cause is still there."""
+        return await self._resolve(call, "replayed", self._replayed, self._causes)
 
     @repeatable
     async def discard(self, call: Call) -> Answer:
@@ -99,9 +104,11 @@ class DeadLetters:
         self,
         call: Call,
         resolution: str,
-        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[tuple[Letter, Rejection]]]],
+        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[Refused]]],
+        causes_of: Callable[[Sequence[Letter]], Awaitable[list[Refused]]] | None = None,
     ) -> Answer:
-        """1. read a part, 2. write the replays, 3. write the markers of those that were not refused."""
+        """1. read a part, 2. leave out those whose cause is still there, 3. write the replays, 4. write the markers of those that were
+        not refused."""
         selection = decode_body(_decode_selection, DeadLetterSelection, call.body)
         _check(selection)
         context = self._context
@@ -115,15 +122,22 @@ class DeadLetters:
             whole=not (is_one or selection.dry_run),
         )
         after = None if is_one and part.found else self._requests.after(call, selection, part)
-        refused: list[tuple[Letter, Rejection]] = []
+        letters = [found.letter for found in part.found]
+        refused: list[Refused] = []
+        if causes_of is not None and not selection.anyway:
+            refused = await causes_of(letters)
         resolved = 0
-        if part.found and not selection.dry_run:
-            records, refused = await context.in_thread(records_of, [found.letter for found in part.found])
+        if letters and not selection.dry_run:
+            left_out = {_place(letter) for letter, _ in refused}
+            records, more = await context.in_thread(
+                records_of, [letter for letter in letters if _place(letter) not in left_out]
+            )
+            refused += more
             if records:
                 size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
                 call.hold.grow(size_bytes)
                 await context.appender.append(records, size_bytes)
-            left = {(letter.partition, letter.offset) for letter, _ in refused}
+            left = {_place(letter) for letter, _ in refused}
             markers = _markers(context.dead_letters.topic, part.found, left, resolution)
             if markers:
                 await context.appender.append(markers, 20_000 * len(markers))
@@ -142,7 +156,7 @@ class DeadLetters:
             records=records_read(call, part),
         )
 
-    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[tuple[Letter, Rejection]]]:
+    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[Refused]]:
         """The records that schedule the letters again, and the letters that cannot be, with the reasons."""
         context = self._context
         records: list[Outgoing] = []
@@ -160,12 +174,44 @@ class DeadLetters:
             records.append((context.delay_topic, key, letter.record.value, headers, shard))
         return records, refused
 
+    async def _causes(self, letters: Sequence[Letter]) -> list[Refused]:
+        """The letters whose cause is still there, as far as that is known, with the reasons."""
+        context = self._context
+        described = await context.targets.look({letter.target for letter in letters if letter.target})
+        found = ((letter, _cause(letter, described, context)) for letter in letters)
+        return [(letter, cause) for letter, cause in found if cause is not None]
+
     def _read(self, letter: Letter) -> Letter:
         """The same letter as a whole."""
         whole = self._context.dead_letters.letter(letter.partition, letter.offset)
         if whole is None:
             raise LogUnavailable(f"the dead letter of {id_text(letter.id)} was deleted just now")
         return whole
+
+
+def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection | None:
+    """Why the letter would die again now; of a letter in a list, its reason and the size of its payload are known."""
+    if letter.target and not context.rules[0].allows(letter.target):
+        return Rejection(Reason.FORBIDDEN_TARGET, f"{letter.target} is not allowed by targets.allow and targets.deny")
+    record, payload_bytes = letter.record, letter.value_bytes or 0
+    key = None if record is None else control_headers(letter).get(TARGET_KEY)
+
+    def size() -> int:
+        return payload_bytes if record is None else delivered_bytes(letter.id, key, record.value, own_headers(letter))
+
+    found = objection(
+        letter.target,
+        described,
+        bytes_about=2**31 if record is None else memory_bytes(record.key, record.value, record.headers),
+        has_key=lambda: letter.reason != Reason.NO_KEY.label if record is None else key is not None,
+        size=size,
+        creates=context.creates_targets,
+    )
+    return None if found is None else Rejection(found[0], f"the cause is still there: {found[1]}")
+
+
+def _place(letter: Letter) -> tuple[int, int]:
+    return letter.partition, letter.offset
 
 
 def _markers(topic: str, part: Sequence[Found], left: set[tuple[int, int]], resolution: str) -> list[Outgoing]:
@@ -191,7 +237,7 @@ def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int
     return key
 
 
-def _refusals(refused: Sequence[tuple[Letter, Rejection]]) -> list[DeadLetterRefusal]:
+def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
     found: dict[str, DeadLetterRefusal] = {}
     for letter, rejection in refused:
         reason = rejection.reason.label

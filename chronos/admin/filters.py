@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.access import check_target, forbidden
+from chronos.admin.access import check_targets, forbidden
 from chronos.admin.encoding import id_bytes, to_bytes
-from chronos.admin.problems import converted
+from chronos.admin.problems import converted, wrong_field
 from chronos.admin.scheduling import time_ms
 from chronos.admin.tokens import Sender
 from chronos.core.filter import Filter
@@ -31,14 +31,18 @@ def to_filter(
     """
     headers = tuple(headers)
     if target is not UNSET:
-        check_target(sender, target)
+        check_targets(sender, target)
     if headers and not sender.sees_payloads:
         raise forbidden(sender, "may not see headers", hint="a condition on headers needs the role payload")
+    from_ms = 0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from)
+    to_ms = MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to)
+    if from_ms > to_ms:
+        raise wrong_field(f"{within}due_to", "lies before due_from, so that no message is in between")
     return Filter(
         reach=sender.reach,
         target=None if target is UNSET else target,
-        due_from_ms=0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from),
-        due_to_ms=MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to),
+        due_from_ms=from_ms,
+        due_to_ms=to_ms,
         id_prefix=b"" if id_prefix is UNSET else converted(f"{within}id_prefix", id_bytes, id_prefix),
         key=None if key is UNSET else converted(f"{within}key", id_bytes, key),
         headers=tuple((name, converted(f"{within}header", to_bytes, value)) for name, value in headers),

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from msgspec import Struct
 
 from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets
+from chronos.core.filter import is_like
 from chronos.core.message import Record
 from chronos.core.reach import Reach
 from chronos.core.size import memory_bytes
@@ -56,6 +57,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     source: str | None = None
     """Where their records come from: topic/partition/offset, or topic/partition."""
     target: str | None = None
+    """Name of the target topic, or a pattern."""
     reason: str | None = None
     since_ms: int = 0
     """Written at or after this time (epoch ms)."""
@@ -71,7 +73,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return (
             (self.id is None or self._names(letter))
             and (self.source is None or f"{letter.source}/".startswith(f"{self.source}/"))
-            and (self.target is None or letter.target == self.target)
+            and (self.target is None or is_like(letter.target, self.target))
             and (self.reason is None or letter.reason == self.reason)
             and is_own(letter, self.reach)
             and self.since_ms <= letter.timestamp_ms

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET
 
-from chronos.admin.access import check_id, check_target
+from chronos.admin.access import check_id, check_targets
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import whole_id_bytes
 from chronos.admin.letter_scan import LetterTopic, Part, Wanted, Window
-from chronos.admin.problems import ProblemError, converted
+from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import time_ms
 from chronos.admin.schemas import (
     DeadLetterQuery,
@@ -125,11 +125,13 @@ def wanted_of(query: Selection, sender: Sender, **more: Any) -> Wanted:
     """The letters that a request selects, all of them the sender's own."""
     fields: dict[str, Any] = {}
     if query.target is not UNSET:
-        check_target(sender, query.target)
+        check_targets(sender, query.target)
     for name in ("since", "until"):
         value = getattr(query, name)
         if value is not UNSET:
             fields[f"{name}_ms"] = converted(name, time_ms, value)
+    if "until_ms" in fields and fields.get("since_ms", 0) > fields["until_ms"]:
+        raise wrong_field("until", "lies before since, so that nothing is in between")
     return Wanted(
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,

@@ -1,25 +1,21 @@
 """Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
-from msgspec.structs import asdict
 
 from chronos.admin.access import check_id, forbidden
 from chronos.admin.context import Call, Context
-from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
-from chronos.admin.filters import to_filter
-from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
-from chronos.admin.scheduling import ManyExpressions, Planned, new_time, plan_action, time_ms
+from chronos.admin.lateness import tell_lateness
+from chronos.admin.problems import PROBLEM_JSON, ProblemError, converted, from_error, wrong_field
+from chronos.admin.scheduling import ManyExpressions, Planned, duration_ms, new_time, plan_action
 from chronos.admin.schemas import (
     Accepted,
     ActionResult,
@@ -27,25 +23,26 @@ from chronos.admin.schemas import (
     Fault,
     MessageInfo,
     MessageQuery,
-    Page,
-    PageQuery,
+    Outcome,
+    OutcomeQuery,
     Repeats,
     Reschedule,
+    ScheduleQuery,
     ShardsQuery,
 )
+from chronos.admin.targets import TopicInfos, objection, planned_bytes
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.dead_letters import Letter
-from chronos.core.filter import Filter
-from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
-from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
-from chronos.core.query import SETTLED, Found, MessageRow, find, holds_for, page, settled
+from chronos.core.keys import generated_id, parse_generated_id, partition_of
+from chronos.core.message import LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
+from chronos.core.query import Found, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.rejected import source_of
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
-from chronos.core.wheel import Position
+from chronos.errors import ChronosError, LogUnavailable
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
@@ -54,6 +51,9 @@ FIND_S = 1.0
 
 ACT_S = 5.0
 """How long an action waits to be applied."""
+
+SCHEDULE_AGAIN = "try again with the same id: the message is scheduled once; without an id it may be scheduled twice"
+ACT_AGAIN = "the action may be in the log all the same: look the message up before you repeat it"
 
 LOOKS_AT_ONCE = 50
 """Messages of a batch that are looked up at a time, to replace them."""
@@ -70,24 +70,11 @@ IN_LOOP_EXPRESSIONS = 8
 EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
 
-ENDED = ("delivered", "cancelled", "expired", "dead", SETTLED)
-"""The states of `state=settled`."""
-
-PageKey = tuple[int, int, int]
-"""`(place_ms, shard, offset)`: the order of messages over all shards."""
-
-PLAIN_KEY = re.compile("([0-9]{1,15})-([0-9]{1,4})-([0-9]{1,19})", re.ASCII)
-"""A page key as nodes give it to each other."""
-
-Part = tuple[list[tuple[PageKey, MessageInfo]], PageKey | None]
-"""Messages of some shards in order, and the key up to which they are complete; None: to the end."""
-
-T = TypeVar("T")
-
 Answer = tuple[int, object] | web.Response
 
 _decode_message_info = msgspec.json.Decoder(MessageInfo).decode
 _decode_action_result = msgspec.json.Decoder(ActionResult).decode
+_decode_outcome = msgspec.json.Decoder(Outcome).decode
 _decode_reschedule = msgspec.json.Decoder(Reschedule).decode
 
 
@@ -102,21 +89,100 @@ class Messages:
     async def schedule(self, call: Call) -> tuple[int, object]:
         """Schedule a message, or up to 10,000 at once."""
         context = self._context
+        query: ScheduleQuery = call.query
+        wait_s = None if query.wait is UNSET else _wait_s(query.wait)
         planned, is_batch = await self._plan(call)
+        if is_batch and wait_s is not None:
+            raise wrong_field("wait", "is for one message, not for an array")
         if call.sender.is_limited:
             await self._check_replaced(call, [one for one in planned if one.replaces])
         self._check_followers(planned)
+        topics = {one.target for one in planned}
+        context.targets.request(topics)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
         call.hold.grow(size_bytes)
-        appended = await context.appender.append(records, size_bytes)
+        try:
+            appended = await context.appender.append(records, size_bytes)
+        except LogUnavailable as error:
+            raise from_error(error, hint=SCHEDULE_AGAIN) from None
+        described = await context.targets.known(topics)
 
         def answers() -> list[Accepted]:
-            return [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
+            creates = context.creates_targets
+            return [_accepted(one, where, described, creates) for one, where in zip(planned, appended, strict=True)]
 
         in_loop = sum(one.first is not None for one in planned) <= IN_LOOP_EXPRESSIONS
         accepted = answers() if in_loop else await context.in_plan_thread(answers)
-        return 202, accepted if is_batch else accepted[0]
+        if is_batch:
+            return 202, accepted
+        (answer,) = accepted
+        if wait_s is not None:
+            message_id = whole_id_bytes(answer.id)
+            try:
+                found = await self._outcome(
+                    answer.shard, message_id, answer.offset, wait_s, reach=call.sender.reach, is_own=True
+                )
+            except (ProblemError, ChronosError):
+                # It is in the log: the answer says so, also when its shard cannot be asked.
+                return 202, answer
+            answer.result, answer.detail = found.result, found.detail
+        return 202 if answer.result == "accepted" else 200, answer
+
+    async def outcome(self, call: Call) -> tuple[int, object]:
+        """Return what became of a record that schedules a message, once its shard has applied it."""
+        query: OutcomeQuery = call.query
+        message_id = id_of(call)
+        shard, _ = self._shards_of(message_id)
+        context_shards = self._context.peers.requested(query.shards)
+        if query.shards is not UNSET:
+            (shard, *_) = context_shards
+        generated = parse_generated_id(message_id, len(self._context.shards))
+        is_own = generated is not None and generated[2] == query.offset
+        wait_s, reach = _wait_s(query.wait), call.sender.reach
+        found = await self._outcome(shard, message_id, query.offset, wait_s, reach=reach, is_own=is_own)
+        return 202 if found.result == "accepted" else 200, found
+
+    async def _outcome(
+        self, shard: int, message_id: bytes, offset: int, wait_s: float, *, reach: Reach, is_own: bool
+    ) -> Outcome:
+        """1. Wait until the shard has applied the record, 2. look for its refusal, 3. look for the message that has the id.
+
+        A replica knows the last refusals since its process began; for an earlier one the message that has the id decides. Runs on a
+        node that holds the shard. `is_own`: the record is known to be the one of the id. ProblemError with status 404 if nothing is
+        known of the id.
+        """
+        context = self._context
+        if not context.peers.holds(shard):
+            asked = {"offset": offset, "wait": int(wait_s * 1_000)}
+            status, body = await context.peers.ask([shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach)
+            if status >= 300:
+                raise ProblemError(503, "no-holder", f"another node answered {status} for shard {shard}")
+            return _decode_outcome(body)
+        answer = Outcome(result="accepted", id=id_text(message_id), shard=shard, offset=offset)
+        # 1.
+        if not await context.pull_waiters[shard].wait(offset + 1, wait_s):
+            return answer
+        # 2.
+        driver = context.shards[shard]
+        reason = driver.refusal(offset)
+        # 3.
+        found = await context.in_thread(self._find, driver, message_id, reach)
+        if found is None and (reach.is_limited and not is_own):
+            # The record at the offset may be that of another sender.
+            raise _not_found(message_id, [])
+        if reason in (Reason.FORWARDED, Reason.HELD):
+            answer.detail = "it is written on to the partition of its id"
+        elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
+            answer.result, answer.detail = "rejected", Reason(reason).label
+        elif reason is None and found is None and not (is_own and driver.remembers(offset)):
+            raise _not_found(message_id, [])
+        elif reason is None and (found is None or found.offset >= offset):
+            answer.result = "scheduled"
+        else:
+            answer.result = "ignored" if reason == Reason.IGNORED else "conflict"
+            answer.detail = "another message has this id" + ("" if found is None else f" and is {found.state}")
+        return answer
 
     async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
         """ProblemError with status 403 if a message that would be replaced is for a target that is not the sender's own.
@@ -243,7 +309,7 @@ class Messages:
         )
         for status, body in answers:
             if status == 200:
-                found += _own([_decode_message_info(body)], reach)
+                found += own([_decode_message_info(body)], reach)
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
         known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
@@ -259,6 +325,7 @@ class Messages:
             return None
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
         tell_state(answer, found, partitions_of=driver.replica.target_partitions)
+        tell_lateness(answer, found, self._context, driver, reach)
         if payload and found.entry is not None:
             answer.value, answer.value_base64 = text_or_base64(found.entry.value)
             if answer.value_base64 is not UNSET:
@@ -278,85 +345,6 @@ class Messages:
 
     def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> Found | None:
         return find(shard.store, shard.state, shard.number, len(self._context.shards), message_id, reach=reach)
-
-    # --- list
-
-    async def page(self, call: Call) -> tuple[int, object]:
-        """Messages of all shards in the order of their due times."""
-        query: PageQuery = call.query
-        reach = call.sender.reach
-        matching = to_filter(
-            call.sender,
-            target=query.target,
-            due_from=query.due_from,
-            due_to=query.due_to,
-            id_prefix=query.id_prefix,
-            key=query.key,
-            headers=[] if query.header is UNSET else [_header_condition(text) for text in query.header],
-        )
-        after = None if query.after is UNSET else self._page_key(call)
-
-        context, peers = self._context, self._context.peers
-        held, missing = peers.split(peers.requested(query.shards))
-
-        def part(number: int) -> Part:
-            if query.state != "pending":
-                return self._settled(number, after, matching, query)
-            return _part(
-                number,
-                page(
-                    context.shards[number].store, context.shards[number].state, number,
-                    begin=_after(after, number), matching=matching, limit=query.limit,
-                ),
-            )  # fmt: skip
-
-        parts = [await context.in_thread(part, number) for number in held]
-        # A node of the version before does not know the parameter.
-        state = UNSET if query.state == "pending" else query.state
-        asked = asdict(query) | {"after": UNSET if after is None else _plain(after), "state": state}
-        for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
-            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
-            parts.append((rows, None if found.after is None else _from_plain(found.after)))
-        messages, end = merge(parts, query.limit)
-        kept_from = self._kept_from() if query.state != "pending" else UNSET
-        if end is None:
-            return 200, Page(messages=messages, after=None, kept_from=kept_from)
-        is_part = query.shards is not UNSET
-        key = _plain(end) if is_part else context.cursors.seal(call, query, end)
-        return 200, Page(messages=messages, after=key, kept_from=kept_from)
-
-    def _kept_from(self) -> str | UnsetType:
-        """The time before which messages that ended are deleted from the store."""
-        config = self._context.node.config
-        if not config.workers.delete:
-            return UNSET
-        return format_time(max(0, self._context.now_ms() - config.retention.delivered))
-
-    def _settled(self, number: int, after: PageKey | None, matching: Filter, query: PageQuery) -> Part:
-        """The part of a page of settled messages that one shard has."""
-        driver = self._context.shards[number]
-        states = ENDED if query.state == "settled" else (query.state,)
-        found, through = settled(
-            driver.store, driver.state, number,
-            begin=_after(after, number), matching=matching, states=states, limit=query.limit,
-        )  # fmt: skip
-        rows = []
-        for one in found:
-            answer = message_info(one.id, number, one.offset, one.place_ms, one.entry)
-            tell_state(answer, one, partitions_of=driver.replica.target_partitions)
-            rows.append(((one.place_ms, number, one.offset), answer))
-        return rows, None if through is None else (through[0], number, through[1])
-
-    def _page_key(self, call: Call) -> PageKey:
-        """The place after which a page begins. A node that asks for a part of a page, by its shards, gives it unsealed."""
-        query: PageQuery = call.query
-        assert query.after is not UNSET
-        if query.shards is not UNSET:
-            return _from_plain(query.after)
-        numbers = self._context.cursors.open(call, query, query.after)
-        if len(numbers) != 3:
-            raise begin_again()
-        return numbers[0], numbers[1], numbers[2]
 
     # --- act
 
@@ -403,7 +391,10 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         call.hold.grow(ACTION_BYTES)
-        (appended,) = await context.appender.append([record], ACTION_BYTES)
+        try:
+            (appended,) = await context.appender.append([record], ACTION_BYTES)
+        except LogUnavailable as error:
+            raise from_error(error, hint=ACT_AGAIN) from None
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
@@ -429,7 +420,7 @@ class Messages:
         return found is not None and found.state == "cancelled"
 
 
-def _own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
+def own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
     """Those within the reach, of the answer of another node: one of the version before does not know them."""
     if not reach.is_limited:
         return messages
@@ -467,7 +458,15 @@ def _shards(behind: list[int]) -> str:
     )
 
 
-def _accepted(planned: Planned, appended: Appended) -> Accepted:
+def _wait_s(wait: int | str) -> float:
+    """The wait of a request in seconds; ProblemError if it is too long."""
+    wait_ms = converted("wait", duration_ms, wait)
+    if wait_ms > ACT_S * 1_000:
+        raise wrong_field("wait", f"must be at most {ACT_S:g}s; ask again with the offset")
+    return wait_ms / 1_000
+
+
+def _accepted(planned: Planned, appended: Appended, described: TopicInfos, creates: bool) -> Accepted:
     due_ms = planned.due_ms + appended.timestamp_ms if planned.is_delay else planned.due_ms
     first_ms = None if planned.first is None else next_cron(*planned.first, appended.timestamp_ms)
     return Accepted(
@@ -475,7 +474,22 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
         shard=appended.partition,
         offset=appended.offset,
         due_at=format_time(due_ms if first_ms is None else first_ms),
+        warnings=_warnings(planned, described, creates),
     )
+
+
+def _warnings(planned: Planned, described: TopicInfos, creates: bool) -> list[str] | UnsetType:
+    """What the sender should know; nearly always nothing."""
+    record = planned.record
+    found = objection(
+        planned.target,
+        described,
+        bytes_about=planned.bytes,
+        has_key=lambda: any(name == TARGET_KEY for name in dict(record[3])),
+        size=lambda: planned_bytes(record),
+        creates=creates,
+    )
+    return UNSET if found is None else [found[1]]
 
 
 def message_info(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None) -> MessageInfo:
@@ -542,66 +556,6 @@ def tell_state(answer: MessageInfo, found: Found, *, partitions_of: Callable[[st
         answer.target.partition = found.lane[1]
     elif (partitions := partitions_of(entry.target)) is not None:
         answer.target.partition = partition_of(entry.key, partitions)
-
-
-def merge(
-    parts: Sequence[tuple[list[tuple[PageKey, T]], PageKey | None]], limit: int
-) -> tuple[list[T], PageKey | None]:
-    """One page from the parts of all shards, in the order of `PageKey`, only as far as every part is complete.
-
-    The second value is the key after which the next page begins; None: this is the last page.
-    """
-    ends = [end for _, end in parts if end is not None]
-    horizon = min(ends, default=None)
-    rows = sorted((row for found, _ in parts for row in found), key=lambda row: row[0])
-    if horizon is not None:
-        rows = [row for row in rows if row[0] <= horizon]
-    if len(rows) > limit:
-        rows = rows[:limit]
-        horizon = rows[-1][0]
-    return [message for _, message in rows], horizon
-
-
-def _row_info(shard: int, row: MessageRow) -> MessageInfo:
-    answer = message_info(row.id, shard, row.offset, row.place_ms, row.entry)
-    answer.parked = row.is_parked
-    return answer
-
-
-def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
-    rows, through = found
-    return (
-        [((row.place_ms, shard, row.offset), _row_info(shard, row)) for row in rows],
-        None if through is None else (through[0], shard, through[1]),
-    )
-
-
-def _after(place: PageKey | None, shard: int) -> Position | None:
-    """The position after which a shard's own page begins, for a page key among all shards."""
-    if place is None:
-        return None
-    due_ms, last_shard, offset = place
-    if shard == last_shard:
-        return due_ms, offset
-    return (due_ms, OFFSET_MAX) if shard < last_shard else (due_ms - 1, OFFSET_MAX)
-
-
-def _plain(key: PageKey) -> str:
-    return "-".join(map(str, key))
-
-
-def _from_plain(text: str) -> PageKey:
-    """The key that another node gives or gets. ProblemError if it is none."""
-    match = PLAIN_KEY.fullmatch(text)
-    if match is None:
-        raise begin_again()
-    due_ms, shard, offset = map(int, match.groups())
-    return due_ms, shard, offset
-
-
-def _header_condition(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
 
 
 def id_of(call: Call) -> bytes:

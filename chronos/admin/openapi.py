@@ -249,7 +249,7 @@ page is made.
 ```
 curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
      -d '{"target": {"topic": "orders"}, "value": "hello", "delay": "10s"}'
-{"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z"}
+{"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z","result":"accepted"}
 ```
 
 - **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or

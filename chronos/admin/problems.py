@@ -54,6 +54,7 @@ TITLES = {
     "registry-full": "The registry is full",
     "not-permitted": "The failover cannot be permitted",
     "transfer-refused": "The shard keeps its master",
+    "drain-refused": "The node keeps its shards",
     "node-present": "The node is a member of the cluster",
     "trimmed": "The record is no longer in the log",
     "standalone": "A standalone node has no other node to transfer to",
@@ -124,17 +125,12 @@ def shard_number(text: str, shards: int) -> int:
     return int(text)
 
 
-def from_error(error: ChronosError) -> ProblemError:
-    """The problem for a failure of the log or of a store."""
+def from_error(error: ChronosError, *, hint: str = "try again") -> ProblemError:
+    """The problem for a failure of the log or of a store. `hint`: what to do when the log does not answer."""
     if isinstance(error, NoSpace):
         return ProblemError(507, "no-space", str(error))
     if isinstance(error, LogUnavailable):
-        return ProblemError(
-            503,
-            "unavailable",
-            str(error),
-            hint="try again with the same id: the message is scheduled once; without an id it may be scheduled twice",
-        )
+        return ProblemError(503, "unavailable", str(error), hint=hint)
     if isinstance(error, Retry):
         return ProblemError(503, "unavailable", str(error), hint="try again")
     return ProblemError(500, "failed", str(error))

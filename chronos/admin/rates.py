@@ -13,6 +13,7 @@ from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.schemas import LaneInfo, RateChange, RateInfo, Rates, RatesQuery
 from chronos.admin.validation import decode_body
 from chronos.admin.waiting import poll
+from chronos.core.filter import WILDCARDS
 from chronos.core.keys import LIMITED, Lane
 from chronos.core.lanes import read_states
 from chronos.core.rates import LIMITS_MAX, InForce, Rate, check_pattern, parse_rate, rate_text
@@ -26,9 +27,6 @@ LANES_MAX = 1_000
 """Most lanes of an answer: those with the most messages."""
 
 _decode_change = msgspec.json.Decoder(RateChange).decode
-
-WILDCARDS = frozenset("*?[")
-"""Characters of a pattern that is not the name of one topic."""
 
 
 class RateLimitHandlers:

@@ -9,6 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, is_token_of
+from chronos.admin.cluster import check_drain
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.admin.registry_schemas import (
@@ -252,6 +253,8 @@ class RegistryHandlers:
         if membership is None or cluster != context.node.config.cluster:
             context.registry.allow_writes(cluster, node, allowed)
             return 200, OperationResult(result="done", what=what)
+        if not allowed:
+            check_drain(membership.snapshot(), node)
         request = Request(kind="undrain" if allowed else "drain", node=node, at_ms=context.now_ms())
         await context.in_thread(membership.ask, request)
         return 202, OperationResult(result="accepted", what=what)

@@ -12,6 +12,7 @@ from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
 from chronos.admin.dead_letters import DeadLetters
 from chronos.admin.jobs import JobHandlers
+from chronos.admin.listing import Listing
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.rates import RateLimitHandlers
@@ -70,6 +71,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
 def routes(
     messages: Messages,
+    listing: Listing,
     overview: Overview,
     cluster: Cluster,
     checkpoints: CheckpointHandlers,
@@ -95,13 +97,15 @@ def routes(
             method="POST", path="/v1/messages", name="schedule", role="write", scope="targets", handler=messages.schedule,
             summary="Schedule a message, or an array of 1 to 10,000. Answers once the log has acknowledged all of them;"
             " if one is not valid, none is written. A body may have 32 MiB, or twice `topics.message_bytes_max`,"
-            " and 500 different cron expressions.",
-            body=schemas.Message | schemas.Batch, answer=schemas.Accepted | list[schemas.Accepted],
-            answers={202: "The log has acknowledged the messages.", **BODY, **UNAVAILABLE,
+            " and 500 different cron expressions. With `wait`, the answer to one message says what became of it.",
+            body=schemas.Message | schemas.Batch, query=schemas.ScheduleQuery,
+            answer=schemas.Accepted | list[schemas.Accepted],
+            answers={200: "With `wait`: the shard has applied the message, with this `result`.",
+                     202: "The log has acknowledged the messages.", **BODY, **UNAVAILABLE,
                      503: f"{UNAVAILABLE[503]} With `replication.mode: sync`, also: a shard has too few followers in sync; then none was written."},
         ),
         Route(
-            method="GET", path="/v1/messages", name="list", role="read", scope="targets", handler=messages.page, query=schemas.PageQuery,
+            method="GET", path="/v1/messages", name="list", role="read", scope="targets", handler=listing.page, query=schemas.PageQuery,
             summary="Pending messages in the order of their due times, page by page; or, by `state`, settled ones.",
             answer=schemas.Page, answers={200: "One page.", **PAGE_KEY, 422: "A parameter is not valid.", **ELSEWHERE},
         ),
@@ -112,6 +116,15 @@ def routes(
             answer=schemas.MessageInfo,
             answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.",
                      503: "No node with a replica of the shard answers, or a shard that may hold records of the id has not applied them."},
+        ),
+        Route(
+            method="GET", path="/v1/messages/{id}/outcome", name="outcome", role="read", scope="targets", handler=messages.outcome,
+            parameters=by_id, query=schemas.OutcomeQuery,
+            summary="What became of a record that schedules a message, by the `offset` in the answer to `schedule`. Waits until the"
+            " shard has applied it.",
+            answer=schemas.Outcome,
+            answers={200: "The shard has applied the record.", 202: "It has not yet.", 404: "Nothing is known of the id.",
+                     422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="DELETE", path="/v1/messages/{id}", name="cancel", role="write", scope="targets", handler=messages.cancel, parameters=by_id,
@@ -267,7 +280,7 @@ def routes(
             summary="Drain a node before maintenance: it hands over all shards it leads, and gets none. Waits up to 3 s for"
             " a node that is not seen yet, then up to 10 s until it leads none.",
             answers={200: "The node leads no shard.", 202: "The controller has the request; it is not done yet.",
-                     404: "There is no such node.",
+                     404: "There is no such node.", 409: "No other node can lead its shards. `detail` says why.",
                      501: "A standalone node has no other node to hand over to.", **COORDINATOR},
         ),
         Route(
@@ -447,6 +460,7 @@ def table(context: Context | None) -> list[Route]:
     given: Any = context
     return routes(
         Messages(given),
+        Listing(given),
         Overview(given),
         Cluster(given),
         CheckpointHandlers(given),

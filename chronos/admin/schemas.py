@@ -58,6 +58,7 @@ PATTERN_TEXTS = {
     DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
     BASE64_PATTERN: "is not base64",
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
+    RATE_PATTERN: "is not the name of a topic, nor a pattern like orders.*",
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
     ADDRESS_PATTERN: "is not the URL of a node without credentials, such as http://chronos-1:7700",
@@ -289,7 +290,9 @@ KeyCondition = Annotated[str, Meta(title="key", description="UTF-8 text, or `bas
 class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Which pending messages: all conditions must be true. Without conditions: all messages."""
 
-    target: Annotated[str | UnsetType, Meta(description="The target topic.")] = UNSET
+    target: Annotated[
+        RatePattern | UnsetType, Meta(description="The target topic, or a pattern as in `targets.allow`.")
+    ] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Due at or after this time.")] = UNSET
     due_to: Annotated[Time | UnsetType, Meta(description="Due before this time.")] = UNSET
     id_prefix: Annotated[
@@ -360,13 +363,41 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 """What the schemas say besides: which fields go together."""
 
 
+ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
+"""What is known of a record that schedules a message."""
+
+_OUTCOME = Meta(
+    description="`accepted`: it is in the log, and the shard has not applied it yet. After a wait: `scheduled`; `conflict`, if the"
+    " id is taken; `ignored`, if it is taken and `on_conflict` is `ignore`; `rejected` for another reason, in `detail`."
+)
+
+
 class Accepted(Struct, kw_only=True, gc=False):
     """A message that the log has acknowledged."""
 
     id: Annotated[str, Meta(description="The message's id: yours, or the generated one.")]
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the message's record in the delay topic.")]
-    due_at: Annotated[Instant, Meta(description="When the message is due.")]
+    due_at: Annotated[Instant, Meta(description="When the message is due, if it is scheduled.")]
+    result: Annotated[ScheduleOutcome, _OUTCOME] = "accepted"
+    detail: Annotated[str | UnsetType, Meta(description="Why it is not scheduled.")] = UNSET
+    warnings: Annotated[
+        list[str] | UnsetType,
+        Meta(
+            description="Why its target would not take it now: it does not exist, is compacted and the message has no key,"
+            " or would refuse the size. Absent: nothing is known."
+        ),
+    ] = UNSET
+
+
+class Outcome(Struct, kw_only=True):
+    """What became of a record that schedules a message."""
+
+    result: Annotated[ScheduleOutcome, _OUTCOME]
+    id: str
+    shard: ShardNumber
+    offset: Annotated[int, Meta(ge=0, description="Offset of the record in the delay topic.")]
+    detail: Annotated[str | UnsetType, Meta(description="Why it is not scheduled.")] = UNSET
 
 
 class ActionResult(Struct, kw_only=True):
@@ -440,6 +471,16 @@ class MessageInfo(Struct, kw_only=True):
     parked: Annotated[
         bool, Meta(description="True if the message is due and waits in a lane, for the reason in `reason`.")
     ] = False
+    overdue_ms: Annotated[
+        Count | None,
+        Meta(
+            description="By how much a pending message is overdue; null: by less than 1 s, or it is not pending. Only in the"
+            " answer about one message."
+        ),
+    ] = None
+    waits_for: Annotated[
+        str | None, Meta(description="What an overdue message waits for, in words: its shard, its target, the brokers.")
+    ] = None
     reason: Annotated[
         str | None,
         Meta(
@@ -486,6 +527,13 @@ class Page(Struct, kw_only=True):
         Instant | UnsetType,
         Meta(
             description="Of settled messages: those that ended before this time are no longer in the store. Absent: all are."
+        ),
+    ] = UNSET
+    behind: Annotated[
+        list[ShardNumber] | UnsetType,
+        Meta(
+            description="With `fresh`: shards that had not applied their log in time, so that messages may be missing. Absent:"
+            " none."
         ),
     ] = UNSET
 
@@ -1080,6 +1128,37 @@ class ShardsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     shards: ShardList | UnsetType = UNSET
 
 
+OutcomeWait = (
+    Annotated[int, Meta(ge=0, le=5_000, description="Milliseconds.")]
+    | Annotated[
+        str,
+        Meta(
+            pattern=DURATION_PATTERN,
+            title="duration",
+            description="A number and a unit, or several of them: at most 5s.",
+        ),
+    ]
+)
+
+
+class ScheduleQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether to wait for the result."""
+
+    wait: Annotated[
+        OutcomeWait | UnsetType,
+        Meta(description="How long to wait until the shard has applied the message, at most 5s. For one message only."),
+    ] = UNSET
+
+
+class OutcomeQuery(ShardsQuery):
+    """Which record, and how long to wait."""
+
+    offset: Annotated[int, Meta(ge=0, le=2**62, description="Offset of the record in the delay topic.")]
+    wait: Annotated[
+        OutcomeWait, Meta(description="How long to wait until the shard has applied the record, at most 5s.")
+    ] = "5s"
+
+
 class MessageQuery(ShardsQuery):
     """Which shards, and whether the payload is wanted."""
 
@@ -1132,7 +1211,10 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(description="`settled`: those that have ended, for `retention.delivered`, among them with the state `settled` those whose id has"
              " a later message: how they ended is not kept. The due window is that of `planned_at`, for a cancelled message the time of its cancel."),
     ] = "pending"  # fmt: skip
-    target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
+    target: Annotated[
+        RatePattern | UnsetType,
+        Meta(description="Only messages for this topic, or for those that match a pattern as in `targets.allow`."),
+    ] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET
     due_to: Annotated[Time | UnsetType, Meta(description="Only messages due before this time.")] = UNSET
     id_prefix: Annotated[
@@ -1146,6 +1228,13 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(description="Only messages with this header, `NAME=VALUE`. May be repeated; all must be there."),
     ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many messages; a page may hold fewer.")] = 100
+    fresh: Annotated[
+        bool,
+        Meta(
+            description="Wait up to 3 s until the shards have applied what is in the log now, so that messages that were"
+            " acknowledged before are found. Of the first page only."
+        ),
+    ] = False
     after: PageKey | UnsetType = UNSET
     shards: ShardList | UnsetType = UNSET
 
@@ -1291,7 +1380,10 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which dead letters."""
 
     id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = UNSET
-    target: Annotated[TopicName | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
+    target: Annotated[
+        RatePattern | UnsetType,
+        Meta(description="Only messages for this topic, or for those that match a pattern as in `targets.allow`."),
+    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
     since: Annotated[Time | UnsetType, Meta(description="Only those written at or after this time.")] = UNSET
     until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = UNSET
@@ -1356,7 +1448,9 @@ Source = Annotated[
 class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which rejected records, in the part that is counted."""
 
-    target: Annotated[str | UnsetType, Meta(description="Only records that name this target topic.")] = UNSET
+    target: Annotated[
+        str | UnsetType, Meta(description="Only records that name this target topic, or one that matches a pattern.")
+    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = UNSET
     since: Annotated[Time | UnsetType, Meta(description="Only those rejected at or after this time.")] = UNSET
@@ -1372,7 +1466,9 @@ class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
         Id | UnsetType,
         Meta(description="Only those with this key. Or a generated id, or a position: the record there."),
     ] = UNSET
-    target: Annotated[str | UnsetType, Meta(description="Only records that name this target topic.")] = UNSET
+    target: Annotated[
+        str | UnsetType, Meta(description="Only records that name this target topic, or one that matches a pattern.")
+    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = UNSET
     since: Annotated[Time | UnsetType, Meta(description="Only those rejected at or after this time.")] = UNSET
@@ -1402,14 +1498,25 @@ class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
     """The dead letters to replay or discard, of those that are not resolved: `id`, or a filter, or `all`."""
 
     id: Annotated[Id | UnsetType, Meta(description="The newest one of the message with this id.")] = UNSET
-    target: Annotated[TopicName | UnsetType, Meta(description="Those for this topic.")] = UNSET
+    target: Annotated[
+        RatePattern | UnsetType, Meta(description="Those for this topic, or for those that match a pattern.")
+    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Those with this reason.")] = UNSET
     since: Annotated[Time | UnsetType, Meta(description="Those written at or after this time.")] = UNSET
     until: Annotated[Time | UnsetType, Meta(description="Those written before this time.")] = UNSET
     all: Annotated[
         bool | UnsetType, Meta(description="All of them. Only true is valid.", extra_json_schema={"const": True})
     ] = UNSET
-    dry_run: Annotated[bool, Meta(description="Only count them; nothing is written.")] = False
+    dry_run: Annotated[
+        bool, Meta(description="Only count them; nothing is written. `refused` has those that would be refused.")
+    ] = False
+    anyway: Annotated[
+        bool,
+        Meta(
+            description="Replay also those whose cause is still there, such as a missing target: they will die again. Of a"
+            " replay only."
+        ),
+    ] = False
     limit: Annotated[int, Meta(ge=1, le=10_000, description="At most this many in this request.")] = 1_000
     after: Annotated[
         PageKey | UnsetType, Meta(description="`after` of the answer before: where this request continues.")
@@ -1425,7 +1532,7 @@ class DeadLetterCount(Struct, kw_only=True, gc=False):
 
 
 class DeadLetterRefusal(Struct, kw_only=True):
-    """Dead letters that cannot be replayed, by reason. They stay as they are."""
+    """Dead letters that cannot be replayed, or whose cause is still there, by reason. They stay as they are."""
 
     reason: str
     letters: Annotated[int, Meta(ge=1)]

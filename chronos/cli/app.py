@@ -18,6 +18,7 @@ from chronos.cli.options import (
     ConfigFile,
     In,
     MessageId,
+    NamedServer,
     Output,
     Server,
     Settings,
@@ -162,7 +163,11 @@ def send_message(
     lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as a message.")] = False,
     null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the message is accepted; exit code 1 if it is rejected.")
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait until it is known what became of the message; exit code 1 if it is rejected, or not known in 5 s.",
+        ),
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
@@ -173,7 +178,9 @@ def send_message(
 ) -> None:
     """Send a message to be delivered later. Prints its id once it is on disk.
 
-    The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for the result.
+    The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for the result: exit code 0
+    if the message is scheduled, or is ignored as --on-conflict ignore asks, which stderr says. What the target would not take now
+    is a warning on stderr.
 
     \b
     Examples:
@@ -484,23 +491,29 @@ def doctor(
         ),
     ] = None,
     output: Output = Format.text,
+    server: NamedServer = None,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Find problems, and show the remedy for each.
 
-    Checks settings, tokens, cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first
-    start. If the service is stopped, every store is read and its checksums are verified; if it runs, the command asks the
-    service. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
+    Asks the service of --server or CHRONOS_SERVER, without them the one that runs on this machine. Beside it, checks settings, tokens,
+    cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first start, and says what it could not
+    check. If the service is stopped, every store is read and its checksums are verified. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
     topics or permissions are missing, 1 for other problems.
 
     \b
     Examples:
       chronos doctor
       chronos doctor --config /etc/chronos.yaml -o json
+      chronos doctor --server http://chronos-1:7700
       chronos doctor --tokens /etc/chronos/tokens.yaml
     """
     from chronos.cli.doctor import examine
 
-    examine(config, settings or [], output, tokens=tokens)
+    examine(config, settings or [], output, tokens=tokens, server=server)
 
 
 @app.command()

@@ -42,7 +42,7 @@ def cancel(
 ) -> None:
     """Cancel a message, or all pending messages of a filter.
 
-    One message: exit code 1 when it is too late, 4 when no message has the id.
+    One message: exit code 1 when it is too late, or not applied within 5 s; 4 when no message has the id.
 
     With a filter: a job on the node asked. The command counts the messages, asks, and shows the progress; Ctrl-C stops the job.
     Exit code 1 when the job failed or was stopped, or an action was refused; 3 when the node no longer answers. What was

@@ -21,7 +21,6 @@ OPTIONS = {
     "id": "--id",
     "on_conflict": "--on-conflict",
     "expire_at": "--expire-at",
-    "repeat": "--every, --backoff or --cron",
     "repeat_times": "--times",
     "repeat_until": "--until",
     "time_zone": "--time-zone",
@@ -47,11 +46,14 @@ def given(argument: str) -> str | bytes:
     return argument
 
 
-def worded(refused: Refused, *, by_delay: bool) -> Refused:
-    """The refusal with the names of options for those of fields; `by_delay`: the time was given by `--in`."""
+def worded(refused: Refused, *, by_delay: bool, repeat: str = "repeat") -> Refused:
+    """The refusal with the names of options for those of fields.
+
+    `by_delay`: the time was given by `--in`. `repeat`: the option by which a repetition was given.
+    """
     if not refused.errors or any("index" in fault for fault in refused.errors):
         return refused
-    names = {**OPTIONS, "deliver_at": "--in" if by_delay else "--at", "delay": "--in"}
+    names = {**OPTIONS, "deliver_at": "--in" if by_delay else "--at", "delay": "--in", "repeat": repeat}
     lines = []
     for fault in refused.errors:
         field = str(fault.get("field", ""))

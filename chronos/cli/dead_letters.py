@@ -122,6 +122,7 @@ def resolve(
     rate: float | None,
     dry_run: bool,
     yes: bool,
+    anyway: bool = False,
     **which: str | None,
 ) -> None:
     """1. count, 2. ask, 3. replay or discard part by part."""
@@ -137,26 +138,42 @@ def resolve(
             raise NotFound(f"no dead letter of {printable(id)} that is not resolved; {_read(count.records)}")
         if output is Format.text and (dry_run or id is None):
             _put_counts(count)
+        _tell_refused(count, anyway=anyway, done=False)
         if dry_run or not count.matched:
             if output is Format.json:
                 put_json(count)
             return
+        left = count.matched - (0 if anyway else sum(each.letters for each in count.refused))
+        if not left:
+            if output is Format.json:
+                put_json(count)
+            else:
+                print(f"0 dead letters {DONE[verb]}")
+            raise typer.Exit(1)
         if id is None:
-            _confirm(f"{verb} {counted(count.matched, 'dead letter')}?", verb, yes=yes)
+            _confirm(f"{verb} {counted(left, 'dead letter')}?", verb, yes=yes)
     with connect(server, RETRIES) as client:
         shown = _Progress(DONE[verb], count.matched)
-        done = _run(client, steps(rate=rate, progress=shown), shown)
+        done = _run(client, steps(rate=rate, anyway=anyway, progress=shown), shown)
     if output is Format.json:
         put_json(done)
     else:
         print(f"{counted(done.resolved, 'dead letter')} {DONE[verb]}")
-    for refused in done.refused:
-        note(
-            f"{counted(refused.letters, 'dead letter')} cannot be replayed: {refused.reason}; the first is"
-            f" {printable(refused.id) or 'without an id'}: {printable(refused.detail)}"
-        )
+    _tell_refused(count if anyway else done, anyway=anyway, done=True)
     if done.refused:
         raise typer.Exit(1)
+
+
+def _tell_refused(totals: DeadLetterTotals, *, anyway: bool, done: bool) -> None:
+    """Dead letters that are not replayed, with the reason; with `anyway` those that will die again. On stderr."""
+    for refused in totals.refused:
+        what = "will die again" if anyway else "cannot be replayed"
+        note(
+            f"{counted(refused.letters, 'dead letter')} {what}: {refused.reason}; the first is"
+            f" {printable(refused.id) or 'without an id'}: {printable(refused.detail)}"
+        )
+    if totals.refused and not (anyway or done):
+        note("remove the cause first; --anyway replays them all the same")
 
 
 def _run(client: Client, steps: requests.Steps[DeadLetterTotals], shown: "_Progress") -> DeadLetterTotals:
@@ -204,7 +221,12 @@ def _filter(which: dict[str, str | None]) -> DeadLetterFilter:
         "since": moment(which["since"], "--since"),
         "until": moment(which["until"], "--until"),
     }
-    return cast(DeadLetterFilter, {name: value for name, value in found.items() if value is not None})
+    filter_ = cast(DeadLetterFilter, {name: value for name, value in found.items() if value is not None})
+    try:
+        dead_letters.fields(filter_)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).replace("until", "--until").replace("since", "--since")) from None
+    return filter_
 
 
 class _Progress:

@@ -7,7 +7,10 @@ import typer
 from chronos.cli.options import HERE, Authorities, Cert, CertKey, MessageId, Output, Server, TokenFile, at_least
 from chronos.cli.output import Format
 
-Target = Annotated[str | None, typer.Option("--target", metavar="TOPIC", help="Only messages for this topic.")]
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="TOPIC", help="Only messages for this topic, or for a pattern such as 'mail*'."),
+]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", metavar="REASON", help="Only those with this reason, such as target-missing.")
 ]
@@ -103,6 +106,9 @@ def replay_letters(
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", help="At most N dead letters a second.", min=0.1)
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Replay also those whose cause is still there: they will die again.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -114,7 +120,8 @@ def replay_letters(
 ) -> None:
     """Schedule dead letters again, due at once, the oldest first. Correct the cause before.
 
-    Counts them first and asks. A replayed message keeps its id, target and headers, and has the header chronos-replayed.
+    Those whose cause is still there, because the target is missing or forbidden, or takes neither their size nor a message without a
+    key, are named and left as they are. Counts all first and asks. A replayed message keeps its id, target and headers, and has the header chronos-replayed.
     A command that was stopped or killed can be repeated: nothing is delivered twice. Exit code 4 if no dead letter has the id,
     1 if some cannot be replayed.
 
@@ -129,7 +136,7 @@ def replay_letters(
 
     resolve(
         server, output, "replay", id=id, target=target, reason=reason, since=since, until=until, all=all_, rate=rate,
-        dry_run=dry_run, yes=yes,
+        dry_run=dry_run, yes=yes, anyway=anyway,
     )  # fmt: skip
 
 

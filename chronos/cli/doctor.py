@@ -1,6 +1,7 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
-settings -> tokens -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
+the service that was named -> settings -> tokens -> the cluster, if there is one -> data directory -> the service, if it runs here -> disk
+-> stores -> log -> topics -> targets -> clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and while it is stopped.
 """
@@ -14,8 +15,9 @@ import typer
 
 from chronos.cli.doctor_cluster import examine_cluster
 from chronos.cli.doctor_kafka import examine_kafka
+from chronos.cli.doctor_service import ASK_S, due_targets, examine_service
 from chronos.cli.doctor_tokens import examine_tokens
-from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
+from chronos.cli.findings import Finding, failed, guarded, note, ok, problem, unchecked
 from chronos.cli.output import Format, number, printable, put_json, size
 from chronos.errors import ChronosError, ConfigurationError, StoreInUse
 
@@ -24,20 +26,16 @@ if TYPE_CHECKING:
     from chronos.node import Node
     from chronos.ports import Store, TopicInfo
 
-ASK_S = 10.0
-"""How long the service may take to answer."""
 
-OVERDUE_MS = 60_000
-"""A shard whose next message is overdue by more is a problem."""
+def examine(
+    path: str | None, overrides: list[str], output: Format, *, tokens: str | None = None, server: str | None = None
+) -> None:
+    """Print every finding as it is made; the exit code is that of the most severe one.
 
-TARGETS_LOOK = 1_000
-"""Messages, those due next, whose targets are checked."""
-
-
-def examine(path: str | None, overrides: list[str], output: Format, *, tokens: str | None = None) -> None:
-    """Print every finding as it is made; the exit code is that of the most severe one. `tokens`: the only file to examine."""
+    `tokens`: the only file to examine. `server`: a service to ask first; without it, the one that uses this machine's data directory.
+    """
     findings = []
-    for finding in _findings(path, overrides) if tokens is None else examine_tokens(tokens):
+    for finding in _findings(path, overrides, server) if tokens is None else examine_tokens(tokens):
         findings.append(finding)
         if output is Format.text:
             _print(finding)
@@ -45,7 +43,8 @@ def examine(path: str | None, overrides: list[str], output: Format, *, tokens: s
     if output is Format.json:
         put_json({"ok": worst == 0, "findings": findings})
     elif worst == 0:
-        print("\nno problems found")
+        missed = ", ".join(dict.fromkeys(finding.what for finding in findings if finding.unchecked))
+        print("\nno problems found" + (f"; not checked: {missed}" if missed else ""))
     raise typer.Exit(worst)
 
 
@@ -62,9 +61,11 @@ def _print(finding: Finding) -> None:
         print(" " * 9 + printable(line))
 
 
-def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
+def _findings(path: str | None, overrides: list[str], server: str | None) -> Iterator[Finding]:
+    """1. The service that was named, 2. the settings, 3. this machine, by them."""
     from chronos.config import load
 
+    asked = None if server is None else (yield from _named_service(server))
     try:
         config = load(path, os.environ, overrides)
     except ConfigurationError as error:
@@ -80,18 +81,36 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
     node = Node(config)
     if config.coordinator.kind != "standalone":
         yield from examine_cluster(config, node.directory.known_instance())
+    if server is not None and config.log.kind != "kafka" and asked is not None and asked["log"] == "kafka":
+        yield unchecked(
+            "log", "the service uses Kafka, and the settings here name no brokers: brokers, topics, targets and their clocks. Give its"
+            " settings (--config)"
+        )  # fmt: skip
     if not os.path.isdir(config.node.data_dir):
-        yield note(
-            "data directory", f"{config.node.data_dir} does not exist yet; the service creates it at its first start"
-        )
+        if server is None:
+            yield note(
+                "data directory",
+                f"{config.node.data_dir} does not exist yet; the service creates it at its first start",
+            )
+        else:
+            yield unchecked(
+                "data directory, disk, stores",
+                f"{config.node.data_dir} is not on this machine; run the command on each node, with its settings",
+            )
         if config.log.kind == "kafka":
-            yield from examine_kafka(config, node.clock, set)
+            yield from examine_kafka(config, node.clock, lambda: set() if asked is None else asked["due_targets"])
         return
     try:
         node.directory.claim()
     except StoreInUse:
         yield ok("data directory", f"{config.node.data_dir} is in use by a running service")
-        yield from _running(node, config)
+        yield unchecked(
+            "stores", "stores can be verified only while the service is stopped: run this command again then"
+        )
+        if server is None:
+            yield from _running(node, config)
+        elif config.log.kind == "kafka":
+            yield from examine_kafka(config, node.clock, lambda: set() if asked is None else asked["due_targets"])
         yield _disk(node, config)
         return
     except ChronosError as error:
@@ -105,9 +124,23 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         node.stop()
 
 
+def _named_service(server: str) -> Generator[Finding, None, dict[str, Any] | None]:
+    """The findings of the service that the command was told of; returns what it says of the node asked, and the targets due next."""
+    from chronos.cli.connect import connect
+    from chronos.client import ClientError
+
+    try:
+        with connect(server) as client:
+            asked = yield from examine_service(client, copies="masters")
+            return None if asked is None else asked | {"due_targets": due_targets(client)}
+    except ClientError as error:
+        yield problem("service", str(error), exit_code=error.exit_code)
+        return None
+
+
 def _running(node: "Node", config: "Config") -> Iterator[Finding]:
-    """The findings of a service that runs."""
-    from chronos.client import Client, ClientError
+    """The findings of a service that runs from this machine's data directory."""
+    from chronos.client import Client
     from chronos.node.tls import client_tls
 
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.admin.host, config.admin.host)
@@ -116,45 +149,11 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
         # The certificate is for a name, which `admin.advertised` has.
         address = config.admin.advertised or f"https://{host}:{config.admin.port}"
     targets: set[str] = set()
-    try:
-        with Client(address, timeout_s=ASK_S, retries=1, tls=client_tls(config)) as client:
-            node_info, shards = client.ask("/v1/nodes")["nodes"][0], client.ask("/v1/shards")["shards"]
-            due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
-    except ClientError as error:
-        yield problem("service", f"the service is running, but {error}", exit_code=3)
-    else:
-        targets = {message["target"]["topic"] for message in due if message["target"]}
-        yield from _answered(node_info, shards)
-    yield note("stores", "stores can be verified only while the service is stopped: run this command again then")
+    with Client(address, timeout_s=ASK_S, retries=1, tls=client_tls(config)) as client:
+        if (yield from examine_service(client, copies="own")) is not None:
+            targets = due_targets(client)
     if config.log.kind == "kafka":
         yield from examine_kafka(config, node.clock, lambda: targets)
-
-
-def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The node and its shards, as the service reports them."""
-    if here["ready"]:
-        yield ok("service", f"node {here['node']} is ready")
-    for reason in here["reasons"]:
-        yield problem("service", reason)
-    for shard in shards:
-        if shard["oldest_overdue_ms"] > OVERDUE_MS:
-            yield problem(
-                f"shard {shard['shard']}",
-                f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
-                f" {number(shard['pending'])} are pending",
-            )
-        needed, in_sync = shard.get("in_sync_needed"), shard.get("in_sync") or []
-        if needed is not None and len(in_sync) < needed:
-            yield problem(
-                f"shard {shard['shard']}",
-                f"{len(in_sync)} of {needed} followers in sync (replication.min_in_sync): {', '.join(in_sync) or 'none'}. Start the"
-                " nodes that are down; `chronos status` shows how far each replica is behind",
-            )
-        if shard["dead_recently"] is not None:
-            yield problem(
-                f"shard {shard['shard']}",
-                f"{shard['dead_recently']['text']}. `chronos get ID` tells why a message died",
-            )
 
 
 def _disk(node: "Node", config: "Config") -> Finding:

@@ -8,7 +8,13 @@ if TYPE_CHECKING:
     from chronos.client import FilterOptions
 
 Target = Annotated[
-    str | None, typer.Option("--target", "--to", metavar="TOPIC", help="Only messages for this target topic.")
+    str | None,
+    typer.Option(
+        "--target",
+        "--to",
+        metavar="TOPIC",
+        help="Only messages for this target topic, or for a pattern such as 'mail*'.",
+    ),
 ]
 DueFrom = Annotated[
     str | None,
@@ -45,6 +51,7 @@ def filter_of(
 ) -> "FilterOptions":
     """The filter of these options, empty without any; typer.BadParameter for a value that cannot be sent."""
     from chronos.cli.connect import given
+    from chronos.cli.output import note
     from chronos.cli.times import moment
     from chronos.client import requests
 
@@ -60,7 +67,10 @@ def filter_of(
     try:
         requests.conditions(**matching)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        text = str(error).replace("due_from", "--due-from").replace("due_to", "--due-to")
+        raise typer.BadParameter(text) from None
+    if id_prefix is not None and id_prefix.endswith("*"):
+        note(f"--id-prefix is no pattern: only ids that begin with {id_prefix!r} match, the '*' included")
     return matching
 
 

@@ -1,5 +1,6 @@
 """The findings of `chronos doctor`: one for each check, and how severe it is."""
 
+import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -8,6 +9,9 @@ from msgspec import Struct
 from chronos.errors import ChronosError, Retry, StoreCorrupt
 
 T = TypeVar("T")
+
+ADVICE = re.compile(r" `chronos doctor` tells [^.]*\.")
+"""What an error advises that is one of the findings here."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -18,6 +22,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """ok, note, or problem."""
     text: str
     exit_code: int = 0
+    unchecked: bool = False
+    """`text` names what could not be checked, and why."""
 
 
 def ok(what: str, text: str) -> Finding:
@@ -30,6 +36,11 @@ def note(what: str, text: str) -> Finding:
     return Finding(what=what, verdict="note", text=text)
 
 
+def unchecked(what: str, text: str) -> Finding:
+    """Something that could not be checked."""
+    return Finding(what=what, verdict="note", text=f"not checked: {text}", unchecked=True)
+
+
 def problem(what: str, text: str, *, exit_code: int = 1) -> Finding:
     """A problem."""
     return Finding(what=what, verdict="problem", text=text, exit_code=exit_code)
@@ -39,7 +50,7 @@ def failed(what: str, error: ChronosError) -> Finding:
     """An error as a finding."""
     later = " It may be temporary." if isinstance(error, Retry) else ""
     damage = "damaged: " if isinstance(error, StoreCorrupt) else ""
-    return problem(what, f"{damage}{error}{later}", exit_code=error.exit_code)
+    return problem(what, f"{damage}{ADVICE.sub('', str(error))}{later}", exit_code=error.exit_code)
 
 
 def guarded(what: str, check: Callable[[], T]) -> Generator[Finding, None, T | None]:

@@ -21,9 +21,16 @@ HEADINGS_SETTLED = ("DUE", "", "TARGET", "ID", "SIZE", "STATE")
 def list_(server: str, output: Format, matching: FilterOptions, limit: int, state: ListedState) -> None:
     """At most `limit` messages; as JSON one object, that of the HTTP interface."""
     kept_from: list[str] = []
+    behind: list[int] = []
     with connect(server) as client:
-        pages = _pages(client, matching, limit, state, kept_from)
+        pages = _pages(client, matching, limit, state, kept_from, behind)
         after = _print_json(pages) if output is Format.json else _print_table(pages, state)
+    if behind:
+        shards = ", ".join(map(str, behind))
+        note(
+            f"not applied in time: the log of shard {shards}; messages that were scheduled a moment ago may be missing. Repeat the"
+            " command; if it persists, see `chronos status`"
+        )
     if output is Format.json:
         return
     if after is not None:
@@ -35,15 +42,22 @@ def list_(server: str, output: Format, matching: FilterOptions, limit: int, stat
 
 
 def _pages(
-    client: Client, matching: FilterOptions, limit: int, state: ListedState, kept_from: list[str]
+    client: Client,
+    matching: FilterOptions,
+    limit: int,
+    state: ListedState,
+    kept_from: list[str],
+    behind: list[int],
 ) -> Iterator[dict[str, Any]]:
-    """Pages that together hold at most `limit` messages. `kept_from` gets the time before which none are kept."""
+    """Pages that together hold at most `limit` messages. `kept_from` gets the time before which none are kept, `behind` the shards that
+    had not applied their log."""
     after: str | None = None
     page_messages, left = FIRST_PAGE, limit
     while left > 0:
         request = requests.page(**matching, state=state, limit=min(page_messages, left), after=after)
         found: dict[str, Any] = client.call(request.as_json())
         kept_from[:] = [found["kept_from"]] if "kept_from" in found else []
+        behind += found.get("behind", ())
         yield found
         after, left = found["after"], left - len(found["messages"])
         page_messages = requests.PAGE_MESSAGES

@@ -37,6 +37,15 @@ Server = Annotated[
         show_default=True,
     ),
 ]
+NamedServer = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="CHRONOS_SERVER",
+        help="Address of a service to ask, or several of its nodes, with commas between.",
+        metavar="URL",
+    ),
+]
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The id; bytes that are not UTF-8 as base64:....")]
 ConfigFile = Annotated[
     str | None,

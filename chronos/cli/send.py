@@ -1,7 +1,8 @@
 """`chronos send`: one message, or one for each line of stdin."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +18,7 @@ from chronos.client import (
     LatePolicy,
     OnConflict,
     Refused,
+    Rejected,
     Scheduled,
     message,
     requests,
@@ -29,8 +31,15 @@ LINES_TOGETHER = 1_000
 LINES_BYTES = 4_000_000
 """Bytes of lines in one request, at least one line."""
 
-WAIT_S = 5
-"""How long `--wait` waits until the message is taken in, as long as `cancel` waits."""
+
+FIELDS = {"--every": (1,), "--backoff": (3,), "--cron": (5, 6)}
+"""Words of each rhythm."""
+
+MEANT = {
+    "--every": "a duration, such as 30s",
+    "--backoff": "BASE FACTOR CAP, such as '1s 2 1h'",
+    "--cron": "5 or 6 cron fields, such as '0 9 * * 1-5'",
+}
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,20 +54,25 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     late_policy: LatePolicy | None
     spread: str | None
 
+    @property
+    def option(self) -> str:
+        """The option of the rhythm."""
+        return "--every" if self.every is not None else "--backoff" if self.backoff is not None else "--cron"
+
     def options(self) -> dict[str, Any]:
         """The same for `message`; typer.BadParameter names the option that is wrong."""
-        given_rhythms = {
-            f"--{word}": f"{word} {text}"
-            for word, text in (("every", self.every), ("backoff", self.backoff), ("cron", self.cron))
-            if text is not None
-        }
+        rhythms = {"--every": self.every, "--backoff": self.backoff, "--cron": self.cron}
+        given_rhythms = {option: f"{option[2:]} {text}" for option, text in rhythms.items() if text is not None}
         if len(given_rhythms) > 1:
             raise typer.BadParameter(f"{' and '.join(given_rhythms)} are both given; give one of them")
         for option, text in given_rhythms.items():
+            typed = text.removeprefix(f"{option[2:]} ")
+            if len(typed.split()) not in FIELDS[option]:
+                raise typer.BadParameter(f"{option}: {typed[:80]!r} is not {MEANT[option]}")
             try:
                 parse_repetition(text)
             except ValueError as error:
-                raise typer.BadParameter(f"{option}: {error}") from None
+                raise typer.BadParameter(f"{option}: {str(error).replace(text[:80], typed[:80])}") from None
         bounds = {"--times": self.times, "--until": self.until, "--late-policy": self.late_policy}
         stray = next((option for option, value in bounds.items() if value is not None and not given_rhythms), None)
         if stray is not None:
@@ -96,7 +110,7 @@ def send(
     wait: bool,
     series: Series,
 ) -> None:
-    """Send, and print the id; with `wait` only once the shard has accepted the message."""
+    """Send, and print the id; with `wait` only once the shard has applied the message, and was it not accepted, exit code 1."""
     if series.cron is None or at is not None or delay is not None:
         check_when(at, delay)
     options = series.options()
@@ -134,16 +148,36 @@ def send(
             content: Bytes = None if value is None else sys.stdin.buffer.read() if value == "-" else given(value)
             found = client.call(requests.schedule(made(content)).as_json())
         except Refused as refused:
-            raise worded(refused, by_delay=delay is not None) from None
+            raise worded(refused, by_delay=delay is not None, repeat=series.option) from None
         scheduled = msgspec.convert(found, Scheduled)
-        if wait and not client.confirm(scheduled, f"{WAIT_S}s", on_conflict).applied:
-            note(f"accepted: it is in the log, but was not applied within {WAIT_S} s; see `chronos get`")
+        _warn(dict.fromkeys(scheduled.warnings, 1))
+        rejected: Rejected | None = None
+        if wait:
+            try:
+                scheduled = client.confirm(scheduled, True, on_conflict)
+            except Rejected as error:
+                rejected, scheduled = error, error.scheduled or scheduled
     if output is Format.json:
-        put_json(found)
-    else:
+        put_json(
+            found | {"result": scheduled.result} | ({} if scheduled.detail is None else {"detail": scheduled.detail})
+        )
+    elif rejected is None:
         print(printable(scheduled.id))
-        if sys.stderr.isatty():
+        if scheduled.result != "ignored" and sys.stderr.isatty():
             note(f"due {local(scheduled.due_at)}, {relative(scheduled.due_at)}")
+    if rejected is not None:
+        raise rejected
+    if scheduled.result == "ignored":
+        note(f"ignored: {scheduled.detail}")
+    elif wait and not scheduled.applied:
+        note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
+        raise typer.Exit(1)
+
+
+def _warn(texts: Mapping[str, int]) -> None:
+    """Warnings on stderr, each with the number of messages that it is about if there are several."""
+    for text, messages in texts.items():
+        note(f"warning: {text}" + (f" ({counted(messages, 'message')})" if messages > 1 else ""))
 
 
 def _check_payload(value: str | None, *, lines: bool, null: bool) -> None:
@@ -169,6 +203,7 @@ def _headers(given_headers: list[str]) -> dict[str, list[Bytes]]:
 def _send_lines(client: Client, made: Callable[[Bytes], dict[str, Any]], output: Format) -> None:
     """All of stdin in batches; a failure comes with the number of messages sent before it."""
     sent = 0
+    warnings: Counter[str] = Counter()
     with ExitStack() as stack:
         advance = _progress(stack) if sys.stderr.isatty() else lambda _: None
         try:
@@ -176,12 +211,14 @@ def _send_lines(client: Client, made: Callable[[Bytes], dict[str, Any]], output:
                 found = client.call(requests.schedule([made(line) for line in batch]).as_json())
                 sent += len(found)
                 advance(len(found))
+                warnings.update(text for one in found for text in one.get("warnings", ()))
                 if output is Format.json:
                     for one in found:
                         put_json(one)
         except BaseException:
             note(f"{counted(sent, 'message')} {'was' if sent == 1 else 'were'} sent before this:")
             raise
+    _warn(warnings)
     if output is Format.text:
         print(f"sent {counted(sent, 'message')}")
 

@@ -6,7 +6,20 @@ import msgspec
 import typer
 
 from chronos.cli.connect import connect, given, worded
-from chronos.cli.output import NOT_SHOWN, Format, complain, local, note, printable, put, put_json, relative, size, table
+from chronos.cli.output import (
+    NOT_SHOWN,
+    Format,
+    complain,
+    local,
+    note,
+    printable,
+    put,
+    put_json,
+    relative,
+    size,
+    span,
+    table,
+)
 from chronos.cli.times import check_when
 from chronos.client import MessageInfo, NotFound, Refused, Repetition, Result, ServiceFailed, requests
 
@@ -26,6 +39,10 @@ def get(server: str, output: Format, id: str, *, payload: bool) -> None:
 def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
     yield "id", printable(found.id)
     yield "state", f"{found.state}, parked" if found.parked else found.state
+    if found.overdue_ms is not None:
+        yield "overdue", f"by {span(found.overdue_ms / 1_000)}"
+    if found.waits_for is not None:
+        yield "waits for", printable(found.waits_for)
     if found.reason is not None:
         yield "reason", found.reason if found.detail is None else f"{found.reason}: {printable(found.detail)}"
         yield "attempts", str(found.attempts)
@@ -78,7 +95,7 @@ def _rhythm(repetition: Repetition) -> str:
 
 
 def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = None, at: str | None = None) -> None:
-    """cancel, reschedule or fire: exit code 0 if it was done, 1 if it was too late, 4 if no message has the id."""
+    """cancel, reschedule or fire: exit code 0 if it was done, 1 if it was too late or is not applied, 4 if no message has the id."""
     named = given(id)
     if verb == "reschedule":
         check_when(at, delay)
@@ -99,7 +116,7 @@ def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = 
         return
     if result.result == "accepted":
         note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
-        return
+        raise typer.Exit(1)
     if result.result == "unknown":
         raise NotFound(f"no message has the id {printable(id)}")
     if result.result == "too_late":

@@ -3,13 +3,13 @@
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
-from chronos.client.attempts import Attempts
+from chronos.client.attempts import Attempts, check_open
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
-from chronos.client.errors import ClientError
+from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
@@ -25,7 +25,7 @@ from chronos.client.models import (
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
-from chronos.client.tls import context_of_variables
+from chronos.client.tls import context_of_variables, speaks_tls
 
 if TYPE_CHECKING:
     import ssl
@@ -53,6 +53,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     @property
     def server(self) -> str:
@@ -60,16 +61,19 @@ class AsyncClient:
         return self._servers.home
 
     async def schedule(
-        self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
+        self, topic: str, value: Bytes = None, *, wait: Delay | bool | None = None, **options: Unpack[MessageOptions]
     ) -> Scheduled:
         """See `Client.schedule`."""
         scheduled: Scheduled = await self.call(requests.schedule(message(topic, value, **options)))
-        if wait is None:
+        if wait is None or wait is False:
             return scheduled
         return await self.confirm(scheduled, wait, options.get("on_conflict"))
 
     async def confirm(
-        self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None
+        self,
+        scheduled: Scheduled,
+        wait: Delay | Literal[True] = requests.CONFIRM_WAIT,
+        on_conflict: OnConflict | None = None,
     ) -> Scheduled:
         """See `Client.confirm`."""
         return await self.run(requests.confirm(scheduled, wait, on_conflict))
@@ -221,13 +225,16 @@ class AsyncClient:
         id: str | bytes | None = None,
         all: bool = False,
         dry_run: bool = False,
+        anyway: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetterTotals:
         """See `Client.replay_dead_letters`."""
         return await self.run(
-            dead_letters.resolve_all("replay", which, id=id, all=all, dry_run=dry_run, rate=rate, progress=progress)
+            dead_letters.resolve_all(
+                "replay", which, id=id, all=all, dry_run=dry_run, anyway=anyway, rate=rate, progress=progress
+            )
         )
 
     async def discard_dead_letters(
@@ -245,7 +252,8 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Later calls raise RuntimeError."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -285,6 +293,7 @@ class AsyncClient:
 
         import aiohttp
 
+        check_open(self._closed)
         if self._session is None:
             self._session = aiohttp.ClientSession()
         attempts = Attempts(request, self._timeout_s, self._retries)
@@ -294,6 +303,7 @@ class AsyncClient:
             server = self._servers.choose(request, tried, time.monotonic())
             tried.add(server)
             answered = False
+            closed: Exception | None = None
             try:
                 timeout_s = self._servers.timeout_s(request, attempts.left_s)
                 status, body = await self._exchange(server, request, timeout_s)
@@ -307,6 +317,8 @@ class AsyncClient:
             except (aiohttp.ClientError, OSError) as error:
                 self._servers.failed(server, time.monotonic())
                 failure = unreachable(server, error)
+                if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
+                    closed = ConnectionResetError()
                 is_unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
                 if is_unsent and self._servers.has_others(request, tried) and attempts.is_in_time:
                     # Another node may get it, whether it may be repeated or not.
@@ -314,7 +326,13 @@ class AsyncClient:
             else:
                 self._servers.answered(server)
                 return found
-            await asyncio.sleep(attempts.next_in_s(failure, answered=answered))
+            try:
+                wait_s = attempts.next_in_s(failure, answered=answered)
+            except Unreachable:
+                if closed is not None and await asyncio.to_thread(speaks_tls, server, closed):
+                    raise Unreachable(f"{server} speaks TLS: write https://") from None
+                raise
+            await asyncio.sleep(wait_s)
 
     async def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
         """See `Client._refresh_routes`."""

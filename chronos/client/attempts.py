@@ -10,6 +10,12 @@ BACK_OFF_S = 0.1
 """Wait before the first repetition; it doubles, and a random half of it is left out."""
 
 
+def check_open(closed: bool) -> None:
+    """RuntimeError if the client of the request was closed."""
+    if closed:
+        raise RuntimeError("this client is closed; make another one")
+
+
 class Attempts:
     """The one deadline of a call, and when it may be tried again."""
 

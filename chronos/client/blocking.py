@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
-from chronos.client.attempts import Attempts
+from chronos.client.attempts import Attempts, check_open
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
@@ -66,6 +66,7 @@ class Client:
         self._timeout_s = timeout_s
         self._retries = retries
         self._connections: dict[str, _Connection] = {}
+        self._closed = False
 
     @property
     def server(self) -> str:
@@ -73,24 +74,30 @@ class Client:
         return self._servers.home
 
     def schedule(
-        self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
+        self, topic: str, value: Bytes = None, *, wait: Delay | bool | None = None, **options: Unpack[MessageOptions]
     ) -> Scheduled:
         """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log has acknowledged it.
 
         The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
         `expire_at`, `attempts`; for a series `repeat`, `repeat_times`, `repeat_until`, `time_zone`, `late_policy`; and `spread`.
 
-        The shard checks later whether the id is taken. With `wait` the call returns once the shard has accepted the
-        message, or after this time with `applied` false; it raises Rejected if the id is taken. If the message was sent
-        twice because the first answer was lost, the first record is accepted and the second one is rejected.
+        The shard checks later whether the id is taken: until then the `result` is `accepted`. With `wait` (True: 5 s) the call
+        returns once the shard has applied the message, with the result `scheduled`, or `ignored` if the id is taken and
+        `on_conflict` says so; or after this time with `accepted`. It raises Rejected if the id is taken otherwise. If the message was
+        sent twice because the first answer was lost, the first record is accepted and the second one is rejected.
         """
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
-        if wait is None:
+        if wait is None or wait is False:
             return scheduled
         return self.confirm(scheduled, wait, options.get("on_conflict"))
 
-    def confirm(self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None) -> Scheduled:
-        """Wait at most `wait` until the shard has accepted a message that was scheduled before.
+    def confirm(
+        self,
+        scheduled: Scheduled,
+        wait: Delay | Literal[True] = requests.CONFIRM_WAIT,
+        on_conflict: OnConflict | None = None,
+    ) -> Scheduled:
+        """Wait at most `wait` until the shard has applied a message that was scheduled before; return it with its `result`.
 
         Raises Rejected if the shard rejected it. `on_conflict` is the policy the message was scheduled with.
         """
@@ -125,6 +132,7 @@ class Client:
     def pending(self, **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
         """Iterate over pending messages in the order of their due times, page by page; conditions as of `conditions`.
 
+        The first page waits up to 3 s until the shards have applied the log, and so has what was scheduled before the call.
         A message that is delivered, cancelled or moved meanwhile may be left out, or be there at its old time.
         """
         after: str | None = None
@@ -251,6 +259,7 @@ class Client:
         id: str | bytes | None = None,
         all: bool = False,
         dry_run: bool = False,
+        anyway: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
         **which: Unpack[DeadLetterFilter],
@@ -258,11 +267,14 @@ class Client:
         """Schedule dead letters again, due at once, the oldest first: the newest one of `id`, those of a filter, or all.
 
         The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or was stopped may be
-        repeated: nothing is delivered twice. `dry_run`: only count them. `rate`: at most this many a second. `progress` is
-        called after each part with the totals so far.
+        repeated: nothing is delivered twice. Those whose cause is still there, such as a missing target, are left as they are and
+        counted in `refused`; `anyway`: they are replayed too, and will die again. `dry_run`: only count them. `rate`: at most this
+        many a second. `progress` is called after each part with the totals so far.
         """
         return self.run(
-            dead_letters.resolve_all("replay", which, id=id, all=all, dry_run=dry_run, rate=rate, progress=progress)
+            dead_letters.resolve_all(
+                "replay", which, id=id, all=all, dry_run=dry_run, anyway=anyway, rate=rate, progress=progress
+            )
         )
 
     def discard_dead_letters(
@@ -278,7 +290,8 @@ class Client:
         return self.run(dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Later calls raise RuntimeError."""
+        self._closed = True
         for server in list(self._connections):
             self._disconnect(server)
 
@@ -311,6 +324,7 @@ class Client:
 
     def call(self, request: Request) -> Any:
         """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the decoded answer."""
+        check_open(self._closed)
         attempts = Attempts(request, self._timeout_s, self._retries)
         tried: set[str] = set()
         while True:

@@ -25,7 +25,7 @@ READ_S = 20.0
 class DeadLetterFilter(TypedDict, total=False):
     """Which dead letters, of those that are not resolved.
 
-    `target`        only messages for this topic
+    `target`        only messages for this topic, or for those that match a pattern such as `mail*`
     `reason`        only those with this reason, such as `target-missing`
     `since`         only those written at or after this time
     `until`         only those written before this time
@@ -71,7 +71,7 @@ def page(
     after: str | None = None,
 ) -> Request:
     """Some dead letters, from the place `after` on."""
-    query: dict[str, Any] = {**_fields(given), "limit": limit, "resolved": "true" if resolved else "false"}
+    query: dict[str, Any] = {**fields(given), "limit": limit, "resolved": "true" if resolved else "false"}
     if id is not None:
         query["id"] = id_text(id)
     if after is not None:
@@ -91,20 +91,26 @@ def resolve(
     id: str | bytes | None = None,
     all: bool = False,
     dry_run: bool = False,
+    anyway: bool = False,
     limit: int | None = None,
     after: str | None = None,
 ) -> Request:
     """Replay or discard one part, or count it. Repeating it does what sending it once does."""
-    fields = _fields(given)
-    if (id is not None) + all + bool(fields) != 1:
+    filter_ = fields(given)
+    if (id is not None) + all + bool(filter_) != 1:
         raise ValueError("give an id, or a filter (target, reason, since, until), or all=True")
-    body: dict[str, Any] = {**fields, "limit": (COUNT_LETTERS if dry_run else PAGE_LETTERS) if limit is None else limit}
+    body: dict[str, Any] = {
+        **filter_,
+        "limit": (COUNT_LETTERS if dry_run else PAGE_LETTERS) if limit is None else limit,
+    }
     if id is not None:
         body["id"] = id_text(id)
     if all:
         body["all"] = True
     if dry_run:
         body["dry_run"] = True
+    if anyway:
+        body["anyway"] = True
     if after is not None:
         body["after"] = after
     path = f"/v1/dead-letters/{quote(verb)}"
@@ -118,19 +124,22 @@ def resolve_all(
     id: str | bytes | None = None,
     all: bool = False,
     dry_run: bool = False,
+    anyway: bool = False,
     rate: float | None = None,
     progress: Progress | None = None,
 ) -> Steps[DeadLetterTotals]:
     """Replay, discard or count part by part until everything that was there at the beginning was read.
 
-    `rate`: at most this many dead letters a second.
+    `rate`: at most this many dead letters a second. `anyway`: also those whose cause is still there.
     """
     if rate is not None and rate <= 0:
         raise ValueError(f"rate is {rate:g}: it must be greater than 0")
     limit = None if rate is None or dry_run else max(1, min(PAGE_LETTERS, int(rate)))
     totals, after = DeadLetterTotals(), None
     while True:
-        part: DeadLetterPart = yield resolve(verb, given, id=id, all=all, dry_run=dry_run, limit=limit, after=after)
+        part: DeadLetterPart = yield resolve(
+            verb, given, id=id, all=all, dry_run=dry_run, anyway=anyway, limit=limit, after=after
+        )
         totals = totals.plus(part.matched, part.resolved, part.records, part.counts, part.refused)
         if progress is not None:
             progress(totals)
@@ -141,12 +150,15 @@ def resolve_all(
             yield part.resolved / rate
 
 
-def _fields(given: DeadLetterFilter) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: given.get(name) for name in ("target", "reason")}
+def fields(given: DeadLetterFilter) -> dict[str, Any]:
+    """The filter in the form of the HTTP interface; ValueError for one that cannot be sent."""
+    found: dict[str, Any] = {name: given.get(name) for name in ("target", "reason")}
     for name in ("since", "until"):
         time: Any = given.get(name)
-        fields[name] = None if time is None else time_ms(time)
-    return {name: value for name, value in fields.items() if value is not None}
+        found[name] = None if time is None else time_ms(time)
+    if found["since"] is not None and found["until"] is not None and found["since"] > found["until"]:
+        raise ValueError("until lies before since, so that no dead letter is in between")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 _page = msgspec.json.Decoder(DeadLetterPage).decode

@@ -12,9 +12,12 @@ An argument that is wrong on its own, such as a time without a zone, raises Valu
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chronos.errors import ChronosError
+
+if TYPE_CHECKING:
+    from chronos.client.models import Scheduled
 
 
 class ClientError(ChronosError):
@@ -44,7 +47,14 @@ class Refused(ClientError):
 
 
 class Rejected(ClientError):
-    """The shard rejected the message, because its id is taken. Its record is in the rejected topic."""
+    """The shard rejected the message, nearly always because its id is taken. Its record is in the rejected topic.
+
+    `scheduled` says what is known of it; its `result` is `conflict` or `rejected`.
+    """
+
+    def __init__(self, text: str, scheduled: "Scheduled | None" = None) -> None:
+        self.scheduled = scheduled
+        super().__init__(text)
 
 
 class ServiceFailed(ClientError):

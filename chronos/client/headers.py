@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from chronos.client.models import Action, LatePolicy, OnConflict
-from chronos.client.requests import Bytes, is_cron
+from chronos.client.requests import Bytes, check_rhythm, is_cron
 from chronos.client.times import Delay, Time, delay_ms, time_ms
 from chronos.core.message import (
     ACTION,
@@ -91,6 +91,7 @@ def _series(
     spread: Delay | None,
 ) -> list[tuple[str, bytes]]:
     if repeat is not None:
+        check_rhythm(repeat)
         parse_repetition(repeat)
     elif any(option is not None for option in (repeat_times, repeat_until, time_zone, late_policy)):
         raise ValueError("repeat_times, repeat_until, time_zone and late_policy go with repeat")

@@ -23,6 +23,9 @@ ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired",
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
 
 
+ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
+"""What is known of a message: `accepted` means that the log has it, and that its shard has not applied it yet."""
+
 JobAction = Literal["count", "cancel", "reschedule", "fire"]
 """What a job does with the messages of its filter; `count` changes nothing."""
 
@@ -38,8 +41,30 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     """Offset of its record in the delay topic."""
     due_at: datetime
-    applied: bool = False
-    """True once the shard has accepted the message; only `schedule(wait=...)` and `confirm` find out."""
+    """When it is due, if it is scheduled."""
+    result: ScheduleOutcome = "accepted"
+    """`accepted`, unless `schedule(wait=...)` or `confirm` has found out: then `scheduled`, or `ignored` if the id is taken."""
+    detail: str | None = None
+    """Why it is not scheduled."""
+    warnings: tuple[str, ...] = ()
+    """Why its target would not take it now."""
+
+    @property
+    def applied(self) -> bool:
+        """True once the shard has applied the message, with this result."""
+        return self.result != "accepted"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a record that schedules a message."""
+
+    result: ScheduleOutcome
+    id: str
+    shard: int
+    offset: int
+    """Offset of the record in the delay topic."""
+    detail: str | None = None
+    """Why it is not scheduled."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +136,10 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the payload; None for a null payload."""
     parked: bool = False
     """It is due and waits in a lane, for the reason in `reason`."""
+    overdue_ms: int | None = None
+    """By how much a pending message is overdue; None: by less than 1 s, or it is not pending. Only `get` tells."""
+    waits_for: str | None = None
+    """What an overdue message waits for, in words."""
     reason: str | None = None
     """Why it was not delivered when it was last tried, as in the header `chronos-reason`."""
     detail: str | None = None
@@ -189,6 +218,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[MessageInfo]
     after: str | None
     """Page key of the next page; None on the last page."""
+    behind: tuple[int, ...] = ()
+    """Shards that had not applied their log in time: messages that were scheduled a moment ago may be missing."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -21,6 +21,7 @@ from chronos.client.models import (
     ListedState,
     MessageInfo,
     OnConflict,
+    Outcome,
     Page,
     Result,
     Scheduled,
@@ -36,11 +37,20 @@ ACTION_WAIT_S = 5.0
 CHANGE_WAIT_S = 10.0
 """How long the service waits for the change of a rate limit to be in force before it answers."""
 
+RHYTHMS = (["cron"], ["every"], ["backoff"])
+"""First words of a repetition."""
+
 PAGE_MESSAGES = 1_000
 """Messages of one page, the most that the service gives."""
 
-CONFIRM_EVERY_S = 0.05
-"""Pause between two looks at a shard that has not taken a message in."""
+CONFIRM_WAIT = "5s"
+"""How long `wait=True` waits until the shard has applied a message, as long as for an action."""
+
+FRESH_WAIT_S = 3.0
+"""How long the service waits for the first page of a list until its shards have applied the log."""
+
+OUTCOME_WAIT_S = 5.0
+"""How long the service waits at most for one answer about that."""
 
 JOB_EVERY_S = 0.2
 """Pause between two looks at a job."""
@@ -145,6 +155,8 @@ def message(
     target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
     if headers:
         target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
+    if repeat is not None:
+        check_rhythm(repeat)
     found: dict[str, Any] = {"target": target} | _bytes_field("value", value)
     if deliver_at is not None or delay is not None or not is_cron(repeat):
         found |= _when(deliver_at, delay)
@@ -164,6 +176,12 @@ def message(
     return found | {name: option for name, option in rhythm.items() if option is not None}
 
 
+def check_rhythm(repeat: str) -> None:
+    """ValueError for a repetition that does not begin with a word for its kind, such as a cron expression alone."""
+    if repeat.split()[:1] not in RHYTHMS:
+        raise ValueError(f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff")
+
+
 def is_cron(repeat: str | None) -> bool:
     """Return whether the series needs no time: its cron expression gives the first one."""
     return repeat is not None and repeat.lstrip().startswith("cron")
@@ -180,7 +198,7 @@ def conditions(
 ) -> dict[str, Any]:
     """Return a filter of messages in the form of the HTTP interface: all conditions must be true of a message.
 
-    `target`      its target topic
+    `target`      its target topic, or a pattern such as `mail*`
     `due_from`    it is due at or after this time
     `due_to`      it is due before this time
     `id_prefix`   its id begins so; generated ids are included
@@ -196,6 +214,8 @@ def conditions(
         found["due_from"] = time_ms(due_from)
     if due_to is not None:
         found["due_to"] = time_ms(due_to)
+    if due_from is not None and due_to is not None and found["due_from"] > found["due_to"]:
+        raise ValueError("due_to lies before due_from, so that no message is in between")
     if id_prefix is not None:
         found["id_prefix"] = id_text(id_prefix)
     if key is not None:
@@ -220,6 +240,13 @@ def schedule(messages: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Reque
         repeatable=all("id" in found for found in each),
         id=messages.get("id") if isinstance(messages, Mapping) else None,
     )
+
+
+def outcome(scheduled: Scheduled, wait_s: float) -> Request:
+    """What became of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
+    query = urlencode({"offset": scheduled.offset, "wait": int(wait_s * 1_000)})
+    path = f"{_message_path(scheduled.id)}/outcome?{query}"
+    return Request(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)
 
 
 def get(id: str | bytes, *, payload: bool = False) -> Request:
@@ -260,14 +287,17 @@ def page(
     state: ListedState = "pending",
     **conditions_: Unpack[FilterOptions],
 ) -> Request:
-    """Some of the messages of which the filter is true, from the place `after` on."""
+    """Some of the messages of which the filter is true, from the place `after` on.
+
+    The first page has what was acknowledged before, unless its `behind` names shards that are not that far.
+    """
     query: dict[str, Any] = {"limit": limit, **conditions(**conditions_)}
     if state != "pending":
         query["state"] = state
     query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
-    if after is not None:
-        query["after"] = after
-    return Request(method="GET", path=f"/v1/messages?{urlencode(query, doseq=True)}", decode=_page)
+    query |= {"fresh": "true"} if after is None else {"after": after}
+    path = f"/v1/messages?{urlencode(query, doseq=True)}"
+    return Request(method="GET", path=path, decode=_page, wait_s=FRESH_WAIT_S if after is None else 0.0)
 
 
 def start_job(
@@ -363,31 +393,25 @@ Steps = Generator[Request | float, Any, T]
 """Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
 
 
-def confirm(scheduled: Scheduled, wait: Delay, on_conflict: OnConflict | None) -> Steps[Scheduled]:
-    """Wait until the shard has taken the message in; Rejected if it did not accept it.
-
-    1. wait until the master of the shard has applied the record,
-    2. look the id up: it names this message, or the one that keeps the id.
-    """
-    deadline_s = time.monotonic() + delay_ms(wait) / 1_000
+def confirm(scheduled: Scheduled, wait: Delay | Literal[True], on_conflict: OnConflict | None) -> Steps[Scheduled]:
+    """Wait until the shard has applied the message, and return it with the result; Rejected if it was not accepted."""
+    deadline_s = time.monotonic() + delay_ms(CONFIRM_WAIT if wait is True else wait) / 1_000
     while True:
-        answer = yield ask("/v1/shards", {"copies": "masters"})
-        if any(
-            each["shard"] == scheduled.shard and each["pull_offset"] > scheduled.offset for each in answer["shards"]
-        ):
+        left_s = max(0.0, deadline_s - time.monotonic())
+        try:
+            found: Outcome = yield outcome(scheduled, min(left_s, OUTCOME_WAIT_S))
+        except NotFound as error:
+            # It was applied long ago; or it is settled and its retention is over.
+            return msgspec.structs.replace(scheduled, detail=str(error))
+        if found.result != "accepted" or found.detail is not None or left_s == 0:
             break
-        if time.monotonic() >= deadline_s:
-            return scheduled
-        yield CONFIRM_EVERY_S
-    applied = msgspec.structs.replace(scheduled, applied=True)
-    try:
-        found: MessageInfo = yield get(scheduled.id)
-    except NotFound:
-        raise Rejected(f"{scheduled.id} was rejected; the reason is in the rejected topic") from None
-    # A greater offset is that of a later message, which replaced this one.
-    if (found.shard, found.offset) >= (scheduled.shard, scheduled.offset) or on_conflict == "ignore":
-        return applied
-    raise Rejected(f"{scheduled.id} was rejected: another message has this id and is {found.state}")
+    result = found.result
+    if result == "conflict" and on_conflict == "ignore":
+        result = "ignored"  # as the service says itself, unless it was restarted since
+    known = msgspec.structs.replace(scheduled, result=result, detail=found.detail)
+    if result in ("conflict", "rejected"):
+        raise Rejected(f"{scheduled.id} was rejected: {found.detail}", known)
+    return known
 
 
 def follow_job(started: Job, wait: Delay) -> Steps[Job]:
@@ -500,6 +524,7 @@ def _base64(content: bytes) -> str:
 _encode = msgspec.json.Encoder().encode
 _scheduled = msgspec.json.Decoder(Scheduled).decode
 _scheduled_many = msgspec.json.Decoder(list[Scheduled]).decode
+_outcome = msgspec.json.Decoder(Outcome).decode
 _result = msgspec.json.Decoder(Result).decode
 _message_info = msgspec.json.Decoder(MessageInfo).decode
 _job = msgspec.json.Decoder(Job).decode

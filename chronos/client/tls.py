@@ -74,7 +74,7 @@ def explain(server: str, error: BaseException) -> str | None:
 
 
 def speaks_tls(server: str, error: BaseException) -> bool:
-    """Return whether an address without TLS that closed the connection speaks TLS; asks it."""
+    """Return whether an address without TLS that closed the connection speaks TLS; asks it, and blocks for PROBE_S at most."""
     parts = urlsplit(server)
     if parts.scheme != "http" or not _is_closed(error) or parts.hostname is None:
         return False

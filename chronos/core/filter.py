@@ -1,5 +1,8 @@
 """The filter of a query or a bulk operation: which pending messages it concerns."""
 
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
 from msgspec import Struct
 
 from chronos.core.keys import OFFSET_MAX
@@ -8,12 +11,21 @@ from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
+WILDCARDS = frozenset("*?[")
+"""Characters of a pattern that is not the name of one topic."""
+
+
+@lru_cache(maxsize=10_000)
+def is_like(topic: str, pattern: str) -> bool:
+    """Return whether a topic matches a pattern, which is its name or a shell-style pattern as in `targets.allow`."""
+    return fnmatchcase(topic, pattern)
+
 
 class Filter(Struct, frozen=True, kw_only=True):
     """Conditions that must all be true of a message; the default is true of every message."""
 
     target: str | None = None
-    """Its target topic."""
+    """Its target topic matches this name or pattern."""
     due_from_ms: int = 0
     """It is due at or after this time (epoch ms), by its position in the store."""
     due_to_ms: int = MS_MAX + 1
@@ -49,11 +61,11 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     def concerns_target(self, topic: str) -> bool:
         """Return whether the filter may be true of a message for the topic."""
-        return self.target in (None, topic) and self.reach.admits_target(topic)
+        return (self.target is None or is_like(topic, self.target)) and self.reach.admits_target(topic)
 
     def concerns(self, entry: Entry | EntryHead, shard: int, offset: int) -> bool:
         """Return whether the filter is true of a message whose position is in the due window."""
-        if self.target is not None and entry.target != self.target:
+        if self.target is not None and not is_like(entry.target, self.target):
             return False
         if self.reach is not EVERYTHING and not self.reach.admits(entry_id(entry, shard, offset), entry.target):
             return False

@@ -80,6 +80,8 @@ class ShardDriver(threading.Thread):
         self._moved = threading.Condition()
         self._pulled = 0
         self._refusals: OrderedDict[int, int] = OrderedDict()
+        self._refusals_from: int | None = None
+        """Offset from which all refusals are remembered; None before the first step."""
 
     # --- read by other threads
 
@@ -140,6 +142,11 @@ class ShardDriver(threading.Thread):
         """Return the `Reason` for which the delay record at the offset was refused; None: not refused, or too long ago."""
         return self._refusals.get(offset)
 
+    def remembers(self, offset: int) -> bool:
+        """Return whether `refusal` would know of a refusal of the delay record at the offset, which was applied."""
+        since = self._refusals_from
+        return since is not None and offset >= since
+
     # --- the thread
 
     def run(self) -> None:
@@ -180,9 +187,11 @@ class ShardDriver(threading.Thread):
         for offset, reason in self.replica.refused:
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:
-            self._refusals.popitem(last=False)
+            self._refusals_from = self._refusals.popitem(last=False)[0] + 1
         # The refusals come first: a thread that sees the position must find the refusals before it.
         pulled = self.replica.pulled
+        if self._refusals_from is None:
+            self._refusals_from = pulled
         if pulled != self._pulled:
             with self._moved:
                 self._pulled = pulled

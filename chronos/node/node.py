@@ -39,7 +39,7 @@ from chronos.node.opening import (
     open_store,
     own_topics,
 )
-from chronos.node.outcomes import Outcomes
+from chronos.node.outcomes import Outcomes, is_over
 from chronos.node.rates import NodeRates
 from chronos.node.shards import look, make_shard, report
 from chronos.node.tls import Tls
@@ -61,6 +61,12 @@ log = structlog.get_logger("chronos.node")
 
 MAINTENANCE_S = 1.0
 """How often the maintenance thread checks whether a part of its work is due."""
+
+CAUSES_EVERY_MS = 5_000
+"""How often the targets of recent dead letters are looked at."""
+
+CAUSES_MAX = 100
+"""Most of them that are looked at."""
 
 EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops records that are older than its retention."""
@@ -106,6 +112,8 @@ class Node:
         """By shard, the position of its store at its last flush, from which it replays after a crash."""
         self._cluster: ClusterNode | None = None
         """None for a standalone node."""
+        self._causes_looked_ms = 0
+        """When the targets of recent dead letters were last looked at (epoch ms)."""
         self._looked_at: set[int] = set()
         """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
@@ -421,6 +429,7 @@ class Node:
                 if isinstance(self.log, EmbeddedLog) and now_s - expired_s >= EXPIRE_EVERY_S:
                     expired_s = now_s
                     self.log.expire(now_ms)
+                self._look_at_causes(now_ms)
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
 
@@ -438,6 +447,18 @@ class Node:
         topics = {topic for shard in self.shards if shard.number in new for topic in due_targets(shard.store)}
         if topics:
             self.log.describe(sorted(topics))
+
+    def _look_at_causes(self, now_ms: int) -> None:
+        """Look whether the targets of recent dead letters take such messages now: then these are no longer reported."""
+        if 0 <= now_ms - self._causes_looked_ms < CAUSES_EVERY_MS:
+            return
+        self._causes_looked_ms = now_ms
+        topics = sorted(self.outcomes.recent_targets(now_ms))[:CAUSES_MAX]
+        if topics:
+            infos, rules = self.log.describe(topics), self.shards[0].shard.rules
+            self.outcomes.forget_recent(
+                lambda reason, topic: topic in infos and rules.allows(topic) and is_over(reason, infos[topic])
+            )
 
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""

@@ -5,11 +5,12 @@ Shard threads count once a step; other threads read. The counts begin with the p
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 
 from chronos.core.message import Reason
+from chronos.ports import TopicInfo
 from chronos.workers.letter_counts import OTHER, LetterCounts
 from chronos.workers.step_report import StepReport
 
@@ -32,6 +33,16 @@ DEAD_REASONS = (
 
 REJECTION_REASONS = tuple(reason for reason in Reason if reason < Reason.EXPIRED and reason is not Reason.IGNORED)
 """Reasons for which records are rejected."""
+
+
+def is_over(reason: Reason, info: TopicInfo | None) -> bool:
+    """Return whether an allowed target takes messages again that died for this reason; False also if that is not known."""
+    if info is None:
+        return False
+    if reason is Reason.NO_KEY:
+        return not info.compacted
+    # The progress topic of another Chronos is writable, and forbidden all the same.
+    return reason is Reason.TARGET_MISSING or (reason is Reason.FORBIDDEN_TARGET and info.writable and not info.stamped)
 
 
 class TargetCounts(Struct):
@@ -160,6 +171,22 @@ class Outcomes:
             known = found.setdefault(OTHER, TargetCounts())
             known.add(other.delivered, other.late, other.dead)
             return found
+
+    def recent_targets(self, now_ms: int) -> set[str]:
+        """Return the targets whose messages were dead-lettered in the last RECENT_MS."""
+        with self._lock:
+            slots = [slot for of_shard in self._recent.values() for slot in of_shard]
+            return {target for at_ms, cases in slots if at_ms > now_ms - RECENT_MS for _, target in cases} - {OTHER}
+
+    def forget_recent(self, is_over: Callable[[Reason, str], bool]) -> None:
+        """Report no longer the dead letters whose cause is over; new ones are reported again."""
+        with self._lock:
+            for shard, slots in self._recent.items():
+                left = [
+                    (at_ms, Counter({case: count for case, count in cases.items() if not is_over(*case)}))
+                    for at_ms, cases in slots
+                ]
+                self._recent[shard] = deque(((at_ms, cases) for at_ms, cases in left if cases), slots.maxlen)
 
     def recent_deaths(self, shard: int, now_ms: int) -> RecentDeaths | None:
         """Return the messages of a shard that were dead-lettered in the last RECENT_MS; None if there are none."""

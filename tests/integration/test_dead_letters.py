@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.broker import Broker
+from tests.harness.command import run
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Tail, Topics, produce, read_all, schedule
 
@@ -96,3 +97,51 @@ def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_me
             assert got.header("chronos-replayed") is not None
             assert number % 2 == 0 or got.header("chronos-id") == b"id-%d" % number
         assert read_all(broker.bootstrap, topics.rejected) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_missing_target_is_told_before_and_after_and_no_longer_once_it_is_there(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The answer to the message has a warning; a replay is refused; `status` is green and the replay goes once the topic is there."""
+    topics = Topics.of(f"cause{time.time_ns() % 10**9}")
+    target, compacted = f"{topics.delay}.target", f"{topics.delay}.compacted"
+    broker.create_topic(compacted, partitions=1, config={"cleanup.policy": "compact"})
+    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings(shards=1)) as service:
+        service.start()
+
+        def warnings(topic: str, **more: object) -> list[str]:
+            """Those of the first answer that came when the topic was described."""
+            body = {"target": {"topic": topic, **more}, "value": "v", "delay": "1h"}
+            found: list[list[str]] = []
+
+            def look() -> bool:
+                found.append(service.post("/v1/messages", body).get("warnings", []))
+                return bool(found[-1]) or len(found) == 5
+
+            service.wait_until(look, "answer")
+            return found[-1]
+
+        assert "does not exist" in warnings(target)[0]
+        assert "takes no message without a key" in warnings(compacted)[0]
+        assert warnings(compacted, key="k") == []
+
+        service.post("/v1/messages", {"id": "lost", "target": {"topic": target}, "value": "v", "delay": 0})
+        service.wait_until(lambda: service.shards()[0]["totals"]["dead"] == 1, "let it die", timeout_s=60)
+        assert "messages die" in run("status", server=service.url).out
+        refused = run("dead-letters", "replay", "lost", server=service.url)
+        assert refused.code == 1
+        assert f"the cause is still there: the target topic {target} does not exist" in refused.err
+        again = run("dead-letters", "replay", "lost", "--anyway", server=service.url)
+        assert (again.code, again.out) == (0, "1 dead letter replayed\n")
+        assert "1 dead letter will die again: target-missing" in again.err
+        service.wait_until(lambda: service.shards()[0]["totals"]["dead"] == 2, "let it die again", timeout_s=60)
+
+        broker.create_topic(target, partitions=1)
+        service.wait_until(lambda: service.shards()[0]["dead_recently"] is None, "look at the cause", timeout_s=60)
+        assert "messages die" not in run("status", server=service.url).out
+        service.wait_until(
+            lambda: run("dead-letters", "replay", "lost", server=service.url).code == 0, "replay it", timeout_s=60
+        )
+        with Tail(broker.bootstrap, target) as tail:
+            assert [got.value for got in tail.take(target, 1, timeout_s=60)] == [b"v"]

@@ -103,6 +103,7 @@ EXAMPLES = {
     "schedule": Example("/v1/messages", {"target": {"topic": "{target}"}, "value": "v", "delay": "1h"}),
     "list": Example("/v1/messages"),
     "get": Example("/v1/messages/{target}-1"),
+    "outcome": Example("/v1/messages/{target}-1/outcome?offset=0"),
     "cancel": Example("/v1/messages/{target}-2"),
     "reschedule": Example("/v1/messages/{target}-1", {"delay": "2h"}),
     "fire": Example("/v1/messages/{target}-2/fire"),
@@ -207,7 +208,7 @@ def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, 
 
 
 NAMED = {
-    "schedule": 403, "get": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "rejected-record": 404,
+    "schedule": 403, "get": 404, "outcome": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "rejected-record": 404,
     "start": 403, "set-rate": 403, "remove-rate": 403, "records": 403,
 }  # fmt: skip
 """Routes whose example names one target, and the status for that of others."""
@@ -293,7 +294,7 @@ def test_the_log_tells_who_did_what(service):
         (line["event"], line["token"], line["verb"], line["ids"], line["outcome"]) for line in logs if "token" in line
     ]
     assert lines == [
-        ("request", "writer", "schedule", ["told"], "done"),
+        ("request", "writer", "schedule", ["told"], "accepted"),
         ("request", "writer", "cancel", ["told"], "cancelled"),
         ("request refused", "reader", "cancel", ["told"], "forbidden"),
     ]

@@ -22,7 +22,7 @@ from chronos.adapters.raft import voter
 from chronos.adapters.raft.links import Callers, Unanswered
 from chronos.adapters.raft.wire import Inspect, News, Seal
 from chronos.admin.tokens import digest, parse_tokens
-from chronos.client import AsyncClient
+from chronos.client import AsyncClient, Unreachable
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from chronos.node import tls
@@ -333,10 +333,16 @@ def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(t
             async with AsyncClient(url) as client:
                 return await client.ask("/v1/shards")
 
+        async def ask_plain() -> Any:
+            async with AsyncClient(plain, retries=0) as client:
+                return await client.ask("/v1/shards")
+
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
             assert asyncio.run(ask())["shards"]
+        with pytest.raises(Unreachable, match=f"{plain} speaks TLS: write https://"):
+            asyncio.run(ask_plain())
         failures = [
             (3, f"the certificate of {url} is not trusted: self-signed certificate in certificate chain", run(url, "--cert", str(both))),
             (3, "need a certificate of an authority that it trusts; name one with --cert", run(url, *ca)),

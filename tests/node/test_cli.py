@@ -176,7 +176,7 @@ def test_the_archive_needs_a_location_and_a_kafka_cluster(chronos, tmp_path):
 def test_the_json_of_a_verb_is_that_of_the_http_interface(chronos, service):
     """get, list and send print its objects, field for field."""
     sent = chronos("send", "--to", "same", "--in", "3h", "--id", "same", "-k", "k", "-H", "a=1", "x", "-o", "json")
-    assert set(sent.json) == {"id", "shard", "offset", "due_at"}
+    assert set(sent.json) == {"id", "shard", "offset", "due_at", "result"}
     assert chronos("get", "same", "-o", "json").json == service.get("/v1/messages/same")
     listed = chronos("list", "--to", "same", "-o", "json").json
     assert listed == service.get("/v1/messages", target="same")

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from chronos.admin import Server, messages, metrics, openapi
-from chronos.admin.messages import merge
+from chronos.admin.listing import merge
 from chronos.admin.routes import table
 from chronos.admin.schemas import (
     BASE64_ID_PATTERN,

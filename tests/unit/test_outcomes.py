@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from chronos.core.message import TARGET_TOPIC, Reason, Record, Rejection
-from chronos.node.outcomes import CANDIDATES_MAX, RECENT_MS, TARGETS_SHOWN, BusiestTargets, Outcomes, TargetCounts
+from chronos.node.outcomes import (
+    CANDIDATES_MAX,
+    RECENT_MS,
+    TARGETS_SHOWN,
+    BusiestTargets,
+    Outcomes,
+    TargetCounts,
+    is_over,
+)
+from chronos.ports import TopicInfo
 from chronos.workers.letter_counts import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
 from chronos.workers.step_report import StepReport
 
@@ -102,3 +111,38 @@ def test_hops_that_are_too_far_ahead_are_counted_by_both_partitions() -> None:
     for shard, ahead in ((1, [(0, 700), (2, 900)]), (1, [(0, 501)]), (2, [])):
         outcomes.count(shard, replace(step(), ahead=ahead))
     assert outcomes.hops_ahead() == {(0, 1): 2, (2, 1): 1}
+
+
+def test_a_cause_that_is_gone_is_no_longer_told_until_it_is_back() -> None:
+    outcomes = Outcomes()
+    outcomes.count(0, step((Reason.TARGET_MISSING, "a", 2), (Reason.TOO_LARGE, "b", 1)))
+    outcomes.count(1, step((Reason.TARGET_MISSING, "a", 1)))
+    assert outcomes.recent_targets(NOW_MS) == {"a", "b"}
+    assert outcomes.recent_targets(NOW_MS + RECENT_MS) == set()
+    info = TopicInfo(id="1", partitions=1, leaderless=frozenset(), bytes_max=1)
+    outcomes.forget_recent(lambda reason, topic: is_over(reason, info if topic == "a" else None))
+    left = outcomes.recent_deaths(0, NOW_MS)
+    assert left is not None
+    assert left.cases == [(Reason.TOO_LARGE, "b", 1)]
+    assert outcomes.recent_deaths(1, NOW_MS) is None
+    outcomes.count(1, step((Reason.TARGET_MISSING, "a", 1), at_ms=NOW_MS + 1))
+    assert outcomes.recent_deaths(1, NOW_MS + 1) is not None
+
+
+def test_the_cause_of_a_dead_letter_is_over_when_its_target_takes_such_messages() -> None:
+    info = TopicInfo(id="1", partitions=1, leaderless=frozenset(), bytes_max=1)
+    barred, compacted, stamped = (
+        replace(info, writable=False),
+        replace(info, compacted=True),
+        replace(info, stamped=True),
+    )
+    cases = {
+        Reason.TARGET_MISSING: [True, True, True, True],
+        Reason.FORBIDDEN_TARGET: [True, False, True, False],
+        Reason.NO_KEY: [True, True, False, True],
+        Reason.TOO_LARGE: [False, False, False, False],
+        Reason.REFUSED_BY_BROKER: [False, False, False, False],
+    }
+    for reason, expected in cases.items():
+        assert [is_over(reason, each) for each in (info, barred, compacted, stamped)] == expected, reason
+        assert not is_over(reason, None)
