@@ -19,11 +19,13 @@ class LogReachability:
     """Tracks whether the log's brokers answer this node. One thread calls `step`; any thread may read `verdict`."""
 
     def __init__(self, log_port: TopicLog, *, unreachable_ms: int, clock: Clock) -> None:
-        """`unreachable_ms`: time without an answer until the verdict is UNREACHABLE; after half of it, it is DEGRADED."""
+        """`unreachable_ms`: time without an answer until the verdict is UNREACHABLE; after half of it, and before the first answer, it
+        is DEGRADED."""
         self._log = log_port
         self._unreachable_ms = unreachable_ms
         self._clock = clock
         self._answered_ms = steady_ms(self._clock)
+        self._has_answered = False
         self._logged = OK
         """The verdict of the last step: only its changes are logged."""
 
@@ -33,13 +35,14 @@ class LogReachability:
         silent_ms = steady_ms(self._clock) - self._answered_ms
         if silent_ms >= self._unreachable_ms:
             return UNREACHABLE
-        return DEGRADED if silent_ms >= self._unreachable_ms // 2 else OK
+        is_late = not self._has_answered or silent_ms >= self._unreachable_ms // 2
+        return DEGRADED if is_late else OK
 
     def step(self, now_ms: int) -> int:
         """Ping once; return when to be called again, in epoch ms."""
         pinged_ms = steady_ms(self._clock)
         if self._log.ping(2 * self._unreachable_ms / PINGS / 1_000):
-            self._answered_ms = steady_ms(self._clock)
+            self._answered_ms, self._has_answered = steady_ms(self._clock), True
         verdict = self.verdict
         if (verdict == UNREACHABLE) != (self._logged == UNREACHABLE):
             if verdict == UNREACHABLE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from chronos.core.health import ARMED, ARMED_MS, OFF, UNHEALTHY
+from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, UNHEALTHY
 from chronos.core.roles import OK, UNREACHABLE, Change, ClusterView, Member, Roles, ShardRoles
 from tests.sim.observers import HealthSettings
 from tests.sim.world import CORRECTNESS, Finding, World
@@ -77,7 +77,11 @@ class Moves:
     def _check_verdict(self, view: ClusterView, shard: int, before: ShardRoles) -> None:
         """HA-22, HA-25, HA-28, HA-31, HA-44."""
         now_ms, mode = self.world.now_ms, self.settings.mode
+        lately = [at_ms for at_ms in self.by_verdict[shard] if now_ms - at_ms < MOVED_MS - CLOCK_MS]
         self.by_verdict[shard].append(now_ms)
+        permitted = [at_ms for at_ms in self.armed[shard] if now_ms - at_ms < ARMED_MS + CLOCK_MS]
+        if mode == AUTO and lately and not permitted and not self.clocks_step:
+            raise self._found(shard, f"twice within {now_ms - lately[0]} ms")
         if mode == OFF:
             raise self._found(shard, "although failover.on_unhealthy is off")
         reports = [member.replicas[shard] for member in view.members.values() if shard in member.replicas]
