@@ -56,6 +56,8 @@ MASTER = "master"
 NOT_HELD = "none"
 """The role that a replica reports on a node that does not hold the shard."""
 
+ASKED = "asked for by an operator"
+
 CUT_OFF = "the log does not answer it"
 
 KEPT = "leads already; the roles were lost"
@@ -285,8 +287,11 @@ class _Table:
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
             self._record_change(request.shard, given, given.master, f"{refused(request)}: {reason}")
-        elif self.shards[request.shard].master != request.node:
-            self._assign_master(request.shard, request.node, "asked for by an operator")
+        else:
+            # Whoever asks for a master, also for the present one, has looked at the shard.
+            self.unhealthy_moves.pop(request.shard, None)
+            if self.shards[request.shard].master != request.node:
+                self._assign_master(request.shard, request.node, ASKED)
 
     def _limit(self, pattern: str, rate: str) -> None:
         if not rate:
@@ -352,12 +357,13 @@ class _Table:
     def _leader(self, shard: int, nodes: Iterable[str]) -> str | None:
         """Return which of the nodes leads a shard of which the roles know nothing, by its report; None if another one wrote later."""
         epoch = max((replica.role_epoch for replica in self.reported(shard)), default=0)
-        leaders = [
-            node
-            for node in nodes
-            if self.replica(shard, node).role == MASTER and self.replica(shard, node).role_epoch == epoch > 0
-        ]
-        return next((node for node in leaders if node in self.members and not self._is_stale(shard, node, epoch)), None)
+        leaders = []
+        for node in nodes:
+            replica = self.replica(shard, node)
+            leads = replica.role == MASTER and replica.role_epoch == epoch > 0 and replica.applied is not None
+            if leads and self.members[node].eligible and not self._is_stale(shard, node, epoch):
+                leaders.append(node)
+        return next(iter(leaders), None)
 
     def _keep_leader(self, shard: int, node: str) -> None:
         """Leave the shard to its master, which goes on under its epoch."""

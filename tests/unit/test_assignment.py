@@ -641,6 +641,10 @@ def test_a_verdict_moves_a_shard_once_in_five_minutes_unless_an_operator_permits
     still = replace(judged(*(report(epoch=2) for _ in range(3))), roles=moved, now_ms=NOW_MS + MOVED_MS - 1)
     assert masters(plan(still)) == ["b"]
     assert masters(plan(replace(still, requests=(arm(still.now_ms),)))) != ["b"]
+    asked = plan(replace(still, requests=(Request(kind="transfer", node="a", shard=0),)))
+    assert (masters(asked), asked.unhealthy_moves) == (["a"], {})
+    kept = plan(replace(still, requests=(Request(kind="transfer", node="b", shard=0),)))
+    assert masters(kept) != ["b"]
     later_on = plan(replace(still, now_ms=NOW_MS + MOVED_MS))
     assert (masters(later_on) != ["b"], later_on.unhealthy_moves) == (True, {0: NOW_MS + MOVED_MS})
     assert plan(view(member("a"), roles=moved, shards=1, now_ms=NOW_MS + MOVED_MS)).unhealthy_moves == {}
