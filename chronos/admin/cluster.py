@@ -198,7 +198,7 @@ class Cluster:
         roles = Roles() if snapshot is None or snapshot.roles is None else snapshot.roles
         shards = range(len(self._context.shards))
         return 200, FailoverStatus(
-            on_unhealthy=self._context.node.config.failover.on_unhealthy,
+            on_unhealthy=self._context.node.on_unhealthy,
             shards=[_health(members, roles, shard) for shard in shards],
         )
 
@@ -206,7 +206,7 @@ class Cluster:
         """Permit one failover of a shard, and wait until the controller has the permission or has used it."""
         shard = shard_number(call.request.match_info["shard"], len(self._context.shards))
         membership = self._membership()
-        if self._context.node.config.failover.on_unhealthy == OFF:
+        if self._context.node.on_unhealthy == OFF:
             raise ProblemError(
                 409, "not-permitted", "failover.on_unhealthy is off: masters are not observed",
                 hint="`chronos transfer` moves a shard at once; set failover.on_unhealthy: armed on all nodes",

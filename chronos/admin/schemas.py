@@ -702,7 +702,8 @@ class FailoverStatus(Struct, kw_only=True):
     """The health of all masters."""
 
     on_unhealthy: Annotated[
-        Literal["off", "armed", "auto"], Meta(description="`failover.on_unhealthy` of the node asked.")
+        Literal["off", "armed", "auto"],
+        Meta(description="The mode of `failover.on_unhealthy` in force on the node asked."),
     ]
     shards: list[FailoverShard]
 

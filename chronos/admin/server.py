@@ -153,6 +153,8 @@ class Server:
             await self._runner.cleanup()
         if self._context is not None:
             await self._context.close()
+        if self.url:
+            log.info("no longer listening", url=self.url)
 
     def _guard(self, hosts: Hosts, sparse_log: SparseLog) -> Middleware:
         """The middleware that every request passes first."""

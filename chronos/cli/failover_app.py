@@ -12,7 +12,7 @@ failover_app = typer.Typer(
     rich_markup_mode=None,
     help="""Show the health of the masters, or permit the replacement of one that is stuck.
 
-    Needs `failover.on_unhealthy: armed` or `auto`. A master whose session is lost is replaced without it.
+    Needs `failover.on_unhealthy: armed` or `auto`; `auto` is the default with three nodes or more. A master whose session is lost is replaced without it.
 
     \b
     Examples:

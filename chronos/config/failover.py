@@ -9,11 +9,12 @@ from chronos.config.values import Duration
 class FailoverConfig(Section):
     """Masters that are alive but stuck: nodes of a cluster probe each shard, and replace a master that does nothing."""
 
-    on_unhealthy: Literal["off", "armed", "auto"] = key(
-        "off",
+    on_unhealthy: Literal["off", "armed", "auto"] | None = key(
+        None,
         "What happens when two thirds of the nodes find a shard's master unhealthy. `off`: nothing, and no probes are sent. "
         "`armed`: another node becomes master if an operator permitted it with `chronos failover arm SHARD` within the last 15 s. "
-        "`auto`: another node becomes master. The same on all nodes. A master whose session is lost is always replaced.",
+        "`auto`: another node becomes master, at most once in 5 minutes for each shard. null: `auto` with three registered nodes or "
+        "more, else `off`. The same on all nodes. A master whose session is lost is always replaced.",
     )
     candidate: bool = key(
         True,

@@ -15,11 +15,14 @@ from chronos.core.health import (
     OFF,
     UNHEALTHY,
     Candidate,
+    Mode,
     armed_until,
     choose,
     is_armed,
     is_unhealthy,
     may_switch,
+    mode_of,
+    was_moved,
 )
 from chronos.core.rates import LIMITS_MAX
 from chronos.core.replication import is_in_sync
@@ -34,6 +37,7 @@ from chronos.core.roles import (
     Request,
     Roles,
     ShardRoles,
+    registered,
     verdicts,
 )
 
@@ -48,6 +52,15 @@ LAG_MAX = 1_000
 
 MASTER = "master"
 """The role that a replica reports while it leads (`workers.replica_state`)."""
+
+NOT_HELD = "none"
+"""The role that a replica reports on a node that does not hold the shard."""
+
+ASKED = "asked for by an operator"
+
+CUT_OFF = "the log does not answer it"
+
+KEPT = "leads already; the roles were lost"
 
 FAR_BEHIND = "far behind, and another replica is not"
 
@@ -73,8 +86,15 @@ def plan(view: ClusterView) -> Roles:
        whose master a quorum of observers finds unhealthy, if that is permitted; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
     6. The rules number is raised to the least that a member announces, unless a node is away.
+
+    If the roles were lost, no shard is decided before the reports of the members could arrive, so that their masters stay.
     """
     table = _Table(view)
+    if table.awaits_reports():
+        table.shards = {}
+        for request in view.requests:
+            table.answer(request)
+        return table.roles()
     table.record_progress()  # 1
     table.place_replicas()  # 2
     for request in view.requests:  # 3
@@ -102,6 +122,11 @@ class _Table:
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
         self.armed = {shard: end_ms for shard, end_ms in view.roles.armed.items() if is_armed(end_ms, view.now_ms)}
+        self.unhealthy_moves = {
+            shard: at_ms for shard, at_ms in view.roles.unhealthy_moves.items() if was_moved(at_ms, view.now_ms)
+        }
+        self.stuck = {given.master for shard, given in self.shards.items() if self._is_unhealthy(shard, given)}
+        """Masters that a quorum finds unhealthy: they share the trouble of one another, and get no shard of one another."""
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
 
@@ -120,6 +145,7 @@ class _Table:
             away=dict(self.away),
             limited=dict(self.limited),
             armed=dict(self.armed),
+            unhealthy_moves=dict(self.unhealthy_moves),
             history=tuple(self.history[-HISTORY_MAX:]),
             rules=self.rules(),
         )
@@ -138,6 +164,11 @@ class _Table:
         """Return the node's report of its replica; an empty one if there is none."""
         member = self.members.get(node or "")
         return ReplicaReport() if member is None else member.replicas.get(shard, ReplicaReport())
+
+    def awaits_reports(self) -> bool:
+        """Return whether shards had masters that these roles do not know, and more members may report them in a moment."""
+        reports = (replica for member in self.members.values() for replica in member.replicas.values())
+        return self.view.awaits_reports and self.view.roles.are_empty and any(each.role_epoch for each in reports)
 
     def reported(self, shard: int) -> Iterable[ReplicaReport]:
         """Return the reports of all members about the shard."""
@@ -200,8 +231,10 @@ class _Table:
         count = self.view.replication or 0
         nodes = {node for node in given.replicas if node in self.members or not self._is_away_too_long(node)}
         order = _preferred(shard, self.members)
+        leader = None if given.epoch else self._leader(shard, order)
         spare = [node for node in order if node not in nodes and not self.members[node].leaving]
-        spare.sort(key=lambda node: held[node])
+        # With roles that were lost, the master is kept, and those that held the shard go before those that did not.
+        spare.sort(key=lambda node: (node != leader, self.replica(shard, node).role == NOT_HELD, held[node]))
         nodes.update(spare[: max(0, count - len(nodes))])
         if len(nodes) > count and all(self._caught_up(shard, node) for node in nodes if node in self.members):
             # The master is kept first, then members, then nodes that hold few replicas.
@@ -254,8 +287,11 @@ class _Table:
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
             self._record_change(request.shard, given, given.master, f"{refused(request)}: {reason}")
-        elif self.shards[request.shard].master != request.node:
-            self._assign_master(request.shard, request.node, "asked for by an operator")
+        else:
+            # Whoever asks for a master, also for the present one, has looked at the shard.
+            self.unhealthy_moves.pop(request.shard, None)
+            if self.shards[request.shard].master != request.node:
+                self._assign_master(request.shard, request.node, ASKED)
 
     def _limit(self, pattern: str, rate: str) -> None:
         if not rate:
@@ -266,7 +302,7 @@ class _Table:
     def _arm(self, request: Request) -> None:
         """Permit one failover of a shard on failed probes, or record why not."""
         until_ms = armed_until(request.at_ms, self.view.now_ms)
-        if self.view.on_unhealthy != OFF and until_ms is not None:
+        if self._mode() != OFF and until_ms is not None:
             self.armed[request.shard] = until_ms
             return
         given = self.shards[request.shard]
@@ -280,7 +316,8 @@ class _Table:
         behind = (self.replica(request.shard, given.master).applied or 0) - (replica.applied or 0)
         reasons = {
             "it is a member: stop it first": request.kind == "forget",
-            "there is no such request": request.kind != "transfer",
+            "there is no such request": request.kind not in ("transfer", "arm"),
+            "the roles were lost, and no shard has a master yet": not self.shards,
             "there is no such shard": request.shard not in self.shards,
             "it is not a member at the moment": member is None,
             "it is about to stop": member is not None and member.leaving,
@@ -297,21 +334,44 @@ class _Table:
     def assign(self) -> None:
         """Assign a master to each shard without one that can stay; a new epoch where the log has a later one."""
         for shard, given in self.shards.items():
-            if given.master is None or given.master not in self.members:
+            if not (given.epoch or given.master) and (leader := self._leader(shard, given.replicas)) is not None:
+                self._keep_leader(shard, leader)
+            elif given.master is None or given.master not in self.members:
                 self._fill_vacancy(shard, given)
             elif given.master not in given.replicas or not self._may_stay(given.master):
                 candidates = [node for node in self._candidates(shard) if self._may_be_master(node)]
+                if self._may_come_back(given.master):
+                    candidates = [node for node in candidates if self._is_steady(node)]
                 if not self._must_go(shard, given.master):
                     candidates = [node for node in candidates if self._can_continue(shard, given.master, node)]
                 if candidates:
                     self._assign_master(shard, self._best(shard, candidates), self._why_replaced(given.master))
             elif further := self._further(shard, given):
                 self._assign_master(shard, self._best(shard, further), FAR_BEHIND)
-            elif self._is_unhealthy(shard):
+            elif self._is_unhealthy(shard, given):
                 self._fail_over(shard, given)
         for shard, given in self.shards.items():
             if given.master is not None and self._is_stale(shard, given.master, given.epoch):
                 self._assign_master(shard, given.master, "the progress log contains a later role")
+
+    def _leader(self, shard: int, nodes: Iterable[str]) -> str | None:
+        """Return which of the nodes leads a shard of which the roles know nothing, by its report; None if another one wrote later."""
+        epoch = max((replica.role_epoch for replica in self.reported(shard)), default=0)
+        leaders = []
+        for node in nodes:
+            replica = self.replica(shard, node)
+            leads = replica.role == MASTER and replica.role_epoch == epoch > 0 and replica.applied is not None
+            if leads and self.members[node].eligible and not self._is_stale(shard, node, epoch):
+                leaders.append(node)
+        return next(iter(leaders), None)
+
+    def _keep_leader(self, shard: int, node: str) -> None:
+        """Leave the shard to its master, which goes on under its epoch."""
+        epoch = self.replica(shard, node).role_epoch
+        new = replace(self.shards[shard], master=node, epoch=epoch, since_ms=self.view.now_ms)
+        self.masters[node] += 1
+        self.shards[shard] = new
+        self._record_change(shard, new, node, KEPT)
 
     def _fill_vacancy(self, shard: int, given: ShardRoles) -> None:
         """Assign the best candidate to a shard without a live master, at once if it has every record or is in sync."""
@@ -346,9 +406,9 @@ class _Table:
         needed = (master.applied or 0) + LAG_MAX
         return [node for node in self._fit_candidates(shard) if (self.replica(shard, node).applied or 0) > needed]
 
-    def _is_unhealthy(self, shard: int) -> bool:
-        """Return whether a quorum of observers finds the present master unhealthy."""
-        return is_unhealthy(verdicts(self.members, shard, self.shards[shard].epoch).values())
+    def _is_unhealthy(self, shard: int, given: ShardRoles) -> bool:
+        """Return whether a quorum of observers finds the master unhealthy that these roles name."""
+        return is_unhealthy(verdicts(self.members, shard, given.epoch).values())
 
     def _fail_over(self, shard: int, given: ShardRoles) -> None:
         """Replace an unhealthy master, if that is permitted and another replica can take over.
@@ -357,13 +417,18 @@ class _Table:
         then fences it. So the old one need not answer (HA-39, HA-40).
         """
         permitted_until_ms = self.armed.pop(shard, None)
-        if not may_switch(self.view.on_unhealthy, permitted_until_ms, self.view.now_ms):
+        now_ms = self.view.now_ms
+        if not may_switch(self._mode(), permitted_until_ms, now_ms, self.unhealthy_moves.get(shard)):
             return
-        nodes = self._fit_candidates(shard)
+        nodes = [node for node in self._fit_candidates(shard) if self._is_steady(node) and node not in self.stuck]
         if nodes:
             self._assign_master(shard, self._best(shard, nodes), UNHEALTHY)
+            self.unhealthy_moves[shard] = now_ms
         elif permitted_until_ms is not None:
             self._record_change(shard, given, given.master, NO_CANDIDATE)
+
+    def _mode(self) -> Mode:
+        return mode_of(self.view.on_unhealthy, len(registered(self.members, self.view.roles)))
 
     def _is_fit(self, shard: int, node: str) -> bool:
         """Return whether the replica of a node that is not master works: a deposed master may hang and still report that it is one."""
@@ -379,6 +444,14 @@ class _Table:
         member = self.members[master]
         return master not in self.shards[shard].replicas or member.leaving or member.log == UNREACHABLE
 
+    def _may_come_back(self, master: str) -> bool:
+        """Return whether the log alone does not answer the master: after an outage it may reach it in a moment, like all others."""
+        member = self.members[master]
+        return member.log == UNREACHABLE and not member.leaving and member.eligible and master not in self.drained
+
+    def _is_steady(self, node: str) -> bool:
+        return node not in self.view.unsteady
+
     def _can_continue(self, shard: int, master: str, node: str) -> bool:
         """Return whether the replica of another node works and has nearly all that the master has."""
         ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
@@ -392,7 +465,7 @@ class _Table:
         reasons = {
             "leaving": member.leaving,
             "drained": node in self.drained,
-            "the log does not answer it": member.log == UNREACHABLE,
+            CUT_OFF: member.log == UNREACHABLE,
             "its failover.candidate is off": not member.eligible,
         }
         return next((reason for reason, applies in reasons.items() if applies), "holds no replica any more")
@@ -415,6 +488,7 @@ class _Table:
                 applied=self.replica(shard, node).applied,
                 masters=self.masters[node],
                 in_sync=self._is_in_sync(shard, node),
+                steady=self._is_steady(node),
             )
             for node in candidates
         )
@@ -454,7 +528,7 @@ class _Table:
     def _may_gain(self, shard: int, master: str, node: str) -> bool:
         if self.replica(shard, master).applied is None or not self._can_continue(shard, master, node):
             return False
-        if not self._may_be_master(node):
+        if not self._may_be_master(node) or not self._is_steady(node):
             return False
         since_ms = self.view.since_ms.get(node, self.view.now_ms)
         return self.view.now_ms - since_ms >= self.view.rebalance_after_ms

@@ -11,11 +11,19 @@ of which role epoch it is, so a new master starts with a window of its own (HA-4
 from collections import deque
 from collections.abc import Iterable
 from operator import itemgetter
+from typing import Final, Literal
 
 from msgspec import Struct
 
-OFF, ARMED, AUTO = "off", "armed", "auto"
-"""Modes of `failover.on_unhealthy`."""
+Mode = Literal["off", "armed", "auto"]
+"""A mode of `failover.on_unhealthy`."""
+
+OFF: Final = "off"
+ARMED: Final = "armed"
+AUTO: Final = "auto"
+
+AUTO_NODES_MIN = 3
+"""Registered nodes from which on the mode is AUTO if none is set: of two, both would have to agree against one of them."""
 
 UNHEALTHY = "unhealthy by its probes"
 NO_CANDIDATE = "unhealthy by its probes; no replica can take over"
@@ -27,6 +35,10 @@ OBSERVERS_MIN = 2
 
 ARMED_MS = 15_000
 """Time for which an operator's permission is valid (HA-31)."""
+
+MOVED_MS = 300_000
+"""Time after a move for ill health in which the shard is not moved for it again without a permission: what another master did not cure
+within half a minute is no fault of the masters."""
 
 
 class HealthRules(Struct, frozen=True, kw_only=True):
@@ -136,11 +148,23 @@ def is_armed(until_ms: int, now_ms: int) -> bool:
     return now_ms < until_ms <= now_ms + ARMED_MS
 
 
-def may_switch(mode: str, armed_until_ms: int | None, now_ms: int) -> bool:
-    """Return whether the gate is open for a shard whose master is unhealthy (HA-03, HA-31)."""
-    if mode == ARMED:
-        return armed_until_ms is not None and is_armed(armed_until_ms, now_ms)
-    return mode == AUTO
+def mode_of(setting: Mode | None, registered: int) -> Mode:
+    """Return the mode in force. `setting`: None if none is set. `registered`: nodes with a place, whether they are present or not."""
+    if setting is not None:
+        return setting
+    return AUTO if registered >= AUTO_NODES_MIN else OFF
+
+
+def was_moved(moved_ms: int | None, now_ms: int) -> bool:
+    """Return whether a move for ill health at `moved_ms` was lately. A later time is of a clock that was ahead, and does not count."""
+    return moved_ms is not None and 0 <= now_ms - moved_ms < MOVED_MS
+
+
+def may_switch(mode: str, armed_until_ms: int | None, now_ms: int, moved_ms: int | None = None) -> bool:
+    """Return whether the gate is open for a shard whose master is unhealthy (HA-03, HA-31). `moved_ms`: its last move for that."""
+    if armed_until_ms is not None and is_armed(armed_until_ms, now_ms):
+        return mode != OFF
+    return mode == AUTO and not was_moved(moved_ms, now_ms)
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -153,13 +177,19 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Shards that its node is master of."""
     in_sync: bool = False
     """It works and lags by no more than `replication.max_lag`."""
+    steady: bool = True
+    """The log has answered its node for one timeout without a break."""
 
 
 def choose(candidates: Iterable[Candidate]) -> str | None:
     """Return the most advanced candidate in sync, without one in sync the most advanced; None if there is none.
 
-    Of equals it is the one with the fewest masters, then the first. Unknown progress never wins (HA-36), and ties do not depend
+    Of those in sync, the steady ones come first. Of equals it is the one with the fewest masters, then the first. Unknown progress never wins (HA-36), and ties do not depend
     on the order of a map (mended HA-36). Those in sync come first as in RH-14; Python's integers do not overflow.
     """
-    known = [(each.in_sync, each.applied, -each.masters, each.node) for each in candidates if each.applied is not None]
-    return max(known, key=itemgetter(0, 1, 2))[3] if known else None
+    known = [
+        (each.in_sync, each.in_sync and each.steady, each.applied, -each.masters, each.node)
+        for each in candidates
+        if each.applied is not None
+    ]
+    return max(known, key=itemgetter(0, 1, 2, 3))[4] if known else None

@@ -19,7 +19,7 @@ from chronos.core.cluster_records import (
 from chronos.core.controllership import Controllership, Stage
 from chronos.core.heartbeats import Life, Lives, OwnHeartbeats, Timing
 from chronos.core.plausibility import heartbeat_problem, roles_problem
-from chronos.core.roles import Member, Request, Roles
+from chronos.core.roles import Member, Request, Roles, same_directory
 
 
 class Place(StrEnum):
@@ -191,7 +191,7 @@ class Participant:
             self.place = Place.REFUSED
 
     def _same_directory(self, known: Life | None) -> bool:
-        return known is not None and (known.member is None or known.member.instance == self.member.instance)
+        return known is not None and (known.member is None or same_directory(known.member, self.member))
 
     def seen(self, now_ms: int) -> bool:
         """Return whether no other process can have called this one gone: a heartbeat that was written lately came back."""

@@ -3,13 +3,13 @@
 `assignment.plan` computes the roles from the reports. Safety depends on neither: the log fences (law 5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from chronos.core.health import OFF
+from chronos.core.health import OFF, Mode
 from chronos.errors import NodeIdTaken
 
 REBALANCE_AFTER_MS = 60_000
@@ -71,7 +71,7 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node: str
     instance: str
-    """Id of its data directory."""
+    """Id of its data directory, which a copy of the directory has too."""
     address: str
     """URL of its admin interface, as other nodes reach it."""
     version: str
@@ -86,7 +86,17 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Authenticates this node to other members. Only the coordinator holds it; it is never logged or shown."""
     rules: Number = 1
     """The newest rules number that this node knows (`core.progress.RULES`); a version that announces none knows 1."""
+    place: str = ""
+    """Host, path and file of its data directory; empty: not reported."""
     replicas: Mapping[int, ReplicaReport] = {}
+
+
+def same_directory(one: Member, other: Member) -> bool:
+    """Return whether two processes use one data directory, which has a lock: then the later one knows that the earlier one has ended.
+
+    A copy of a directory has the same id, and is another place.
+    """
+    return one.instance == other.instance and (one.place == other.place or "" in (one.place, other.place))
 
 
 def id_taken(node: str, cluster: str, holder: Member | None) -> NodeIdTaken:
@@ -143,6 +153,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
     armed: Mapping[int, Number] = {}
     """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
+    unhealthy_moves: Mapping[int, Number] = {}
+    """Shards that were moved because their master was unhealthy -> when (epoch ms), for `health.MOVED_MS`."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
     rules: Number = 1
@@ -156,13 +168,18 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def are_empty(self) -> bool:
-        """Return whether nothing was decided yet: these name the controller, and nothing else."""
-        return replace(self, controller="", controller_epoch=0) == Roles()
+        """Return whether nothing was decided about any shard yet."""
+        return not self.shards
 
     @property
     def decisions(self) -> "Roles":
         """These roles without the progress in them, which grows all the time."""
         return replace(self, shards={shard: replace(given, applied=0) for shard, given in self.shards.items()})
+
+
+def registered(members: Mapping[str, Member], roles: Roles | None) -> frozenset[str]:
+    """Return the nodes of a cluster: those that are present, and those for which a place is kept."""
+    return (frozenset() if roles is None else roles.nodes).union(members)
 
 
 PROGRESS_EVERY_S = 2.0
@@ -233,5 +250,10 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """Time a node may be away before its replicas are recreated elsewhere."""
     in_sync_from: Mapping[int, int] = {}
     """Shard -> progress that a replica in sync has at the least, see `core.replication`; a shard without it has none in sync."""
-    on_unhealthy: str = OFF
-    """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO of `core.health`."""
+    on_unhealthy: Mode | None = OFF
+    """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO of `core.health`; None: as many nodes
+    as are registered decide."""
+    unsteady: Collection[str] = frozenset()
+    """Members that the log has not answered for one timeout without a break: they take no shard from a master that answers."""
+    awaits_reports: bool = False
+    """The roles were not there a moment ago: members that are not present yet may report masters."""

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from chronos.config import Config
 from chronos.core.assignment import plan
-from chronos.core.health import OFF, HealthRules, Verdict
+from chronos.core.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.heartbeats import Timing
 from chronos.core.replication import ReplicationRules
-from chronos.core.roles import ClusterView, Member, Roles
+from chronos.core.roles import ClusterView, Member, Roles, registered
 from chronos.errors import ChronosError
 from chronos.node.driver import join_until, run_guarded
 from chronos.node.opening import cluster_topic, open_appender
@@ -22,6 +22,7 @@ from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.observer import HealthObserver, Look
+from chronos.workers.steadiness import Steadiness
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
@@ -155,7 +156,7 @@ def unreachable_ms(config: Config) -> int:
 
 
 def observes(config: Config) -> bool:
-    """Return whether this node probes the masters: a node that does not pull or deliver expects the same of no other."""
+    """Return whether this node may probe the masters: one that does not pull or deliver expects the same of no other."""
     return config.failover.on_unhealthy != OFF and config.workers.pull and config.workers.push
 
 
@@ -197,10 +198,12 @@ class ClusterNode:
         failed: Callable[[ChronosError], None],
     ) -> None:
         """`describe`: this node as it is now. `look`: see `HealthObserver`. `failed`: called with the error that ended a thread."""
-        mode = config.failover.on_unhealthy
+        self._mode = config.failover.on_unhealthy
 
         def planned(view: ClusterView) -> Roles:
-            return plan(replace(view, on_unhealthy=mode, in_sync_from=self.in_sync.needed))
+            return plan(
+                replace(self._steadiness.completed(view), on_unhealthy=self._mode, in_sync_from=self.in_sync.needed)
+            )
 
         self.membership = Membership(coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned)
         self.in_sync = InSyncWatch(
@@ -213,6 +216,7 @@ class ClusterNode:
         self._coordinator = coordinator
         self._clock = clock
         self._leaving = threading.Event()
+        self._steadiness = Steadiness(timeout_ms=unreachable_ms(config), clock=clock)
         self._observer = None
         self._probes: Appender | None = None
         if observes(config):
@@ -267,16 +271,24 @@ class ClusterNode:
     def _run_membership(self) -> None:
         while not self._leaving.is_set():
             self.in_sync.step()
+            self._steadiness.step(self.membership.snapshot())
             wake_ms = self.membership.step(self._clock.now_ms())
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))
 
+    @property
+    def on_unhealthy(self) -> Mode:
+        """The mode of `failover.on_unhealthy` in force: OFF, ARMED or AUTO of `core.health`."""
+        snapshot = self.membership.snapshot()
+        return mode_of(self._mode, len(registered(snapshot.members, snapshot.roles)))
+
     def _run_health(self) -> None:
         observer = self._observer
         assert observer is not None
         while not self._leaving.wait(observer.rules.timeout_ms / 1_000):
-            observer.step()
+            if self.on_unhealthy != OFF:
+                observer.step()
 
 
 def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:

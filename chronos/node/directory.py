@@ -4,6 +4,7 @@ import fcntl
 import os
 import resource
 import shutil
+import socket
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,8 @@ class DataDirectory:
         self.path = path
         self.instance = ""
         """The id of the directory, which identifies the node in the log; empty before `claim`."""
+        self.place = ""
+        """Where it is: another one for a copy of it; empty before `claim`."""
         self._node = node
         self._lock_file: int | None = None
 
@@ -84,6 +87,7 @@ class DataDirectory:
             new_file.write_text(uuid.uuid4().hex + "\n")
             new_file.replace(id_file)
         self.instance = id_file.read_text().strip()
+        self.place = f"{socket.gethostname()}:{self.path.resolve()}:{os.fstat(handle).st_ino}"
 
     def known_instance(self) -> str:
         """Return the id of the directory without locking it; empty if it has none yet."""

@@ -18,7 +18,7 @@ from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
-from chronos.core.health import Verdict
+from chronos.core.health import Mode, Verdict, mode_of
 from chronos.core.keys import STATE_KEY
 from chronos.core.progress import RULES
 from chronos.core.roles import OK, Member
@@ -335,6 +335,7 @@ class Node:
         return Member(
             node=config.node.id,
             instance=self.instance,
+            place=self.directory.place,
             address=str(config.admin.advertised or f"{scheme}://{config.admin.host}:{config.admin.port}"),
             version=__version__,
             started_ms=self.started_ms,
@@ -348,6 +349,11 @@ class Node:
                 for shard in self.shards
             },
         )
+
+    @property
+    def on_unhealthy(self) -> Mode:
+        """The mode of `failover.on_unhealthy` in force."""
+        return mode_of(self.config.failover.on_unhealthy, 0) if self._cluster is None else self._cluster.on_unhealthy
 
     def verdict(self, shard: int) -> Verdict | None:
         """Return this node's verdict on the shard's master; None: it does not observe it."""

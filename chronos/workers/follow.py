@@ -70,6 +70,8 @@ class Follower:
         """Progress records were read and are being applied."""
         self.last: Progress | None = None
         """The last progress record applied by this follower."""
+        self.written_ms = 0
+        """Its timestamp."""
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the refused delay records in the progress records that the last step applied."""
 
@@ -128,7 +130,7 @@ class Follower:
         self._store.write(changes.puts, changes.deletes)
         shard.install(changes)
         self.refused += progress.refused
-        self.last = progress
+        self.last, self.written_ms = progress, record.timestamp_ms
 
     def _foreign(self, record: Record, error: LogMismatch) -> LogMismatch:
         """Return the error for a record that this version of Chronos cannot have written."""

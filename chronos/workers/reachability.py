@@ -26,7 +26,7 @@ class LogReachability:
     def __init__(self, log_port: TopicLog, *, unreachable_ms: int, clock: Clock, brokers: str = "") -> None:
         """`unreachable_ms`: time without an answer until the verdict is UNREACHABLE; after half of it, it is DEGRADED.
 
-        `brokers`: their addresses, for people.
+        `brokers`: their addresses, for people. Before the first answer the verdict is DEGRADED.
         """
         self._log = log_port
         self._brokers = brokers
@@ -34,6 +34,7 @@ class LogReachability:
         self._clock = clock
         self._answered_ms = steady_ms(self._clock)
         self._answered_at_ms = clock.now_ms()
+        self._has_answered = False
         self._logged_ms: int | None = None
         """When the outage was last logged (steady ms); None: there is none."""
         self.outage: str | None = None
@@ -45,13 +46,15 @@ class LogReachability:
         silent_ms = steady_ms(self._clock) - self._answered_ms
         if silent_ms >= self._unreachable_ms:
             return UNREACHABLE
-        return DEGRADED if silent_ms >= self._unreachable_ms // 2 else OK
+        is_late = not self._has_answered or silent_ms >= self._unreachable_ms // 2
+        return DEGRADED if is_late else OK
 
     def step(self, now_ms: int) -> int:
         """Ping once; return when to be called again, in epoch ms."""
         pinged_ms = steady_ms(self._clock)
         if self._log.ping(2 * self._unreachable_ms / PINGS / 1_000):
             self._answered_ms, self._answered_at_ms = steady_ms(self._clock), self._clock.now_ms()
+            self._has_answered = True
         self._tell(steady_ms(self._clock))
         took_ms = steady_ms(self._clock) - pinged_ms
         return now_ms + max(0, self._unreachable_ms // PINGS - took_ms)

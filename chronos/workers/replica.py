@@ -18,8 +18,10 @@ from functools import partial
 
 import structlog
 
+from chronos.core.clock import Arrivals
 from chronos.core.codec import FRESH, unpack_state
 from chronos.core.keys import STATE_KEY
+from chronos.core.progress import Progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.timefmt import MS_MAX
@@ -149,6 +151,9 @@ class Replica(ReplicaView):
         self._take_over_ms: list[int] = []
         """Epoch ms at which taking over began, at which earlier masters were fenced, and at which the log was applied to its end."""
         self._replay = Replay()
+        self._arrivals = Arrivals()
+        self._arrived: Progress | None = None
+        """The last record that this replica has waited for."""
         self._aborts_in_a_row = 0
         self._delete_ms = 0
 
@@ -291,7 +296,10 @@ class Replica(ReplicaView):
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replay.records)
-        self._paused = None
+        elif follower.last is not self._arrived:
+            self._arrivals.add(follower.written_ms, self._clock.now_ms(), self._clock.stepped_ms())
+        self._arrived = follower.last
+        self._paused = self._arrivals.problem(self._clock.stepped_ms())
         self._delete(now_ms)
         return now_ms + POLL_MS
 

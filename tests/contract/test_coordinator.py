@@ -412,10 +412,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     raw.close()
 
 
-def joined(cluster: Cluster, node: str, instance: str = "") -> Coordinator:
-    """A coordinator that has joined."""
+def joined(cluster: Cluster, node: str, instance: str = "", place: str = "") -> Coordinator:
+    """A coordinator that has joined. `place`: of the data directory."""
     coordinator = cluster.coordinator(node, instance)
-    coordinator.join(member(node, instance=instance))
+    coordinator.join(replace(member(node, instance=instance), place=place))
     return coordinator
 
 
@@ -736,12 +736,15 @@ def test_a_node_that_lost_its_place_while_it_planned_publishes_nothing(cluster: 
 # ------------------------------------------------------------------------------------------------ Node ids
 
 
-def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_time(cluster: Cluster) -> None:
-    """The error names the node that has the id, which goes on undisturbed."""
-    a = joined(cluster, "a")
+@pytest.mark.parametrize(("instance", "place"), [("another", ""), ("", "a copy")])
+def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_time(
+    cluster: Cluster, instance: str, place: str
+) -> None:
+    """The error names the node that has the id, which goes on undisturbed. A copy of its directory is a second one too."""
+    a = joined(cluster, "a", place="the first")
     started_s = cluster.now_s()
     with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
-        joined(cluster, "a", instance="another")
+        joined(cluster, "a", instance, place)
     assert cluster.refused_s <= cluster.now_s() - started_s < cluster.refused_s + PATIENCE_S
     until(cluster, lambda: a.look().confirmed, a, plan=None)
     until_controls(cluster, a)

@@ -12,6 +12,10 @@ from pathlib import Path
 
 from tests.harness.command import run
 from tests.harness.ports import free_port
+from tests.harness.service import Service
+
+ORDER = ["started", "listening", "stopping", "no longer listening", "stopped"]
+"""Lines of the log from start to stop."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +38,14 @@ def test_a_service_without_assertions_does_not_start(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "without -O" in done.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_http_listens_once_the_node_has_started_and_ends_before_it(tmp_path: Path) -> None:
+    """CH-04, CH-07: HTTP is the last part of a start, and the first of a stop."""
+    with Service(tmp_path / "data", settings={"shards": 1}) as service:
+        service.start()
+        assert service.stop() == 0
+        assert [line["event"] for line in service.events(*ORDER)] == ORDER
 
 
 def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):

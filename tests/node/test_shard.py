@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.config import Config, load
+from chronos.core.clock import AGES
 from chronos.core.keys import ID_STATE, OFFSET_MAX
 from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.ports import Clock, Log, Store
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import Replica
-from chronos.workers.replica_state import STANDALONE, ReplicaState
+from chronos.workers.replica_state import STANDALONE, Assignment, ReplicaState
 from tests.harness.clock import HandClock
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -55,9 +58,14 @@ def keys_delivered(log: EmbeddedLog) -> list[str]:
 
 
 def make_replica(
-    config: Config, log: Log, store: Store, clock: Clock, restore: Callable[[RecoveryCost], bool] = lambda cost: False
+    config: Config,
+    log: Log,
+    store: Store,
+    clock: Clock,
+    restore: Callable[[RecoveryCost], bool] = lambda cost: False,
+    assigned: Callable[[], Assignment] = lambda: STANDALONE,
 ) -> Replica:
-    """The replica of a node that is always master."""
+    """The replica of a node, which is always master unless another assignment is given."""
     return make_shard(
         config,
         0,
@@ -66,7 +74,7 @@ def make_replica(
         clock=clock,
         instance="i",
         guard=lambda: None,
-        assigned=lambda: STANDALONE,
+        assigned=assigned,
         restore=restore,
         failed=lambda error: None,
     ).replica
@@ -216,6 +224,56 @@ def test_records_from_the_future_pause_the_shard_until_their_time_has_come(tmp_p
     assert replica.paused is None
     assert keys_delivered(log) == ["future"]
     replica.close()
+    log.close()
+
+
+def test_records_that_are_written_while_a_step_pulls_are_not_from_the_future(tmp_path: Path) -> None:
+    """On a loaded machine seconds pass between the beginning of a step and its pull."""
+    clock = HandClock()
+    config = configured(tmp_path)
+    log = opened(config, tmp_path, clock)
+    replica = make_replica(config, log, MemoryStore(), clock)
+    step(replica, clock, 1)
+    began_ms = clock.now
+    clock.now += 4_000
+    send(log, config, b"present", b"0")
+    replica.step(began_ms)
+    assert replica.paused is None
+    step(replica, clock, 1)
+    assert keys_delivered(log) == ["present"]
+    replica.close()
+    log.close()
+
+
+@pytest.mark.parametrize(("off_ms", "says"), [(60_000, "60000 ms ahead of"), (-600, "600 ms behind"), (400, None)])
+def test_a_follower_whose_clock_is_wrong_says_so_until_it_is_set(tmp_path: Path, off_ms: int, says: str | None) -> None:
+    """It would pause as master, so the controller prefers another replica. A backlog, however old, says nothing about the clock."""
+    clock, own = HandClock(), HandClock()
+    config = configured(tmp_path)
+    log = opened(config, tmp_path, clock)
+    master = make_replica(config, log, MemoryStore(), clock)
+    step(master, clock, 1)
+    own.now = clock.now + off_ms
+    follower = make_replica(config, log, MemoryStore(), own, assigned=lambda: Assignment(kind="follower"))
+    for _ in range(5):
+        step(master, clock, 2)
+    clock.now += HOUR_MS
+    for _ in range(AGES):
+        own.now = clock.now + off_ms
+        for _ in range(9):
+            follower.step(own.now)
+        assert (follower.role, follower.paused) == (ReplicaState.FOLLOWER, None)
+        step(master, clock, 2)
+    own.now = clock.now + off_ms
+    for _ in range(9):
+        follower.step(own.now)
+    assert follower.paused is says or (says is not None and says in str(follower.paused))
+    own.now, own.stepped = clock.now, -off_ms
+    for _ in range(2):
+        follower.step(own.now)
+    assert follower.paused is None
+    for each in (master, follower):
+        each.close()
     log.close()
 
 

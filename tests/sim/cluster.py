@@ -58,6 +58,7 @@ class Cluster:
         self.delete_dice = random.Random(f"deleting {seed}")
         self.late_dice = random.Random(f"late logs {seed}")
         self.rules_dice = random.Random(f"rules {seed}")
+        self.silence_dice = random.Random(f"silent logs {seed}")
         self.held_dice = random.Random(f"held records {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from chronos.core.replication import ProgressWindows
-from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles
+from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles, same_directory
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import ClusterSnapshot
 from tests.sim.observers import MAX_LAG_MS
@@ -93,7 +93,7 @@ class Ensemble:
         self.expire()
         for session, other in list(self._members.items()):
             if other.node == member.node:
-                if other.instance != member.instance:
+                if not same_directory(other, member):
                     raise NodeIdTaken(f"node.id {member.node} is taken: the node at {other.address} has it")
                 self.end(session)
         self._sessions += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from chronos.core.health import ARMED, ARMED_MS, OFF, UNHEALTHY
+from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, UNHEALTHY
 from chronos.core.roles import OK, UNREACHABLE, Change, ClusterView, Member, Roles, ShardRoles
 from tests.sim.observers import HealthSettings
 from tests.sim.world import CORRECTNESS, Finding, World
@@ -41,6 +41,8 @@ class Moves:
         """Time, shard and reason of each change."""
         self.armed: dict[int, list[int]] = defaultdict(list)
         """Shard -> times of permissions that were not used."""
+        self._transferred_ms: dict[int, int] = defaultdict(int)
+        """Shard -> when an operator last asked for a master."""
         self._since_ms: dict[tuple[int, int], int] = {}
         """Shard and role epoch -> when it was published."""
 
@@ -56,6 +58,9 @@ class Moves:
 
     def published(self, view: ClusterView, roles: Roles) -> None:
         """The controller published the roles that it planned for this view."""
+        for request in view.requests:
+            if request.kind == "transfer":
+                self._transferred_ms[request.shard] = self.world.now_ms
         self.stuck.update(shard for shard, given in view.roles.shards.items() if self.is_disturbed(given.master))
         for shard, after in roles.shards.items():
             before = view.roles.shards.get(shard, ShardRoles())
@@ -77,7 +82,12 @@ class Moves:
     def _check_verdict(self, view: ClusterView, shard: int, before: ShardRoles) -> None:
         """HA-22, HA-25, HA-28, HA-31, HA-44."""
         now_ms, mode = self.world.now_ms, self.settings.mode
+        since_ms = max(now_ms - MOVED_MS + CLOCK_MS, self._transferred_ms[shard])
+        lately = [at_ms for at_ms in self.by_verdict[shard] if at_ms > since_ms]
         self.by_verdict[shard].append(now_ms)
+        permitted = [at_ms for at_ms in self.armed[shard] if now_ms - at_ms < ARMED_MS + CLOCK_MS]
+        if mode == AUTO and lately and not permitted and not self.clocks_step:
+            raise self._found(shard, f"twice within {now_ms - lately[0]} ms")
         if mode == OFF:
             raise self._found(shard, "although failover.on_unhealthy is off")
         reports = [member.replicas[shard] for member in view.members.values() if shard in member.replicas]

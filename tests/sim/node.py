@@ -33,6 +33,7 @@ from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import STANDALONE, Assignment
 from chronos.workers.stall import JUDGE_EVERY_MS
+from chronos.workers.steadiness import Steadiness
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
@@ -255,6 +256,8 @@ class Process:
         if node.ensemble is not None:
             self.coordinator = SimCoordinator(node.ensemble, node.node_id, self.touch)
             self.coordinator.asleep = lambda: self.dead or node.frozen
+            self.steadiness = Steadiness(timeout_ms=UNREACHABLE_MS, clock=node.clock)
+            self.coordinator.completed = self.steadiness.completed
             self.membership = Membership(
                 self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=self._plan
             )
@@ -276,7 +279,9 @@ class Process:
             health.replication, node=node.node_id, clock=node.clock, snapshot=membership.snapshot
         )
         coordinator.now_ms = node.clock.now_ms
-        coordinator.completed = lambda view: replace(view, on_unhealthy=health.mode, in_sync_from=in_sync.needed)
+        coordinator.completed = lambda view: replace(
+            self.steadiness.completed(view), on_unhealthy=health.mode, in_sync_from=in_sync.needed
+        )
         self.observer = ObserverThread(self, health)
 
     def look(self, shard: int, master: str) -> Look | None:
@@ -334,6 +339,7 @@ class Process:
             self.in_sync.step()
         assert self.reach is not None
         self.reach.step(node.clock.now_ms())
+        self.steadiness.step(self.membership.snapshot())
         try:
             self.membership.step(node.clock.now_ms())
         except Crashed:

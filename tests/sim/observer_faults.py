@@ -29,10 +29,16 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (assignment, "is_armed", " <= now_ms + ARMED_MS", ""),
     ],
     "without permission an unhealthy master is replaced": [
-        (assignment, "may_switch", "return armed_until_ms is not None and is_armed(armed_until_ms, now_ms)", "return True"),
+        (assignment, "may_switch", "return mode == AUTO and", "return mode != OFF and"),
     ],
     "switched off, an unhealthy master is replaced": [
-        (assignment, "may_switch", "return mode == AUTO", "return True"),
+        (assignment, "may_switch", "return mode == AUTO and", "return mode != ARMED and"),
+    ],
+    "an unhealthy master is replaced again and again": [
+        (assignment, "may_switch", " and not was_moved(moved_ms, now_ms)", ""),
+    ],
+    "the first node that reaches the brokers again takes all shards": [
+        (_Table, "_is_steady", "node not in self.view.unsteady", "True"),
     ],
     "the window is not reset for a new master": [
         (Observations, "add", "window = Window(self._rules)", "pass"),
@@ -54,7 +60,7 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (HealthObserver, "verdict", ">= self.rules.forgotten_ms", "< 0"),
     ],
     "a follower in sync is not preferred at a promotion": [
-        (assignment, "choose", "(each.in_sync, each.applied", "(False, each.applied"),
+        (assignment, "choose", "(each.in_sync, each.in_sync and each.steady", "(False, False"),
     ],
     "a replica that is paused counts as in sync": [
         (assignment, "is_in_sync", " and replica.reason is None", ""),

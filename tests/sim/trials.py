@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from chronos.core.health import ARMED, ARMED_MS, AUTO
+from chronos.core.assignment import CUT_OFF
+from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS
 from chronos.core.replication import SYNC
 from chronos.core.roles import ShardRoles
 from tests.sim.broker import DELAY, TRANSACTION_MS, Transaction
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
 from tests.sim.expectations import Expectation
 from tests.sim.fault_injection import STUCK_PLACES
-from tests.sim.node import TICK_MS, Process, SimulatedNode
+from tests.sim.moves import CLOCK_MS
+from tests.sim.node import TICK_MS, UNREACHABLE_MS, Process, SimulatedNode
 from tests.sim.observers import MAX_LAG_MS
 from tests.sim.thread import ReplicaThread
 from tests.sim.world import LIVENESS, Finding
@@ -67,6 +69,7 @@ class Trials(ClusterPart):
         self._disturb_observers()
         self._stick_a_master()
         self._lose_a_master_beside_a_paused_follower()
+        self._silence_the_log()
 
     # --- No false alarm
 
@@ -127,11 +130,19 @@ class Trials(ClusterPart):
         if mode == ARMED and not lone:
             self._try_permission(shard)
         elif mode == AUTO and not lone:
+            self._outlast_the_last_move(shard)
             # A transaction that the master leaves open hides probes in the delay partitions that it forwards to, until it expires.
             self._require_to_move(shard, self._found_ms + TRANSACTION_MS, self.dice.choice([None, *STUCK_PLACES]))
         else:
             self._require_to_stay(shard, self.dice.choice([None, *STUCK_PLACES]))
         self._release()
+
+    def _outlast_the_last_move(self, shard: int) -> None:
+        """A verdict moves a shard once in five minutes."""
+        if self.moves.by_verdict[shard]:
+            again_ms = self.moves.by_verdict[shard][-1] + MOVED_MS + CLOCK_MS
+            self.world.pass_time(max(0, again_ms - self.world.now_ms))
+            self._wait_for_all()
 
     def _stick(self, shard: int, wait_ms: int, at: str | None) -> _Stuck | None:
         """Stick the master of a shard, or all replicas of its node; None: the master did not come to the place."""
@@ -275,6 +286,20 @@ class Trials(ClusterPart):
         lost[0].crash(LOST_MS)
         self.world.pass_time(LOST_MS)
         paused.disk.low = False
+
+    # --- An outage of all brokers
+
+    def _silence_the_log(self) -> None:
+        """No broker answers for a time, and the nodes see its end one after the other: no role moves."""
+        self._wait_for_all()
+        dice, began_ms = self.cluster.silence_dice, self.world.now_ms
+        end_ms = began_ms + UNREACHABLE_MS + dice.randrange(500, 4_000)
+        for node in self.nodes:
+            node.log_cut_ms = end_ms + dice.randrange(UNREACHABLE_MS - 2 * TICK_MS)
+        self.world.pass_time(end_ms - began_ms + 3 * UNREACHABLE_MS)
+        moved = [(shard, why) for at_ms, shard, why in self.moves.changes if at_ms > began_ms and why == CUT_OFF]
+        if moved:
+            raise Finding(LIVENESS, f"a role moved although no node reached the brokers: {moved}")
 
     # --- The cluster
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core import assignment
-from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
-from chronos.core.health import ARMED, ARMED_MS, AUTO, OFF, is_unhealthy
+from chronos.core.assignment import KEPT, LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
+from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
 from chronos.core.replication import is_in_sync
 from chronos.core.roles import (
     AWAY_MS,
@@ -634,6 +634,132 @@ def test_a_permission_that_is_not_valid_is_refused(mode: str, asked: Request, wh
     assert (roles.shards, roles.armed, reasons(roles)[-1]) == (before.roles.shards, {}, why)
 
 
+def test_a_verdict_moves_a_shard_once_in_five_minutes_unless_an_operator_permits_more() -> None:
+    """What another master does not cure is no fault of the masters."""
+    moved = plan(judged(report(), report(), report()))
+    assert moved.unhealthy_moves == {0: NOW_MS}
+    still = replace(judged(*(report(epoch=2) for _ in range(3))), roles=moved, now_ms=NOW_MS + MOVED_MS - 1)
+    assert masters(plan(still)) == ["b"]
+    assert masters(plan(replace(still, requests=(arm(still.now_ms),)))) != ["b"]
+    asked = plan(replace(still, requests=(Request(kind="transfer", node="a", shard=0),)))
+    assert (masters(asked), asked.unhealthy_moves) == (["a"], {})
+    kept = plan(replace(still, requests=(Request(kind="transfer", node="b", shard=0),)))
+    assert masters(kept) != ["b"]
+    later_on = plan(replace(still, now_ms=NOW_MS + MOVED_MS))
+    assert (masters(later_on) != ["b"], later_on.unhealthy_moves) == (True, {0: NOW_MS + MOVED_MS})
+    assert plan(view(member("a"), roles=moved, shards=1, now_ms=NOW_MS + MOVED_MS)).unhealthy_moves == {}
+
+
+def test_no_shard_moves_to_a_node_whose_own_shards_are_stuck() -> None:
+    """All nodes share the cause, such as a target that no transaction can be finished with."""
+    roles = Roles(shards={shard: ShardRoles(master=node, epoch=1) for shard, node in enumerate("abc")})
+    all_stuck = [member(node, *(report() for _ in range(3))) for node in "abc"]
+    before = view(*all_stuck, roles=roles, shards=3, on_unhealthy=AUTO)
+    assert masters(plan(before)) == ["a", "b", "c"]
+    c_works = [member(node, report(), report(), report(bad=False)) for node in "abc"]
+    assert masters(plan(view(*c_works, roles=roles, shards=3, on_unhealthy=AUTO))) == ["c", "c", "c"]
+
+
+@pytest.mark.parametrize(("nodes", "moves"), [("ab", False), ("abc", True)])
+def test_three_registered_nodes_replace_an_unhealthy_master_without_a_setting(nodes: str, moves: bool) -> None:
+    """A node that is away counts: the mode does not change while one is restarted."""
+    roles = plan(view(*map(member, nodes), shards=1))
+    before = view(*(member(node, report()) for node in "ab"), roles=roles, shards=1, on_unhealthy=None)
+    assert (masters(plan(before)) != ["a"]) == moves
+
+
+# --- After an outage of the brokers, and after the loss of the roles -------------------------------
+
+
+def test_a_master_that_the_log_does_not_answer_keeps_its_shard_until_another_node_is_steady() -> None:
+    """The first node to reach the brokers again takes nothing: the master reaches them in a moment too."""
+    before = later(view(*map(member, "abc")), 1, *(member(node, log=UNREACHABLE) for node in "ab"), member("c"))
+    assert plan(replace(before, unsteady={"c"})).shards == before.roles.shards
+    assert masters(plan(before)) == ["c"] * 4
+    leaving = {**before.members, "a": member("a", log=UNREACHABLE, leaving=True)}
+    assert plan(replace(before, members=leaving, unsteady={"c"})).shards[0].master == "c"
+
+
+def test_a_lost_master_is_replaced_at_once_also_where_no_node_is_steady() -> None:
+    """The best replica takes over; of those in sync one on a steady node, though it is some records behind."""
+    roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))})
+    follower = ReplicaReport(applied=10, role="follower")
+    lost = view(
+        member("b", replace(follower, applied=11)), member("c", follower), roles=roles, shards=1, in_sync_from={0: 9}
+    )
+    assert masters(plan(lost)) == ["b"]
+    assert masters(plan(replace(lost, unsteady={"b"}))) == ["c"]
+    assert masters(plan(replace(lost, unsteady={"b", "c"}))) == ["b"]
+    assert masters(plan(replace(lost, unsteady={"b"}, in_sync_from={}))) == ["b"]
+
+
+def test_masters_are_not_spread_to_a_node_that_is_not_steady() -> None:
+    grown = later(one_node(), 1_000_000, member("a"), member("b"), since_ms={"a": 0, "b": 0})
+    assert masters(plan(replace(grown, unsteady={"b"}))) == ["a"] * 4
+
+
+def as_reported(roles: Roles, nodes: str = "abc") -> list[Member]:
+    """Members that report what they have under these roles."""
+
+    def replica(node: str, given: ShardRoles) -> ReplicaReport:
+        held = node in given.replicas
+        return ReplicaReport(
+            applied=10 if held else 3,
+            role="master" if node == given.master else "follower" if held else "none",
+            role_epoch=given.epoch - (not held),
+            role_node=(given.master or "") if held else "a",
+        )
+
+    return [member(node, *(replica(node, given) for _, given in sorted(roles.shards.items()))) for node in nodes]
+
+
+@examples(40, 300)
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20), st.sampled_from((None, 2)))
+def test_masters_stay_where_they_are_when_the_roles_are_lost(
+    moves: list[tuple[int, str]], replication: int | None
+) -> None:
+    """After any transfers. Nothing is decided before the members could report."""
+    settings: dict[str, Any] = {"shards": 8, "replication": replication}
+    roles = plan(view(*(member(node, shards=8) for node in "abc"), **settings))
+    for shard, node in moves:
+        asked = (Request(kind="transfer", node=node, shard=shard),)
+        roles = plan(view(*as_reported(roles), roles=roles, requests=asked, **settings))
+    lost = view(*as_reported(roles, "a"), awaits_reports=True, **settings)
+    assert plan(lost).are_empty
+    found = plan(view(*as_reported(roles), **settings))
+    assert [(each.master, each.epoch) for _, each in sorted(found.shards.items())] == [
+        (each.master, each.epoch) for _, each in sorted(roles.shards.items())
+    ]
+    assert {shard: set(each.replicas) for shard, each in found.shards.items()} == {
+        shard: set(each.replicas) for shard, each in roles.shards.items()
+    }
+    assert plan(view(*as_reported(roles), roles=found, **settings)).shards == found.shards
+
+
+def test_a_new_cluster_waits_for_no_reports() -> None:
+    assert masters(plan(view(*map(member, NODES), awaits_reports=True))) == ["a", "b", "c", "d"]
+
+
+def test_a_reported_master_that_another_one_has_followed_gets_no_shard_back() -> None:
+    """Its report is older than the progress log of another replica; the new role epoch is above both."""
+    deposed = ReplicaReport(applied=20, role="master", role_epoch=5, role_node="a", role_instance="i-a")
+    later_log = ReplicaReport(applied=30, role="follower", role_epoch=7, role_node="c")
+    roles = plan(view(member("a", deposed), member("b", later_log), shards=1))
+    assert (masters(roles), roles.shards[0].epoch) == (["b"], 8)
+    same = replace(later_log, role_epoch=5)
+    assert plan(view(member("a", deposed), member("b", same), shards=1)).shards[0].epoch == 6
+
+
+def test_requests_are_answered_while_lost_roles_wait_for_reports() -> None:
+    asked = (Request(kind="drain", node="b"), Request(kind="transfer", node="b", shard=0), arm())
+    roles = plan(view(*as_reported(plan(view(*map(member, "abc")))), awaits_reports=True, requests=asked))
+    assert (roles.are_empty, roles.drained) == (True, ("b",))
+    assert reasons(roles) == [
+        f"{kind} to {node} refused: the roles were lost, and no shard has a master yet"
+        for kind, node in (("transfer", "b"), ("arm", ""))
+    ]
+
+
 # --- Spreading evenly -----------------------------------------------------------------------------
 
 
@@ -770,6 +896,7 @@ VIEWS = st.builds(
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
     in_sync_from=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(0, 2_000)),
     on_unhealthy=st.sampled_from((OFF, ARMED, AUTO)),
+    unsteady=st.sets(st.sampled_from(NODES)).map(frozenset),
 )
 
 
@@ -822,7 +949,8 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
         )
         known = 0 if leads else old.applied
         assert given_roles.applied == max(known, *(each.applied or 0 for each in reports.values()), 0)
-        if given_roles.master is not None and given_roles.master != old.master:
+        kept = [change for change in plan(before).history if (change.shard, change.why) == (shard, KEPT)]
+        if given_roles.master is not None and given_roles.master != old.master and not kept:
             seen = (each.replicas[shard].role_epoch for each in before.members.values())
             assert given_roles.epoch > max(old.epoch, *seen, 0)
 

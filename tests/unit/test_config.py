@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronos.adapters.kafka.settings import PRODUCER
 from chronos.config import Config, example, load, reference, show
 from chronos.config.catalogue import PROPERTIES, Key, children, is_secret, keys, split
 from chronos.config.values import duration_ms, size_bytes, size_text
@@ -546,6 +547,15 @@ def test_conflicting_settings_are_refused(overrides: tuple[str, ...], words: str
         load(None, {}, overrides)
     else:
         assert problems(None, None, *overrides) == [f"--set: {words}"]
+
+
+@pytest.mark.parametrize("name", ["acks", "request.required.acks", "enable.idempotence"])
+def test_no_setting_weakens_what_a_write_waits_for(name: str) -> None:
+    """RH-01, RH-03: of an idempotent producer it is every replica in sync of the brokers."""
+    assert PRODUCER["enable.idempotence"] is True
+    assert problems(None, None, f"log.kafka.properties.{name}=0") == [
+        f"--set: log.kafka.properties.{name}: belongs to Chronos: exactly once rests on it"
+    ]
 
 
 def test_a_checkpoint_folder_linked_into_the_data_directory_is_refused() -> None:

@@ -260,6 +260,30 @@ def test_another_directory_under_the_name_of_a_member_is_refused(case: Case) -> 
     assert first.place == Place.MEMBER
 
 
+def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_heard(case: Case) -> None:
+    """However often it is started again; then it keeps the place, and the first one stays out."""
+
+    def start(life: str, place: str) -> Reader:
+        reader = case.start("a", life)
+        reader.participant.member = replace(reader.participant.member, place=place)
+        return reader
+
+    first = start("a1", "one")
+    case.run(1_000)
+    for life in ("a2", "a3"):
+        copy = start(life, "two")
+        case.run(3_000, "a1", life)
+        assert (first.place, copy.place) == (Place.MEMBER, Place.REFUSED)
+    copy = start("a4", "two")
+    case.run(3_000, "a4")
+    assert copy.place == Place.MEMBER
+    case.run(300, "a1", "a4")
+    assert first.place == Place.REPLACED
+    again = start("a5", "one")
+    case.run(3_000, "a4", "a5")
+    assert (copy.place, again.place) == (Place.MEMBER, Place.REFUSED)
+
+
 @pytest.mark.parametrize("farewell", [True, False])
 def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(case: Case, farewell: bool) -> None:
     first = case.start("a", "a1")

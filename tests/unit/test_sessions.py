@@ -145,6 +145,14 @@ def test_another_data_directory_is_refused_while_the_name_is_taken() -> None:
     assert found.life("a") == "a2"
 
 
+def test_a_copy_of_a_data_directory_is_refused_while_the_other_process_is_heard() -> None:
+    found = leading()
+    first, copy = (replace(member("a"), place=place) for place in ("one", "two"))
+    join(found, "a1", who=first)
+    assert join(found, "a2", TIMEOUT_MS, who=copy) == first
+    assert join(found, "a3", who=replace(first, place="")) is None
+
+
 def test_under_a_new_leader_the_later_one_of_two_lives_of_a_node_counts() -> None:
     """Whichever of them reports first: the earlier leader had registered the later one in place of the other."""
     for lives in (("a1", "a2"), ("a2", "a1")):

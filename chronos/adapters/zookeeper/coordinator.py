@@ -24,7 +24,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from chronos.adapters.zookeeper.session import ANSWER_S, KAZOO_LOG, REQUESTS, Session, decoded
-from chronos.core.roles import REBALANCE_AFTER_MS, ClusterView, Member, Request, Roles, id_taken
+from chronos.core.roles import REBALANCE_AFTER_MS, ClusterView, Member, Request, Roles, id_taken, same_directory
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
 
@@ -195,7 +195,7 @@ class ZooKeeperCoordinator:
                     return
                 continue
             other = decoded(stored, Member)
-            if other is not None and other.instance == self._instance:
+            if other is not None and same_directory(other, member):
                 if session.replace_member(path, data, stat.version):
                     return
             elif (remaining_s := deadline - time.monotonic()) > 0:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from chronos.core.roles import Member, Request, Roles
+from chronos.core.roles import Member, Request, Roles, same_directory
 
 ENDED_MAX = 1_000
 """Lives that are remembered as ended, for the answer to their late reports."""
@@ -152,7 +152,7 @@ class Sessions:
         """Register a life that has not ended; return the other member that has the name, in which case nothing changes."""
         assert not self.is_ended(life)
         known = self._sessions.get(member.node)
-        if known is not None and known.member.instance != member.instance:
+        if known is not None and not same_directory(known.member, member):
             return known.member
         if known is None or known.life != life:
             self._seats += 1
@@ -182,7 +182,7 @@ class Sessions:
         For a session timeout a new leader does not know all members: a node that joins in that time may have the name of one of them.
         """
         is_early = now_ms - self._began_ms < self._timeout_ms
-        return is_early and known.joined and known.member.instance != member.instance
+        return is_early and known.joined and not same_directory(known.member, member)
 
     def leave(self, life: str) -> None:
         """End a session at the wish of its member."""
