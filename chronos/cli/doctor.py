@@ -1,6 +1,6 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
-settings -> tokens -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
+settings -> tokens -> open files -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and while it is stopped.
 """
@@ -73,6 +73,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
     yield ok("settings", path or "no file; variables, flags and defaults only")
     if config.admin.tokens is not None:
         yield from examine_tokens(config.admin.tokens)
+    yield _open_files(config)
     from chronos.logs import set_up
     from chronos.node import Node
 
@@ -155,6 +156,17 @@ def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Fi
                 f"shard {shard['shard']}",
                 f"{shard['dead_recently']['text']}. `chronos get ID` tells why a message died",
             )
+
+
+def _open_files(config: "Config") -> Finding:
+    """The limit of a process that is started as this one is."""
+    from chronos.node.descriptors import needed, too_few
+
+    if (problem_ := too_few(config)) is not None:
+        return problem("open files", problem_, exit_code=2)
+    return ok(
+        "open files", f"{config.shards} shards need {number(needed(config))}, and a process may open as many here"
+    )
 
 
 def _disk(node: "Node", config: "Config") -> Finding:

@@ -28,6 +28,7 @@ from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Sto
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, open_coordinator
+from chronos.node.descriptors import raise_limit
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, join_until, run_guarded
 from chronos.node.opening import (
@@ -41,6 +42,7 @@ from chronos.node.opening import (
 )
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
+from chronos.node.registry_configuration import RegistryConfiguration
 from chronos.node.shards import look, make_shard, report
 from chronos.node.tls import Tls
 from chronos.node.watch import ShardWatch
@@ -85,6 +87,8 @@ class Node:
         self.copier: Copier
         self.rates = NodeRates(config, self.directory.path)
         """The rate limits of target topics."""
+        self.registry_configuration = RegistryConfiguration(self.directory.path)
+        """The configuration that the registry serves."""
         self.open_transactions: OpenTransactions
         """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
@@ -137,13 +141,14 @@ class Node:
     def start(self) -> None:
         """Start everything in order; after an error everything is stopped again, and the error is raised.
 
-        1. lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
+        1. raise the limit of open files if it is too low, and lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
         4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance,
         the watch and the checkpoints
         """
         config = self.config
         try:
             # 1.
+            raise_limit(config)
             self.directory.claim()
             # 2.
             self.log = open_log(config, self.directory, self.clock)
@@ -161,6 +166,7 @@ class Node:
             self._cluster = self._make_cluster_node()
             self._bootstrap = self._make_bootstrap()
             self.rates.open(self.shards, self.membership)
+            self.registry_configuration.open(self.membership)
             # 4.
             for number in range(config.shards):
                 self.shards.append(self._open_shard(number, infos))
@@ -255,8 +261,6 @@ class Node:
         (data,) = store.get([STATE_KEY])
         position = LogPosition.of(FRESH if data is None else unpack_state(data))
         bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(number, position.pull_offset)
-        if bounded:
-            log.warning("reading in bounded memory", shard=number, offset=position.pull_offset)
         shard = make_shard(
             self.config,
             number,

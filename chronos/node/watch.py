@@ -20,7 +20,7 @@ from chronos.workers.stall import JUDGE_EVERY_MS, REPLAYING, StallJudge, facts_o
 log = structlog.get_logger("chronos.shard")
 
 LOG_EVERY_MS = 60_000
-"""Time between two log lines about the same stall."""
+"""Time between two log lines about the same stall, and about shards that read slowly."""
 
 
 class ShardWatch:
@@ -45,6 +45,8 @@ class ShardWatch:
         self._clock = clock
         self._judges = {shard.number: StallJudge() for shard in shards}
         self._logged_ms: dict[int, int] = {}
+        self._delayed_ms: int | None = None
+        """When shards that read slowly were last logged; None: there are none."""
         self._delay_ends: dict[int, int] = {}
         self._progress_ends: dict[int, int] = {}
         self._stopping = threading.Event()
@@ -68,7 +70,8 @@ class ShardWatch:
                 return  # the shards pause for the same reason and report it; the ends known so far remain true
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; which shards read in bounded memory is logged at once."""
+        self.log_delayed(time.monotonic_ns() // 1_000_000)
         self.thread.start()
 
     def stop(self) -> None:
@@ -79,6 +82,19 @@ class ShardWatch:
         while not self._stopping.wait(JUDGE_EVERY_MS / 1_000):
             for shard in self._shards:
                 self._judge(shard, time.monotonic_ns() // 1_000_000)
+            self.log_delayed(time.monotonic_ns() // 1_000_000)
+
+    def log_delayed(self, monotonic_ms: int) -> None:
+        """Log once a minute which shards read slowly, or wait to read, in one line for all, and when none does any longer."""
+        delayed = {shard.number: why for shard in self._shards if (why := shard.replica.delayed) is not None}
+        if not delayed:
+            if self._delayed_ms is not None:
+                log.info("no longer reading in bounded memory")
+            self._delayed_ms = None
+        elif self._delayed_ms is None or monotonic_ms - self._delayed_ms >= LOG_EVERY_MS:
+            self._delayed_ms = monotonic_ms
+            # The texts differ in that those of readers that are open end with how many of them wait.
+            log.warning("reading in bounded memory", shards=sorted(delayed), why=max(delayed.values(), key=len))
 
     def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
         number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
@@ -89,7 +105,8 @@ class ShardWatch:
             progress_end=self._progress_ends.get(number),
         )
         stalled = judge.step(monotonic_ms, facts)
-        if not stalled:
+        # A shard that reads slowly says so itself, and its step may wait for its turn.
+        if not stalled or shard.replica.delayed is not None:
             if shard.stalled_ms:
                 shard.stalled_ms, shard.stall = 0, None
                 log.info("moves again", shard=number)
