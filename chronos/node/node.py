@@ -6,6 +6,7 @@
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -63,6 +64,9 @@ log = structlog.get_logger("chronos.node")
 MAINTENANCE_S = 1.0
 """How often the maintenance thread checks whether a part of its work is due."""
 
+STORES_AT_ONCE = 8
+"""Stores that are opened at the same time: opening one waits for the disk for most of its time."""
+
 EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops records that are older than its retention."""
 
@@ -114,7 +118,7 @@ class Node:
         self._leaving = False
         self._reads = False
         """Its shards were started."""
-        self._stores: list[RocksStore] = []
+        self._stores: dict[int, RocksStore] = {}
         self._watch: ShardWatch | None = None
         self._stopping = threading.Event()
         self._maintenance = threading.Thread(
@@ -168,8 +172,9 @@ class Node:
             self.rates.open(self.shards, self.membership)
             self.registry_configuration.open(self.membership)
             # 4.
-            for number in range(config.shards):
-                self.shards.append(self._open_shard(number, infos))
+            with ThreadPoolExecutor(STORES_AT_ONCE, "open") as threads:
+                for number, store in enumerate(threads.map(self._open_store, range(config.shards))):
+                    self.shards.append(self._open_shard(number, store, infos))
             # 5.
             if self._cluster is not None:
                 self._cluster.join()
@@ -252,11 +257,14 @@ class Node:
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )
 
-    def _open_shard(self, number: int, infos: dict[str, TopicInfo]) -> ShardDriver:
-        """Return the driver of a shard, with its store open and its checkpoints scheduled."""
-        mine = identity(self.config, number, infos)
+    def _open_store(self, number: int) -> RocksStore:
         store = open_store(self.config, self.directory, number, self._cache)
-        self._stores.append(store)
+        self._stores[number] = store
+        return store
+
+    def _open_shard(self, number: int, store: RocksStore, infos: dict[str, TopicInfo]) -> ShardDriver:
+        """Return the driver of a shard, with its checkpoints scheduled."""
+        mine = identity(self.config, number, infos)
         check_identity(store, mine, store.path)
         (data,) = store.get([STATE_KEY])
         position = LogPosition.of(FRESH if data is None else unpack_state(data))
@@ -417,7 +425,8 @@ class Node:
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""
         topics = self.config.topics
-        for shard, store in zip(self.shards, self._stores, strict=True):
+        for shard in self.shards:
+            store = self._stores[shard.number]
             # The state is read before the flush, which covers at least as much of the logs; unless the store was replaced
             # or reopened meanwhile, and holds something older.
             opened = store.times_opened
@@ -473,7 +482,7 @@ class Node:
         log.info("stopped")
 
     def _close(self) -> None:
-        for store in self._stores:
+        for store in self._stores.values():
             try:
                 store.close()
             except (NoSpace, Stop) as error:
