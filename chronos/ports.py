@@ -99,11 +99,21 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     """A partition is a shard, so `partitions` must match exactly; otherwise it only counts when the topic is created."""
 
 
+READING_BOUNDED = (
+    "reading in bounded memory, because the last process ended where this one begins, perhaps for want of memory"
+)
+"""How `Reader.delayed` of a bounded reader begins, for people."""
+
+
 class Reader(Protocol):
     """Reads one partition as a `read_committed` consumer, from an offset on. For one thread."""
 
     position: int
     """Offset after the last record read, or after the transaction markers that follow it."""
+
+    @property
+    def delayed(self) -> str | None:
+        """Why it reads slowly, or waits until others have read, for people; None if it does neither. Any thread may read it."""
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records without waiting; at least one if there is one.

@@ -62,4 +62,7 @@ def main(made: Path, sbom: Path, licences: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    if {"-h", "--help"}.intersection(sys.argv):
+        print(__doc__)
+    else:
+        main(*map(Path, sys.argv[1:]))

@@ -16,6 +16,25 @@ fail() {
     exit 1
 }
 
+# answer_help PROGRAM ARGUMENT...: with -h or --help among the arguments, prints the comment at the top of the script and what
+# PROGRAM of .venv says to --help, and exits. Sets nothing up: without a .venv, and with an empty PROGRAM, there is the comment only.
+answer_help() {
+    local program argument
+    read -ra program <<<"$1"
+    shift
+    for argument in "$@"; do
+        [[ "$argument" == -h || "$argument" == --help ]] || continue
+        sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"
+        if [[ ${#program[@]} -gt 0 && -x "$VENV/bin/${program[0]}" ]]; then
+            printf '\n'
+            (cd "$ROOT" && "$VENV/bin/${program[0]}" "${program[@]:1}" --help 2>/dev/null) || true
+        elif [[ ${#program[@]} -gt 0 ]]; then
+            printf '\nIts options are listed here too once .venv is made, which any run does.\n'
+        fi
+        exit 0
+    done
+}
+
 # ------------------------------------------------------------------------------------------- Python
 
 # Prints the path of a Python that can run Chronos: $PYTHON if set, else the first suitable one found.

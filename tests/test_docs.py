@@ -5,6 +5,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -81,6 +82,25 @@ def test_every_script_exists(page: Path) -> None:
     """`./scripts/...` is there, and can be run."""
     for name in re.findall(r"\./(scripts/[\w/-]+)", page.read_text()):
         assert (ROOT / name).stat().st_mode & 0o100, name
+
+
+SCRIPTS = [
+    path.relative_to(ROOT)
+    for path in sorted((ROOT / "scripts").rglob("*"))
+    if path.is_file() and path.stat().st_mode & 0o100
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_script_helps_without_setting_anything_up(script: Path, tmp_path: Path) -> None:
+    """In a checkout without .venv, and whatever the other arguments are."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    summary = (ROOT / script).read_text().splitlines()[1].removeprefix("# ")
+    for arguments in (["--help"], ["-h"], ["--fix", "--help"]):
+        done = subprocess.run([tmp_path / script, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(summary + "\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
 
 
 @cache

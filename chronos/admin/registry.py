@@ -46,10 +46,14 @@ from chronos.core import registry
 from chronos.core.registry import READ, WRITE, Answer, Endpoint, Full, Holding, Registration, Taken, TopicConfig
 from chronos.core.roles import Request
 from chronos.core.timefmt import format_time
+from chronos.node.registry_configuration import RegistryConfiguration
 
 AHEAD_MS = 86_400_000
 """How far the state version of a registration may be ahead of this node's clock. Versions are the times of changes (epoch ms): one that
 is far ahead would keep the later states of its node out."""
+
+CHANGE_S = 10.0
+"""How long to wait until the controller has published a change of the configuration."""
 
 MEMBER_S = 2.0
 """How long to wait for a member that has just joined."""
@@ -82,6 +86,10 @@ class RegistryHandlers:
         self._encoded: dict[tuple[str, str, int | None], bytes] = {}
         self._encoded_at = -1
         """`Registry.changes` when the answers were encoded."""
+
+    @property
+    def _configuration(self) -> RegistryConfiguration:
+        return self._context.node.registry_configuration
 
     # --- registration
 
@@ -166,6 +174,7 @@ class RegistryHandlers:
         """The routes of a topic, encoded once for each change of the registry."""
         query: RoutesQuery = call.query
         found = self._context.registry
+        found.configure(self._configuration.known())
         cluster = self._cluster(query)
         topic = self._context.delay_topic if isinstance(query.topic, UnsetType) else query.topic
         shard = None if isinstance(query.shard, UnsetType) else query.shard
@@ -263,35 +272,48 @@ class RegistryHandlers:
 
     async def namespaces(self, _: Call) -> tuple[int, object]:
         """The namespaces of the configuration."""
-        return 200, Namespaces(namespaces=self._context.registry.namespaces())
+        return 200, Namespaces(namespaces=sorted(self._configuration.known()))
 
     async def values(self, call: Call) -> tuple[int, object]:
         """All values of a namespace."""
         namespace = _name(call, "namespace")
-        return 200, NamespaceValues(namespace=namespace, values=self._context.registry.config(namespace))
+        values = self._configuration.known().get(namespace, {})
+        return 200, NamespaceValues(namespace=namespace, values=dict(sorted(values.items())))
 
     async def value(self, call: Call) -> tuple[int, object]:
         """One value."""
-        namespace, key = _name(call, "namespace"), _name(call, "key")
-        value = self._context.registry.config(namespace).get(key)
+        namespace, key, value = self._known(call)
         if value is None:
             raise _no_value(namespace, key)
         return 200, self._entry(namespace, key, value)
 
     async def set_value(self, call: Call) -> tuple[int, object]:
-        """Set a value in this registry."""
-        namespace, key = _name(call, "namespace"), _name(call, "key")
+        """Set a value."""
+        namespace, key, _ = self._known(call)
         value = decode_body(_decode_value, ConfigChange, call.body).value
-        _in_bounds(lambda: self._context.registry.set_config(namespace, key, value))
-        return 200, self._entry(namespace, key, value)
+        return await self._change(call, namespace, key, value), self._entry(namespace, key, value)
 
     async def delete_value(self, call: Call) -> tuple[int, object]:
-        """Delete a value from this registry."""
-        namespace, key = _name(call, "namespace"), _name(call, "key")
-        value = self._context.registry.config(namespace).get(key)
-        if value is None or not self._context.registry.delete_config(namespace, key):
+        """Delete a value."""
+        namespace, key, value = self._known(call)
+        if value is None:
             raise _no_value(namespace, key)
-        return 200, self._entry(namespace, key, value)
+        return await self._change(call, namespace, key, None), self._entry(namespace, key, value)
+
+    async def _change(self, call: Call, namespace: str, key: str, value: str | None) -> int:
+        """Have the value set or deleted; return 200 once that is so, or 202 if it is not soon."""
+        context = self._context
+        try:
+            await context.in_thread(lambda: self._configuration.change(namespace, key, value, at_ms=context.now_ms()))
+        except Full as error:
+            raise ProblemError(409, "registry-full", str(error)) from None
+        changed = await poll(lambda: self._known(call)[2] == value or None, CHANGE_S, context.stopping)
+        return 200 if changed else 202
+
+    def _known(self, call: Call) -> tuple[str, str, str | None]:
+        """Return the namespace and the key that a request names, and the value."""
+        namespace, key = _name(call, "namespace"), _name(call, "key")
+        return namespace, key, self._configuration.known().get(namespace, {}).get(key)
 
     def _entry(self, namespace: str, key: str, value: str) -> ConfigEntry:
         return ConfigEntry(registry=self._context.node.config.node.id, namespace=namespace, key=key, value=value)
@@ -316,8 +338,8 @@ def _name(call: Call, parameter: str) -> str:
 
 def _no_value(namespace: str, key: str) -> ProblemError:
     return ProblemError(
-        404, "no-value", f"this registry has no value {key[:250]} in namespace {namespace[:250]}",
-        hint="registries exchange nothing and keep values in memory: set it with `chronos registry config set`",
+        404, "no-value", f"the registry has no value {key[:250]} in namespace {namespace[:250]}",
+        hint="`chronos registry config set` sets it",
     )  # fmt: skip
 
 

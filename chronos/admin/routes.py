@@ -394,14 +394,16 @@ def routes(
         Route(
             method="PUT", path="/v1/registry/config/{namespace}/{key}", name="set-value", role="operate", scope="service",
             handler=registry.set_value, parameters=by_key, body=registry_schemas.ConfigChange, answer=registry_schemas.ConfigEntry,
-            summary="Set a value in this node's registry, until the node stops. Registries exchange nothing: a client sets it in each of them.",
-            answers={200: "The value is set.", **BODY, 409: "The registry is full."},
+            summary="Set a value in the registries of all nodes of the cluster. It is kept across restarts.",
+            answers={200: "The value is set.", 202: "The controller has the request; the value is not set yet.", **BODY,
+                     409: "The configuration has as many values, or as many bytes, as it may have.", **COORDINATOR, 507: "The disk is full."},
         ),
         Route(
             method="DELETE", path="/v1/registry/config/{namespace}/{key}", name="delete-value", role="operate", scope="service",
             handler=registry.delete_value, parameters=by_key, answer=registry_schemas.ConfigEntry,
-            summary="Delete a value from this node's registry.",
-            answers={200: "The value that was deleted.", 404: "There is none.", 422: "A name is not valid."},
+            summary="Delete a value from the registries of all nodes of the cluster.",
+            answers={200: "The value that was deleted.", 202: "The controller has the request; the value is not deleted yet.",
+                     404: "There is none.", 422: "A name is not valid.", **COORDINATOR, 507: "The disk is full."},
         ),
         Route(
             method="GET", path="/v1/checkpoints", name="checkpoints", role="read", scope="service", handler=checkpoints.kept,

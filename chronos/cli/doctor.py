@@ -1,7 +1,7 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
-the service that was named -> settings -> tokens -> the cluster, if there is one -> data directory -> the service, if it runs here -> disk
--> stores -> log -> topics -> targets -> clocks
+the service that was named -> settings -> tokens -> open files -> the cluster, if there is one -> data directory -> the service, if it runs
+here -> disk -> stores -> log -> topics -> targets -> clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and while it is stopped.
 """
@@ -74,6 +74,7 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
     yield ok("settings", path or "no file; variables, flags and defaults only")
     if config.admin.tokens is not None:
         yield from examine_tokens(config.admin.tokens)
+    yield _open_files(config)
     from chronos.logs import set_up
     from chronos.node import Node
 
@@ -154,6 +155,17 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
             targets = due_targets(client)
     if config.log.kind == "kafka":
         yield from examine_kafka(config, node.clock, lambda: targets)
+
+
+def _open_files(config: "Config") -> Finding:
+    """The limit of a process that is started as this one is."""
+    from chronos.node.descriptors import needed, too_few
+
+    if (problem_ := too_few(config)) is not None:
+        return problem("open files", problem_, exit_code=2)
+    return ok(
+        "open files", f"{config.shards} shards need {number(needed(config))}, and a process may open as many here"
+    )
 
 
 def _disk(node: "Node", config: "Config") -> Finding:

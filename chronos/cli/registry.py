@@ -135,7 +135,7 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
         asked = client.server
     given = {asked, *addresses(server)[0]}
     clusters = {node["cluster"] for node in nodes["nodes"] if node["node"] == nodes["registry"]}
-    results = []
+    results: list[dict[str, str]] = []
     failure: ClientError | None = None
     for node in nodes["nodes"]:
         if node["cluster"] not in clusters:
@@ -155,7 +155,8 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
                     " by an address of its own, not by that of a load balancer: --server, and admin.advertised of each node"
                 )
         except NotFound:
-            result = "has no such value"
+            # The registries of one cluster share their configuration: the first one that was asked has deleted it for all.
+            result = "done" if any(each["result"] == "done" for each in results) else "has no such value"
         except ClientError as error:
             result, failure = str(error), error
             if not is_trusted and authorization(None):

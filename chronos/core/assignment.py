@@ -6,6 +6,7 @@ fences all masters but one (law 5).
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from chronos.core.health import (
     was_moved,
 )
 from chronos.core.rates import LIMITS_MAX
+from chronos.core.registry import Configuration, Full, configured
 from chronos.core.replication import is_in_sync
 from chronos.core.roles import (
     AWAY_MS,
@@ -61,6 +63,9 @@ ASKED = "asked for by an operator"
 CUT_OFF = "the log does not answer it"
 
 KEPT = "leads already; the roles were lost"
+
+CATCHING_UP = frozenset({"starting", "recovering", "restoring"})
+"""The roles that a replica reports before it has applied its log to the end."""
 
 FAR_BEHIND = "far behind, and another replica is not"
 
@@ -121,6 +126,7 @@ class _Table:
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
+        self.configured: Configuration = view.roles.configured
         self.armed = {shard: end_ms for shard, end_ms in view.roles.armed.items() if is_armed(end_ms, view.now_ms)}
         self.unhealthy_moves = {
             shard: at_ms for shard, at_ms in view.roles.unhealthy_moves.items() if was_moved(at_ms, view.now_ms)
@@ -144,6 +150,7 @@ class _Table:
             drained=tuple(sorted(self.drained)),
             away=dict(self.away),
             limited=dict(self.limited),
+            configured=self.configured,
             armed=dict(self.armed),
             unhealthy_moves=dict(self.unhealthy_moves),
             history=tuple(self.history[-HISTORY_MAX:]),
@@ -280,6 +287,10 @@ class _Table:
             self.drained.discard(request.node)
         elif request.kind == "limit":
             self._limit(request.pattern, request.rate)
+        elif request.kind == "configure":
+            # The node that was asked has checked the bounds; two requests at the same time may exceed them together.
+            with suppress(Full):
+                self.configured = configured(self.configured, request.namespace, request.key, request.value)
         elif request.kind == "arm" and request.shard in self.shards:
             self._arm(request)
         elif request.kind == "forget" and request.node not in self.members:
@@ -481,7 +492,8 @@ class _Table:
 
     def _best(self, shard: int, candidates: list[str]) -> str:
         """Return the most advanced candidate, of those in sync if there is one; of equals the one with the fewest shards, then the
-        first in preferred order."""
+        first in preferred order. One that is held up while it catches up is chosen only if all are."""
+        candidates = [node for node in candidates if not self._is_held_up(shard, node)] or candidates
         best = choose(
             Candidate(
                 node=node,
@@ -494,6 +506,11 @@ class _Table:
         )
         assert best is not None, "candidates have a known progress"
         return best
+
+    def _is_held_up(self, shard: int, node: str) -> bool:
+        """Return whether the replica has not caught up, and is paused or reads its log in bounded memory."""
+        replica = self.replica(shard, node)
+        return replica.role in CATCHING_UP and replica.reason is not None
 
     def _is_in_sync(self, shard: int, node: str) -> bool:
         return is_in_sync(self.members[node], shard, self.view.in_sync_from.get(shard))

@@ -36,13 +36,35 @@ TOPICS_MAX = 200_000
 ENTRIES_MAX = 1_000
 """Most configuration entries of a registry."""
 
+CONFIGURATION_BYTES_MAX = 65_536
+"""Most bytes of all of them, names included: the coordinator keeps them with the roles, and may store no more than 1 MB."""
+
+Configuration = Mapping[str, Mapping[str, str]]
+"""Values for clients: namespace -> key -> value."""
+
 
 class Full(Exception):
-    """The registry has as many nodes, replicas, topics or configuration entries as it may have."""
+    """The registry has as many nodes, replicas, topics or configuration entries as it may have, or as large ones."""
 
 
 class Taken(Exception):
     """A registration that did not come from its node names the node or the address of another one that is registered."""
+
+
+def configured(known: Configuration, namespace: str, key: str, value: str | None) -> Configuration:
+    """Return the configuration with the value set; None: without it. Raises Full."""
+    values = {name: content for name, content in known.get(namespace, {}).items() if name != key}
+    if value is not None:
+        values[key] = value
+    changed = {name: content for name, content in {**known, namespace: values}.items() if content}
+    if value is None:
+        return changed
+    entries = [(name, each, content) for name, pairs in changed.items() for each, content in pairs.items()]
+    if len(entries) > ENTRIES_MAX:
+        raise Full(f"the registry has {ENTRIES_MAX} configuration entries, which is the most")
+    if (size := sum(len(text.encode()) for entry in entries for text in entry)) > CONFIGURATION_BYTES_MAX:
+        raise Full(f"the configuration of the registry would have {size} bytes, and may have {CONFIGURATION_BYTES_MAX}")
+    return changed
 
 
 class Holding(Struct, frozen=True, kw_only=True):
@@ -202,7 +224,7 @@ class Registry:
         """Whether they came from a node that registered itself."""
         self._wiped: set[_Key] = set()
         """Nodes whose write permission was wiped here."""
-        self._config: dict[str, dict[str, str]] = {}
+        self._config: Configuration = {}
 
     # --- registration
 
@@ -453,32 +475,11 @@ class Registry:
             self._put_topics(shard, left, self._topics_by[shard])
         return bool(found)
 
-    def set_config(self, namespace: str, key: str, value: str) -> None:
-        """Set one value of the configuration. Raises Full."""
-        values = self._config.get(namespace, {})
-        if key not in values and sum(map(len, self._config.values())) >= ENTRIES_MAX:
-            raise Full(f"the registry has {ENTRIES_MAX} configuration entries, which is the most")
-        self.changes += 1
-        self._config.setdefault(namespace, {})[key] = value
-
-    def delete_config(self, namespace: str, key: str) -> bool:
-        """Delete one value of the configuration; return whether it was there."""
-        values = self._config.get(namespace, {})
-        if key not in values:
-            return False
-        self.changes += 1
-        del values[key]
-        if not values:
-            del self._config[namespace]
-        return True
-
-    def config(self, namespace: str) -> dict[str, str]:
-        """Return the values of a namespace; empty if there is none."""
-        return dict(sorted(self._config.get(namespace, {}).items()))
-
-    def namespaces(self) -> list[str]:
-        """Return the namespaces of the configuration."""
-        return sorted(self._config)
+    def configure(self, configuration: Configuration) -> None:
+        """Replace the configuration."""
+        if configuration is not self._config:
+            self._config = configuration
+            self.changes += 1
 
     # --- parts of answers
 

@@ -151,6 +151,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since when (epoch ms)."""
     limited: Mapping[str, str] = {}
     """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
+    configured: Mapping[str, Mapping[str, str]] = {}
+    """The configuration that all registries serve: namespace -> key -> value."""
     armed: Mapping[int, Number] = {}
     """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
     unhealthy_moves: Mapping[int, Number] = {}
@@ -213,8 +215,9 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that. `forget`: keep
-    nothing for it any longer, as if it had been away for AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it. `arm`:
-    permit one failover of `shard` on failed probes."""
+    nothing for it any longer, as if it had been away for AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it. `configure`:
+    set the value of `key` in a namespace of the registries' configuration, or delete it. `arm`: permit one failover of `shard` on failed
+    probes."""
     node: str
     shard: int = -1
     """The shard of a `transfer` or `arm`; -1 for the others."""
@@ -224,6 +227,12 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The target topics of a `limit`."""
     rate: str = ""
     """Their rate as users write it; empty: the limit set at run time is removed."""
+    namespace: str = ""
+    """The namespace of a `configure`."""
+    key: str = ""
+    """The key in it."""
+    value: str | None = None
+    """Its value; None: it is deleted."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):

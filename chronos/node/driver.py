@@ -97,8 +97,8 @@ class ShardDriver(threading.Thread):
 
     @property
     def paused(self) -> str | None:
-        """Why the replica is paused, or stands still, for people; None if neither."""
-        return self.replica.paused or self.stall
+        """Why the replica is paused, reads its log slowly, or stands still, for people; None if it works."""
+        return self.replica.paused or self.replica.delayed or self.stall
 
     @property
     def commits(self) -> int:

@@ -6,6 +6,7 @@
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,7 @@ from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Sto
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
+from chronos.node.descriptors import raise_limit
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, join_until, run_guarded
 from chronos.node.opening import (
@@ -41,6 +43,7 @@ from chronos.node.opening import (
 )
 from chronos.node.outcomes import Outcomes, is_over
 from chronos.node.rates import NodeRates
+from chronos.node.registry_configuration import RegistryConfiguration
 from chronos.node.shards import look, make_shard, report
 from chronos.node.tls import Tls
 from chronos.node.watch import ShardWatch
@@ -68,6 +71,9 @@ CAUSES_EVERY_MS = 5_000
 CAUSES_MAX = 100
 """Most of them that are looked at."""
 
+STORES_AT_ONCE = 8
+"""Stores that are opened at the same time: opening one waits for the disk for most of its time."""
+
 EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops records that are older than its retention."""
 
@@ -92,6 +98,8 @@ class Node:
         self.copier: Copier
         self.rates = NodeRates(config, self.directory.path)
         """The rate limits of target topics."""
+        self.registry_configuration = RegistryConfiguration(self.directory.path)
+        """The configuration that the registry serves."""
         self.open_transactions: OpenTransactions
         """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
@@ -119,7 +127,7 @@ class Node:
         self._leaving = False
         self._reads = False
         """Its shards were started."""
-        self._stores: list[RocksStore] = []
+        self._stores: dict[int, RocksStore] = {}
         self._watch: ShardWatch | None = None
         self._reachability: LogReachability | None = None
         """None on the embedded log."""
@@ -152,13 +160,14 @@ class Node:
     def start(self) -> None:
         """Start everything in order; after an error everything is stopped again, and the error is raised.
 
-        1. lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
+        1. raise the limit of open files if it is too low, and lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
         4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance,
         the watch and the checkpoints
         """
         config = self.config
         try:
             # 1.
+            raise_limit(config)
             self.directory.claim()
             # 2.
             self.log = open_log(config, self.directory, self.clock)
@@ -183,9 +192,11 @@ class Node:
             self._cluster = self._make_cluster_node()
             self._bootstrap = self._make_bootstrap()
             self.rates.open(self.shards, self.membership)
+            self.registry_configuration.open(self.membership)
             # 4.
-            for number in range(config.shards):
-                self.shards.append(self._open_shard(number, infos))
+            with ThreadPoolExecutor(STORES_AT_ONCE, "open") as threads:
+                for number, store in enumerate(threads.map(self._open_store, range(config.shards))):
+                    self.shards.append(self._open_shard(number, store, infos))
             # 5.
             if self._reachability is not None:
                 self._pings.start()
@@ -271,17 +282,18 @@ class Node:
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )
 
-    def _open_shard(self, number: int, infos: dict[str, TopicInfo]) -> ShardDriver:
-        """Return the driver of a shard, with its store open and its checkpoints scheduled."""
-        mine = identity(self.config, number, infos)
+    def _open_store(self, number: int) -> RocksStore:
         store = open_store(self.config, self.directory, number, self._cache)
-        self._stores.append(store)
+        self._stores[number] = store
+        return store
+
+    def _open_shard(self, number: int, store: RocksStore, infos: dict[str, TopicInfo]) -> ShardDriver:
+        """Return the driver of a shard, with its checkpoints scheduled."""
+        mine = identity(self.config, number, infos)
         check_identity(store, mine, store.path)
         (data,) = store.get([STATE_KEY])
         position = LogPosition.of(FRESH if data is None else unpack_state(data))
         bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(number, position.pull_offset)
-        if bounded:
-            log.warning("reading in bounded memory", shard=number, offset=position.pull_offset)
         shard = make_shard(
             self.config,
             number,
@@ -469,7 +481,8 @@ class Node:
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""
         topics = self.config.topics
-        for shard, store in zip(self.shards, self._stores, strict=True):
+        for shard in self.shards:
+            store = self._stores[shard.number]
             # The state is read before the flush, which covers at least as much of the logs; unless the store was replaced
             # or reopened meanwhile, and holds something older.
             opened = store.times_opened
@@ -525,7 +538,7 @@ class Node:
         log.info("stopped")
 
     def _close(self) -> None:
-        for store in self._stores:
+        for store in self._stores.values():
             try:
                 store.close()
             except (NoSpace, Stop) as error:

@@ -146,16 +146,21 @@ class ShardWatch:
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(JUDGE_EVERY_MS / 1_000):
-            monotonic_ms = time.monotonic_ns() // 1_000_000
-            for shard in self._shards:
-                self._judge(shard, monotonic_ms)
-            if self._outage() is not None:
-                self._quiet_until_ms = monotonic_ms + OVER_MS
-            elif monotonic_ms >= self._quiet_until_ms:
-                reasons = {shard.number: why for shard in self._shards if (why := shard.paused) is not None}
-                stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
-                self._troubles.step(monotonic_ms, reasons, stalled)
+        while True:
+            self.step(time.monotonic_ns() // 1_000_000)
+            if self._stopping.wait(JUDGE_EVERY_MS / 1_000):
+                return
+
+    def step(self, monotonic_ms: int) -> None:
+        """Judge all shards, and log their troubles."""
+        for shard in self._shards:
+            self._judge(shard, monotonic_ms)
+        if self._outage() is not None:
+            self._quiet_until_ms = monotonic_ms + OVER_MS
+        elif monotonic_ms >= self._quiet_until_ms:
+            reasons = {shard.number: why for shard in self._shards if (why := shard.paused) is not None}
+            stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
+            self._troubles.step(monotonic_ms, reasons, stalled)
 
     def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
         number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
@@ -166,7 +171,8 @@ class ShardWatch:
             progress_end=self._progress_ends.get(number),
         )
         stalled = judge.step(monotonic_ms, facts)
-        if not stalled:
+        # A shard that reads slowly says so itself, and its step may wait for its turn.
+        if not stalled or shard.replica.delayed is not None:
             shard.stalled_ms, shard.stall = 0, None
             return
         if not shard.stalled_ms:

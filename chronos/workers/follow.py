@@ -29,6 +29,12 @@ DELAY_RECORDS = 5_000
 DELAY_BYTES = 8_000_000
 """Bytes of delay records read at once."""
 
+TAIL_OFFSETS = 20
+"""Offsets before the end that hold a progress record: it may be followed by its marker, and by aborted transactions."""
+
+TAIL_READS_MAX = 10
+"""Most reads of them, with a wait between two."""
+
 HEADERS_SHOWN = 10
 """Headers of a foreign record that its error names."""
 
@@ -85,6 +91,11 @@ class Follower:
         """Offset in the delay partition up to which everything is executed, transaction markers included."""
         return self._shard.state.pull_offset if self._delay is None or self._records else self._delay.position
 
+    @property
+    def delay_reader(self) -> Reader | None:
+        """The reader of the delay partition; None before a progress record needs it."""
+        return self._delay
+
     def step(self) -> int:
         """Apply the progress records that can be read now; return how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
@@ -99,6 +110,23 @@ class Follower:
             with suppress(BatchUnreadable):
                 self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
         return len(records)
+
+    def last_ahead(self, stable: int) -> Progress | None:
+        """Return the last progress record before the last stable offset, without applying any; None if there is none among the last
+        offsets, or if they cannot be read at once. Nothing may have been read before. Raises LogMismatch."""
+        reader, position = self._progress, self._progress.position
+        found: list[Record] = []
+        reader.seek(max(position, stable - TAIL_OFFSETS))
+        try:
+            for _ in range(TAIL_READS_MAX):
+                found += reader.read(TAIL_OFFSETS, PROGRESS_BYTES)
+                if reader.position >= stable:
+                    break
+                reader.wait(WAIT_S)
+            is_whole = reader.position >= stable
+        finally:
+            reader.seek(position)
+        return unpack_progress(found[-1].value) if found and is_whole else None
 
     def wait(self, timeout_s: float) -> None:
         """Wait until there may be more progress records, or for the time to pass."""
@@ -162,7 +190,8 @@ class Follower:
             except BatchUnreadable as error:
                 found = self._read_alone(self._delay, error)
             records += found
-            if not found and not self._delay.wait(WAIT_S):
+            # A reader that waits for its turn has not asked for records yet.
+            if not found and not self._delay.wait(WAIT_S) and self._delay.delayed is None:
                 self._check_end(pull_offset)
         upto = next((at for at, record in enumerate(records) if record.offset >= pull_offset), len(records))
         self._records = records[upto:]

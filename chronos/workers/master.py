@@ -222,6 +222,11 @@ class Master:
         return self._puller.position if self._puller.waiting == 0 else self._shard.state.pull_offset
 
     @property
+    def delayed(self) -> str | None:
+        """See `ports.Reader.delayed`."""
+        return self._puller.delayed
+
+    @property
     def lingering(self) -> bool:
         """True if pulled records wait for more, or nothing is pulled: the caller sleeps instead of waiting for records."""
         return self._puller.waiting > 0 or not self._limits.pull or self._is_paused

@@ -43,6 +43,11 @@ class Puller:
         """Offset after the last record read, or after the transaction markers that follow it."""
         return self._reader.position
 
+    @property
+    def delayed(self) -> str | None:
+        """See `ports.Reader.delayed`."""
+        return self._reader.delayed
+
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records, at least one if there is one; the same ones again until `release`."""
         fitting = _fitting(self._waiting[:records_max], bytes_max)

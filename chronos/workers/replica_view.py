@@ -7,10 +7,14 @@ from collections.abc import Mapping
 
 from chronos.core.codec import State
 from chronos.core.shard import Shard
+from chronos.ports import READING_BOUNDED
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
 from chronos.workers.push import Pusher
 from chronos.workers.replica_state import ReplicaState
+
+CATCHING_UP = frozenset({ReplicaState.STARTING, ReplicaState.RECOVERING, ReplicaState.TAKING_OVER})
+"""States of a replica that may not have applied its log to the end."""
 
 
 class ReplicaView:
@@ -22,6 +26,7 @@ class ReplicaView:
     _master: Master | None
     _paused: str | None
     _pusher: Pusher | None
+    _bounded: bool
 
     @property
     def role(self) -> ReplicaState:
@@ -32,6 +37,19 @@ class ReplicaView:
     def paused(self) -> str | None:
         """Why the replica is paused, for people; None if it is not."""
         return self._paused
+
+    @property
+    def delayed(self) -> str | None:
+        """Why a replica that has not caught up, or a master, reads its log slowly or waits to read it; None if it does neither."""
+        master, follower = self._master, self._follower
+        if master is not None:
+            return master.delayed
+        if self._role not in CATCHING_UP:
+            return None
+        reader = None if follower is None else follower.delay_reader
+        if reader is not None:
+            return reader.delayed
+        return READING_BOUNDED if self._bounded else None
 
     @property
     def state(self) -> State:

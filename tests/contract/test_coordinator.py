@@ -600,18 +600,25 @@ def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -
     assert known_roles(b).drained == ("a",)
 
 
-def test_rate_limits_reach_every_member_and_survive_the_controller(cluster: Cluster) -> None:
-    """Also the lengths of the lanes that the members report."""
+def test_what_is_set_at_run_time_reaches_every_member_and_survives_the_controller(cluster: Cluster) -> None:
+    """Rate limits, and the configuration of the registries. Also the lengths of the lanes that the members report."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     request(cluster, b, Request(kind="limit", node="", pattern="orders.*", rate="5/s burst 9"))
     until(cluster, lambda: known_roles(a).limited == known_roles(b).limited == {"orders.*": "5/s burst 9"}, a, b)
+    request(cluster, b, Request(kind="configure", node="", namespace="shop", key="currency", value="EUR"))
+    until(
+        cluster, lambda: known_roles(a).configured == known_roles(b).configured == {"shop": {"currency": "EUR"}}, a, b
+    )
     waits = replace(member("b"), replicas={0: ReplicaReport(applied=1, waiting={"orders.eu": 7})})
     until(cluster, lambda: not is_refused(lambda: b.report(waits)), a, b)
     until(cluster, lambda: a.look().members["b"].replicas[0].waiting == {"orders.eu": 7}, a, b)
     a.leave()
     until(cluster, lambda: masters(b) == {"b"}, b)
     assert known_roles(b).limited == {"orders.*": "5/s burst 9"}
+    assert known_roles(b).configured == {"shop": {"currency": "EUR"}}
+    request(cluster, b, Request(kind="configure", node="", namespace="shop", key="currency"))
+    until(cluster, lambda: known_roles(b).configured == {}, b)
     request(cluster, b, Request(kind="limit", node="", pattern="orders.*"))
     until(cluster, lambda: known_roles(b).limited == {}, b)
 

@@ -22,7 +22,7 @@ from chronos.config import load
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
 from chronos.node.opening import cluster_topic, own_topics
-from chronos.ports import Reader, TopicSpec
+from chronos.ports import READING_BOUNDED, Reader, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.inside import wait_until
 from tests.integration.foreign import Sent, alter_topic, produce
@@ -323,6 +323,7 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
     bounded[0].wait(0)
     bounded[1].wait(0)
     assert with_child() == [0]
+    assert [reader.delayed for reader in bounded] == [f"{READING_BOUNDED}: 2 of 3 shards wait for their turn"] * 3
     with monkeypatch.context() as patch:
         patch.setattr(bounded_readers, "TURN_S", 0.0)
         bounded[1].wait(0)
@@ -338,6 +339,7 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
             values += [record.value for record in bounded[partition].read(100, 10**6)]
     found[0] = [record.value for record in read_until(bounded[0], 5)]
     assert list(found.values()) == [[b"%d" % number for number in range(5)]] * 3
+    assert [reader.delayed for reader in bounded] == [None] * 3
     for reader in bounded:
         reader.close()
 

@@ -84,6 +84,33 @@ def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_kill
 
 
 @pytest.mark.timeout(240)
+def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_nodes(fleet: Fleet) -> None:
+    """One after the other, as in an upgrade, and all at once."""
+    fleet.start()
+    nodes = list(fleet.nodes.values())
+    path = "/v1/registry/config/shop/currency"
+
+    def is_everywhere() -> bool:
+        return all(node.ask("GET", path)[1].get("value") == "EUR" for node in nodes)
+
+    nodes[0].wait_until(lambda: nodes[0].ask("PUT", path, {"value": "EUR"})[0] == 200, "set the value", every_s=0.5)
+    nodes[0].wait_until(is_everywhere, "have the value everywhere")
+    for node in nodes:
+        node.stop()
+        node.start()
+    nodes[0].wait_until(is_everywhere, "have the value after a rolling restart")
+    for node in nodes:
+        node.stop()
+    for node in nodes:
+        node.launch()
+    for node in nodes:
+        node.wait_ready()
+    nodes[0].wait_until(is_everywhere, "have the value after a restart of all")
+    nodes[0].wait_until(lambda: nodes[1].ask("DELETE", path)[0] in (200, 404), "delete the value", every_s=0.5)
+    nodes[0].wait_until(lambda: all(node.ask("GET", path)[0] == 404 for node in nodes), "have it deleted everywhere")
+
+
+@pytest.mark.timeout(240)
 def test_a_client_goes_on_when_the_node_whose_registry_it_used_is_killed(fleet: Fleet) -> None:
     """With calls that may be repeated and such that may not, blocking and for asyncio, and also when one node is left."""
     fleet.start()

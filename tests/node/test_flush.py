@@ -14,7 +14,7 @@ def test_the_log_is_not_trimmed_when_the_store_is_replaced_during_the_flush(tmp_
     node = Node(load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "shards=1", "limits.disk_reserve=1MB"]))
     node.start()
     try:
-        (store,), (shard,), topic = node._stores, node.shards, node.config.topics.delay
+        (store,), (shard,), topic = node._stores.values(), node.shards, node.config.topics.delay
         store.checkpoint(tmp_path / "earlier")
         headers = {"chronos-target-topic": b"t", "chronos-delay": b"1h"}
         node.log.append([(topic, None, b"v", headers, 0)] * 10, 9.0)

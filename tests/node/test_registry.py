@@ -16,6 +16,7 @@ from chronos.admin.registry import AHEAD_MS, read_registration, registration_bod
 from chronos.admin.registry_schemas import RegisteredShard, RegistrationBody
 from chronos.cli.registry import ranges
 from chronos.core import registry
+from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
 from tests.harness.proxy import Network
@@ -154,6 +155,19 @@ def test_a_node_that_registers_no_more_expires(service: Inside) -> None:
     assert nodes(service, "chronos") == ["own"]
 
 
+def test_values_are_kept_across_a_restart(tmp_path: Path) -> None:
+    """By a standalone node in its data directory; `tests/integration` restarts a cluster."""
+    with Inside(tmp_path) as running:
+        ask(running, "PUT", "/config/shop/currency", {"value": "EUR"})
+        ask(running, "PUT", "/config/shop/other", {"value": "v"})
+        ask(running, "DELETE", "/config/shop/other")
+    with Inside(tmp_path) as running:
+        assert ask(running, "GET", "/config/shop")["values"] == {"currency": "EUR"}
+    (tmp_path / "data" / "registry-values.json").write_text("{")
+    with pytest.raises(Stop, match="no configuration of the registry"), Inside(tmp_path):
+        pass
+
+
 def test_the_write_permission_of_a_node_is_wiped_and_restored(service: Inside) -> None:
     """It is not drained here, because it is standalone or of another cluster."""
     ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
@@ -180,6 +194,11 @@ def test_values_are_set_and_deleted_by_namespace_and_a_topic_is_removed(service:
     ask(service, "DELETE", "/config/n/a%20b", status=404)
     ask(service, "PUT", f"/config/n/{'k' * 251}", {"value": "v"}, status=422)
     ask(service, "PUT", "/config/n/k", {"value": "v" * 16_385}, status=422)
+    for number in range(3):
+        ask(service, "PUT", f"/config/n/{number}", {"value": "v" * 16_384})
+    ask(service, "PUT", "/config/n/3", {"value": "v" * 16_384}, status=409)
+    for number in range(3):
+        ask(service, "DELETE", f"/config/n/{number}")
     ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
     assert ask(service, "DELETE", "/topics/far.delay?cluster=far")["result"] == "done"
     ask(service, "DELETE", "/topics/far.delay?cluster=far", status=404)

@@ -84,6 +84,10 @@ class SimReader:
         self.position = offset
         partition.watchers.append(log.caller.nudge)
 
+    @property
+    def delayed(self) -> str | None:
+        return None
+
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         self._log.caller.touch("read")
         log, partition = self._log, self._partition

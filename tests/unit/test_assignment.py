@@ -197,7 +197,7 @@ def test_a_replica_in_sync_is_promoted_before_one_that_is_not_and_at_once() -> N
 
 def test_a_planned_hand_over_prefers_a_replica_in_sync() -> None:
     replicas = [
-        ReplicaReport(applied=90, role="recovering", reason="paused"),
+        ReplicaReport(applied=90, role="follower", reason="paused"),
         ReplicaReport(applied=80, role="follower"),
     ]
     before = view(
@@ -1030,3 +1030,31 @@ def test_masters_are_spread_evenly_to_within_one_in_the_end(before: ClusterView)
     loads = [counts[node] for node in serving]
     assert max(loads) - min(loads) <= 1
     assert sum(loads) == SHARDS
+
+
+# --- What is set at run time
+
+
+def test_values_of_the_registries_are_set_kept_and_deleted() -> None:
+    """A value that does not fit is left out: the node that was asked has refused it before."""
+
+    def request(key: str, value: str | None) -> Request:
+        return Request(kind="configure", node="", namespace="n", key=key, value=value)
+
+    first = view(*map(member, "ab"), requests=(request("k", "v"), request("k", "w"), request("large", "v" * 70_000)))
+    assert plan(first).configured == {"n": {"k": "w"}}
+    restarted = later(first, 1_000, member("b"))
+    assert plan(restarted).configured == {"n": {"k": "w"}}
+    assert plan(replace(restarted, requests=(request("k", None),))).configured == {}
+
+
+def test_a_replica_that_is_held_up_while_it_catches_up_is_chosen_only_if_all_are() -> None:
+    """It reads its log in bounded memory, or waits for its turn to do so."""
+    held_up = member("a", *[ReplicaReport(applied=20, role="recovering", reason="it waits")] * 4)
+    before = view(held_up, member("b", applied=19), member("c", applied=18))
+    assert masters(plan(before)) == ["b"] * 4
+    lost = later(before, 1_000, held_up, member("c", applied=18))
+    assert masters(plan(lost)) == ["c"] * 4
+    assert masters(plan(later(before, 1_000, held_up))) == ["a"] * 4
+    moved = view(held_up, member("b", leaving=True), roles=plan(before))
+    assert masters(plan(moved)) == ["a"] * 4

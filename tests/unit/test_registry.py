@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from chronos.core import registry
 from chronos.core.registry import (
+    CONFIGURATION_BYTES_MAX,
     EXPIRE_AFTER_MS,
     ORDER_NAMESPACE,
     READ,
@@ -31,6 +32,7 @@ from chronos.core.registry import (
     Registry,
     Taken,
     TopicConfig,
+    configured,
 )
 
 TOPICS = {
@@ -258,18 +260,31 @@ def test_configuration_has_namespaces_and_a_bound(monkeypatch: pytest.MonkeyPatc
     for with_order in (False, True):
         found = Registry(with_order=with_order)
         found.register(node("a", "0*1"), NOW_MS)
-        found.set_config(ORDER_NAMESPACE, "delay", "a:4")
-        found.set_config("n", "k", "v")
-        found.set_config("n", "k", "w")
+        known = configured({}, ORDER_NAMESPACE, "delay", "a:4")
+        known = configured(configured(known, "n", "k", "v"), "n", "k", "w")
         with pytest.raises(Full):
-            found.set_config("n", "other", "v")
-        assert (found.config("n"), found.namespaces()) == ({"k": "w"}, [ORDER_NAMESPACE, "n"])
+            configured(known, "n", "other", "v")
+        assert known == {ORDER_NAMESPACE: {"delay": "a:4"}, "n": {"k": "w"}}
+        changes = found.changes
+        found.configure(known)
+        found.configure(known)
+        assert found.changes == changes + 1
         routes = found.routes("c", "delay")
         assert routes is not None
         assert routes.order == ("a:4" if with_order else None)
-        assert found.delete_config("n", "k")
-        assert not found.delete_config("n", "k")
-        assert found.config("n") == {}
+        left = {ORDER_NAMESPACE: {"delay": "a:4"}}
+        assert configured(known, "n", "k", None) == configured(left, "n", "k", None) == left
+
+
+def test_configuration_has_a_bound_in_bytes() -> None:
+    """Names count, in UTF-8. What is too large for it changes nothing."""
+    most = "v" * (CONFIGURATION_BYTES_MAX - 4)
+    known = configured({}, "n", "ö", most + "v")
+    with pytest.raises(Full, match=f"would have {CONFIGURATION_BYTES_MAX + 1} bytes"):
+        configured(known, "n", "ö", most + "vv")
+    with pytest.raises(Full):
+        configured(known, "n", "other", "")
+    assert configured(known, "n", "ö", None) == {}
 
 
 def test_the_number_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

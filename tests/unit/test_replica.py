@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
@@ -17,13 +18,16 @@ from chronos.core.progress import unpack_progress
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
-from chronos.node.shards import make_shard
+from chronos.node.shards import make_shard, report
+from chronos.node.watch import LOG_EVERY_MS, OVER_MS, ShardWatch
+from chronos.ports import READING_BOUNDED
 from chronos.workers import replica_state
+from chronos.workers.checkpoint import LogPosition
 from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.master import HEARTBEAT_MS
 from chronos.workers.rates import RateLimits
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import POLL_MS, PREDECESSOR_POLL_MS, Replica
+from chronos.workers.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS, Replica
 from chronos.workers.replica_state import STANDALONE, TRANSITIONS, Assignment, ReplicaState
 from tests.harness.clock import HandClock
 
@@ -43,7 +47,9 @@ def lead(epoch: int) -> Assignment:
 class Node:
     """A node with one shard, whose replica is stepped by hand."""
 
-    def __init__(self, case: Case, name: str, assignment: Assignment, *, shards: int = 1) -> None:
+    def __init__(
+        self, case: Case, name: str, assignment: Assignment, *, shards: int = 1, bounded: bool = False
+    ) -> None:
         self.assignment = assignment
         self.guard: str | None = None
         self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
@@ -61,6 +67,7 @@ class Node:
             guard=lambda: self.guard,
             assigned=lambda: self.assignment,
             restore=lambda cost: self.fetch(cost),
+            bounded=bounded,
             failed=self.failures.append,
             limits=case.limits,
         )
@@ -425,6 +432,46 @@ def test_a_new_master_that_must_wait_fences_no_writer(case: Case, changes: dict[
     case.node.assignment = lead(5)
     case.node.until(S.MASTER)
     assert case.node.replica.state.role_epoch == 5
+
+
+def test_the_next_process_of_the_last_master_fences_before_it_replays(case: Case) -> None:
+    """The transaction that the last one left open hides the records of other shards. Nobody else may do so: another node may lead."""
+    for _ in range(NEAR_OFFSETS + 1):
+        case.commit()
+    for name, aborts in (("c", 0), ("b", 1)):
+        started = Node(case, name, STANDALONE)
+        started.step()
+        assert (started.replica.role, started.replica.state.applied) == (S.RECOVERING, 0)
+        case.clock.now += HEARTBEAT_MS
+        case.other.step()
+        assert case.other.replica.aborts == aborts
+    started.until(S.MASTER)
+    assert started.replica.state.applied > NEAR_OFFSETS
+
+
+def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(case: Case) -> None:
+    """To the controller, which gives it no role meanwhile, and in one line of the log a minute for all shards."""
+    case.commit()
+    node = Node(case, "a", FOLLOW, bounded=True)
+    watch = ShardWatch(
+        [node.driver],
+        case.log,
+        delay_topic=case.delay,
+        progress_topic=case.progress,
+        clock=case.clock,
+        failed=node.failures.append,
+        outage=lambda: None,
+    )
+    with capture_logs() as lines:
+        for monotonic_ms in (0, LOG_EVERY_MS - 1, LOG_EVERY_MS):
+            watch.step(monotonic_ms)
+        assert report(node.driver, LogPosition(applied=0, pull_offset=0)).reason == READING_BOUNDED
+        node.until(S.FOLLOWER)
+        assert report(node.driver, LogPosition(applied=0, pull_offset=0)).reason is None
+        for monotonic_ms in (LOG_EVERY_MS + OVER_MS, LOG_EVERY_MS + OVER_MS + 1):
+            watch.step(monotonic_ms)
+    told = [(line["event"], line.get("why")) for line in lines if line["event"] in ("paused", "resumed")]
+    assert told == [("paused", READING_BOUNDED)] * 2 + [("resumed", None)]
 
 
 def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:

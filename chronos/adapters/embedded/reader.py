@@ -18,6 +18,11 @@ class EmbeddedReader:
         self._partition = partition
         self.position = offset
 
+    @property
+    def delayed(self) -> str | None:
+        """Never."""
+        return None
+
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next synced records without waiting. Raises LogMismatch, StoreCorrupt, LogUnavailable."""
         partition, position, end = self._partition, self.position, self._partition.end

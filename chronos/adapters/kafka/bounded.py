@@ -43,6 +43,7 @@ from chronos.adapters.kafka.reader import KafkaReader, record_bytes_max
 from chronos.adapters.kafka.settings import RECEIVE_BYTES
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
+from chronos.ports import READING_BOUNDED
 
 log = structlog.get_logger("chronos.kafka")
 
@@ -117,6 +118,24 @@ class Turns:
         self._free = threading.Condition()
         self._holder: BoundedReader | AloneReader | None = None
         self._since_s = 0.0
+        self._readers: set[BoundedReader] = set()
+        """Those that have not read their stretch yet."""
+
+    def enter(self, reader: "BoundedReader") -> None:
+        """Count a reader that begins to read its stretch."""
+        with self._free:
+            self._readers.add(reader)
+
+    def exit(self, reader: "BoundedReader") -> None:
+        """No longer count a reader: it has read its stretch, or is closed."""
+        self.leave(reader)
+        with self._free:
+            self._readers.discard(reader)
+
+    def waiting(self) -> tuple[int, int]:
+        """Return how many readers wait for their turn, and how many have not read their stretch yet."""
+        with self._free:
+            return len(self._readers - {self._holder}), len(self._readers)
 
     def take(self, reader: "BoundedReader | AloneReader", timeout_s: float) -> bool:
         """Give the reader the turn if that is possible within the time: if no other one has it, or had a child for TURN_S."""
@@ -157,6 +176,7 @@ class BoundedReader:
         record_bytes = max(record_bytes_max(log_port.consumer_settings(topic)), RECEIVE_BYTES)
         self._memory_bytes = MEMORY_BYTES * record_bytes // RECEIVE_BYTES
         self._plain: KafkaReader | None = None
+        _turns.enter(self)
         self._child: subprocess.Popen[bytes] | None = None
         self._interrupted = False
         """The turn went to another reader, and the child was killed for it."""
@@ -175,7 +195,21 @@ class BoundedReader:
         """Position after `_records`."""
         self._forget_child()
         if offset >= self._until and self._plain is None:
-            self._plain = self._log.plain_reader(self._topic, self._partition, offset)
+            self._read_plainly()
+
+    def _read_plainly(self) -> None:
+        """End the stretch: go on as a plain reader from the position."""
+        self._forget_child()
+        self._plain = self._log.plain_reader(self._topic, self._partition, self.position)
+        _turns.exit(self)
+
+    @property
+    def delayed(self) -> str | None:
+        """What it waits for until it has read its stretch. Any thread may read it."""
+        if self._plain is not None:
+            return None
+        waiting, readers = _turns.waiting()
+        return f"{READING_BOUNDED}: {waiting} of {readers} shards wait for their turn"
 
     def seek(self, offset: int) -> None:
         """Continue from another offset."""
@@ -214,13 +248,13 @@ class BoundedReader:
         if not self._records:
             self.position = max(self.position, self._after)
             if self.position >= self._until:
-                self._forget_child()
-                self._plain = self._log.plain_reader(self._topic, self._partition, self.position)
+                self._read_plainly()
         return records
 
     def close(self) -> None:
         """End the child, and close the plain reader."""
         self._forget_child()
+        _turns.exit(self)
         if self._plain is not None:
             self._plain.close()
 

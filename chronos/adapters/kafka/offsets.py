@@ -5,6 +5,7 @@ same epoch for minutes; while a leader is gone, every request takes its whole ti
 process when the group's coordinator moves. A consumer that is assigned to the partition learns its leader.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,13 @@ T = TypeVar("T")
 
 IDLE_MAX = 64
 """Consumers kept for later requests: enough for all requests at one time, except in a burst."""
+
+SHARED_FROM = 8
+"""Consumers in use at a time from which on a request first waits for one of them: when a node starts, all shards ask at once, and each
+consumer has five threads, and costs as much as a hundred requests."""
+
+SHARED_S = 0.5
+"""How long it waits: a consumer whose broker hangs does not come back soon."""
 
 ASSIGNED_MAX = 500
 """Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
@@ -44,6 +52,9 @@ class KafkaOffsets:
         self._connection = connection
         # A consumer serves one thread at a time: threads that shared one would all wait for a broker that hangs.
         self._idle: dict[str, list[_OffsetsConsumer]] = {COMMITTED: [], UNCOMMITTED: []}
+        self._used = dict.fromkeys(self._idle, 0)
+        """Consumers in use."""
+        self._returned = threading.Condition()
         self._closed = False
 
     def stable_end(self, topic: str, partition: int) -> int:
@@ -133,7 +144,23 @@ class KafkaOffsets:
     def _find(self, topic: str, partition: int, timestamp_ms: int, level: str) -> TopicPartition:
         """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no record is that young."""
         doing = f"asking for offsets of {topic}/{partition}"
-        consumer = self._kept(level) or self._new(level, doing)
+        consumer = self._take(level)
+        try:
+            if consumer is None:
+                consumer = self._new(level, doing)
+            found, consumer = self._ask_with(consumer, topic, partition, timestamp_ms, level, doing)
+        except BaseException:
+            self._give_back(level, None)
+            raise
+        self._give_back(level, consumer)
+        if found.offset < 0 and timestamp_ms < 0:
+            raise self._connection.unanswered(doing)
+        return found
+
+    def _ask_with(
+        self, consumer: "_OffsetsConsumer", topic: str, partition: int, timestamp_ms: int, level: str, doing: str
+    ) -> tuple[TopicPartition, "_OffsetsConsumer"]:
+        """Return the answer, and the consumer that was asked last: another one if the topic was missing when this one last looked."""
 
         def ask(left_s: float) -> TopicPartition:
             nonlocal consumer
@@ -152,20 +179,28 @@ class KafkaOffsets:
         except LogUnavailable:
             consumer.close()
             raise
-        idle = self._idle[level]
-        if self._closed or len(idle) >= IDLE_MAX:
-            consumer.close()
-        else:
-            idle.append(consumer)
-        if found.offset < 0 and timestamp_ms < 0:
-            raise self._connection.unanswered(doing)
-        return found
+        return found, consumer
 
-    def _kept(self, level: str) -> "_OffsetsConsumer | None":
-        try:
-            return self._idle[level].pop()
-        except IndexError:
-            return None
+    def _take(self, level: str) -> "_OffsetsConsumer | None":
+        """Return an idle consumer; None if there is none, and none is given back soon enough."""
+        with self._returned:
+            idle = self._idle[level]
+            if not idle and self._used[level] >= SHARED_FROM:
+                self._returned.wait_for(lambda: idle, SHARED_S)
+            self._used[level] += 1
+            return idle.pop() if idle else None
+
+    def _give_back(self, level: str, consumer: "_OffsetsConsumer | None") -> None:
+        """Keep a consumer for later requests; None: it is closed."""
+        with self._returned:
+            self._used[level] -= 1
+            idle = self._idle[level]
+            if consumer is not None and not self._closed and len(idle) < IDLE_MAX:
+                idle.append(consumer)
+                self._returned.notify()
+                return
+        if consumer is not None:
+            consumer.close()
 
     def _new(self, level: str, doing: str) -> "_OffsetsConsumer":
         try:

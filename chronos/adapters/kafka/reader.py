@@ -39,6 +39,11 @@ class KafkaReader:
         self._polled: list[Message] = []
         self.seek(offset)
 
+    @property
+    def delayed(self) -> str | None:
+        """Never."""
+        return None
+
     def seek(self, offset: int) -> None:
         """Continue from another offset."""
         self.position = offset
