@@ -18,8 +18,8 @@ from chronos.admin.context import Call, Context
 from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
-from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
-from chronos.admin.scheduling import ManyExpressions, Planned, new_time, plan_action, time_ms
+from chronos.admin.problems import PROBLEM_JSON, ProblemError, from_error, wrong_field
+from chronos.admin.scheduling import ManyExpressions, Planned, new_time, past_warnings, plan_action, time_ms
 from chronos.admin.schemas import (
     Accepted,
     ActionResult,
@@ -35,13 +35,14 @@ from chronos.admin.schemas import (
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
-from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
+from chronos.core.message import DELIVER_AT, LATE_POLICIES, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, holds_for, page
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
 from chronos.core.wheel import Position
+from chronos.errors import LogUnavailable
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
@@ -361,8 +362,13 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         call.hold.grow(ACTION_BYTES)
-        (appended,) = await context.appender.append([record], ACTION_BYTES)
+        try:
+            (appended,) = await context.appender.append([record], ACTION_BYTES)
+        except LogUnavailable as error:
+            raise from_error(error, hint=f"try again: to {verb} a message twice does no harm") from None
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
+        if time is not None and time[0] == DELIVER_AT:
+            answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
         reason = context.shards[shard].refusal(appended.offset)
@@ -424,6 +430,7 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
         shard=appended.partition,
         offset=appended.offset,
         due_at=format_time(due_ms if first_ms is None else first_ms),
+        warnings=UNSET if planned.is_delay else past_warnings(due_ms, appended.timestamp_ms),
     )
 
 

@@ -150,6 +150,13 @@ def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Fi
                 f"{len(in_sync)} of {needed} followers in sync (replication.min_in_sync): {', '.join(in_sync) or 'none'}. Start the"
                 " nodes that are down; `chronos status` shows how far each replica is behind",
             )
+        if shard.get("unitless"):
+            targets = ", ".join(f"{target or 'actions'} ({count:,})" for target, count in shard["unitless"].items())
+            yield note(
+                f"shard {shard['shard']}",
+                f"records have a delay or a spread from 1 to 999 without a unit, which is milliseconds: {targets}. If their producers"
+                " mean seconds, have them write 30s",
+            )
         if shard["dead_recently"] is not None:
             yield problem(
                 f"shard {shard['shard']}",

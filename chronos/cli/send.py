@@ -21,7 +21,7 @@ from chronos.client import (
     message,
     requests,
 )
-from chronos.core.repetition import parse_repetition
+from chronos.core.repetition import check_units, parse_repetition
 
 LINES_TOGETHER = 1_000
 """Messages of `send --lines` in one request."""
@@ -57,6 +57,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         for option, text in given_rhythms.items():
             try:
                 parse_repetition(text)
+                check_units(text)
             except ValueError as error:
                 raise typer.BadParameter(f"{option}: {error}") from None
         bounds = {"--times": self.times, "--until": self.until, "--late-policy": self.late_policy}
@@ -136,6 +137,8 @@ def send(
         except Refused as refused:
             raise worded(refused, by_delay=delay is not None) from None
         scheduled = msgspec.convert(found, Scheduled)
+        for warning in scheduled.warnings:
+            note(f"warning: {printable(warning)}")
         if wait and not client.confirm(scheduled, f"{WAIT_S}s", on_conflict).applied:
             note(f"accepted: it is in the log, but was not applied within {WAIT_S} s; see `chronos get`")
     if output is Format.json:
@@ -174,6 +177,9 @@ def _send_lines(client: Client, made: Callable[[Bytes], dict[str, Any]], output:
         try:
             for batch in _batches():
                 found = client.call(requests.schedule([made(line) for line in batch]).as_json())
+                if not sent:
+                    for warning in found[0].get("warnings", ()):
+                        note(f"warning: {printable(warning)}")
                 sent += len(found)
                 advance(len(found))
                 if output is Format.json:

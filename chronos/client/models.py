@@ -38,6 +38,8 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime
     applied: bool = False
     """True once the shard has accepted the message; only `schedule(wait=...)` and `confirm` find out."""
+    warnings: list[str] = msgspec.field(default_factory=list)
+    """What may not have been meant: it is due in the past."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of the action's record in the delay topic."""
     detail: str | None = None
     """Why the action was refused."""
+    warnings: list[str] = msgspec.field(default_factory=list)
+    """What may not have been meant: the new time is in the past."""
 
     def __bool__(self) -> bool:
         return self.result in ("cancelled", "rescheduled", "fired")

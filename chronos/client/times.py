@@ -40,5 +40,10 @@ def delay_ms(value: Delay) -> int:
     return parse_duration_ms(text)
 
 
+def delay_text(value: Delay) -> str:
+    """The duration as the service takes it, with a unit."""
+    return f"{delay_ms(value)}ms"
+
+
 def _is_number(text: str) -> bool:
     return text.removeprefix("-").replace(".", "", 1).isdecimal() and len(text) <= 20
