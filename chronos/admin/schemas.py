@@ -33,13 +33,12 @@ _ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
 
 TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
 """From 1970 on."""
-BARE_DURATION_PATTERN = "^(0+|0*[1-9][0-9]{3,14})$"
-"""Milliseconds of a message's delay or spread: 0, or at least 1,000."""
+UNITLESS_PATTERN = "^0*[1-9][0-9]{0,2}$"
+"""A delay or a spread that lacks its unit."""
 DURATION_PATTERN = (
-    r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]{1,9}w([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?"
-    r"([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}d([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?"
-    r"|[0-9]{1,9}h([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}m([0-9]{1,9}s)?([0-9]{1,9}ms)?"
-    r"|[0-9]{1,9}s([0-9]{1,9}ms)?)$"
+    r"^([0-9]+|[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]+w([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
+    r"|[0-9]+d([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?|[0-9]+h([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
+    r"|[0-9]+m([0-9]+s)?([0-9]+ms)?|[0-9]+s([0-9]+ms)?)$"
 )
 """Milliseconds, one number with a unit, or several from the largest unit to the smallest."""
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
@@ -107,12 +106,10 @@ Delay = (
     | Annotated[
         str,
         Meta(
+            pattern=DURATION_PATTERN,
             title="duration",
             description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m.",
-            extra_json_schema={
-                "pattern": DURATION_PATTERN,
-                "anyOf": [{"pattern": "[a-z]$"}, {"pattern": BARE_DURATION_PATTERN}],
-            },
+            extra_json_schema={"not": {"pattern": UNITLESS_PATTERN}},
         ),
     ]
 )

@@ -247,7 +247,7 @@ def test_arguments_that_are_not_utf_8_are_bytes(chronos):
 
 def test_control_characters_in_ids_are_escaped(chronos, service):
     """An id that another producer chose cannot break the table."""
-    service.post("/v1/messages", {"target": {"topic": "odd"}, "id": "odd\t\x1b[31m", "delay": "1h"})
+    service.post("/v1/messages", {"target": {"topic": "odd"}, "value": None, "id": "odd\t\x1b[31m", "delay": "1h"})
     listed = chronos("list", "--to", "odd")
     assert "odd\\t\\x1b[31m" in listed.out
     assert "\x1b" not in listed.out
