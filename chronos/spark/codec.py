@@ -66,7 +66,8 @@ def _parse_batch(batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], sha
         record = Record(offset, timestamp_ms, key, value, pairs[begin:end])
         parsed = _parsed(record, _rules(rules, shard, shards, RULES))
         if parsed[0] == REFUSED:
-            parsed = _parsed(record, _rules(rules, shard, shards, BEFORE_FOLDING))
+            older = _parsed(record, _rules(rules, shard, shards, BEFORE_FOLDING))
+            parsed = parsed if older[0] == REFUSED else older
         rows.append(parsed)
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
     added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]

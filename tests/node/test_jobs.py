@@ -119,7 +119,9 @@ def test_a_filter_reschedules_and_fires(service):
 def test_a_job_leaves_messages_alone_that_are_scheduled_after_its_start(service):
     """The due window is compared with the time of the next delivery."""
     at_ms = time.time_ns() // 1_000_000 + 30 * 86_400_000
-    first = service.post("/v1/messages", [{"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + n} for n in range(10)])
+    first = service.post(
+        "/v1/messages", [{"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + n} for n in range(10)]
+    )
     job = run_job(service, "cancel", {"due_from": at_ms + 2, "due_to": at_ms + 5})
     assert outcome(job) == ("done", 3, 3, 0, 0)
     later = service.post("/v1/messages", {"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + 3})
