@@ -219,7 +219,7 @@ class Planner:
         pairs = list(control.items())
         headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = control
         if target.headers:
-            own = _own_headers(target.headers)
+            own = _own_headers(target.headers, self._rules[0])
             pairs += own
             headers = control | dict(own)
             if len(headers) != len(pairs):
@@ -400,7 +400,7 @@ def _either(field: str, text: str | None, base64: str | UnsetType) -> bytes | No
         raise _FieldError(f"{field}_base64", str(error), Reason.BAD_VALUE.label) from None
 
 
-def _own_headers(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
+def _own_headers(headers: HeaderValues, rules: Rules) -> list[tuple[str, bytes | None]]:
     """The user's headers without the receipt of an earlier delivery; names of control headers are refused."""
     try:
         pairs = headers_in(headers)
@@ -408,11 +408,15 @@ def _own_headers(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
         raise _FieldError("target.headers", str(error), Reason.BAD_VALUE.label) from None
     own = []
     for name, value in pairs:
+        if name in rules.names_seen:
+            own.append((name, value))
+            continue
         try:
             header = header_of(name)
         except ValueError as error:
             raise _FieldError("target.headers", str(error), Reason.UNKNOWN_HEADER.label) from None
         if header is None:
+            rules.remember_name(name)
             own.append((name, value))
         elif header not in RECEIPT:
             raise _FieldError(

@@ -351,6 +351,7 @@ def test_the_headers_are_what_a_shard_understands():
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
         ({"deliver_at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
         ({"deliver_at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
+        ({"delay": "0"}, 1_000_000),
         ({"delay": "250ms"}, 1_000_250),
         ({"delay": "1.5s"}, 1_001_500),
         ({"delay": "1m30s"}, 1_090_000),
