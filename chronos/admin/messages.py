@@ -365,7 +365,7 @@ class Messages:
         try:
             (appended,) = await context.appender.append([record], ACTION_BYTES)
         except LogUnavailable as error:
-            raise from_error(error, hint=f"try again: to {verb} a message twice does no harm") from None
+            raise from_error(error, hint="try again: an action may be repeated") from None
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
         if time is not None and time[0] == DELIVER_AT:
             answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)
