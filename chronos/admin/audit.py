@@ -31,7 +31,7 @@ log = structlog.get_logger("chronos.audit")
 CHANGES: tuple[Role, ...] = ("write", "operate")
 """Roles of the requests that change something."""
 
-PAYLOADS = ("dead_letter", "records")
+PAYLOADS = ("dead_letter", "rejected-record", "records")
 """Names of the routes whose answers have payloads."""
 
 SENDER = web.RequestKey("sender", Sender)

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 
-from chronos.admin.context import Call, Context
+from chronos.admin.context import Call, Context, together
 from chronos.admin.problems import ProblemError, shard_number
 from chronos.admin.schemas import (
     AwayNode,
@@ -32,6 +32,7 @@ from chronos.core.roles import (
     verdicts,
 )
 from chronos.core.timefmt import format_time
+from chronos.core.values import shards_text
 from chronos.node import IN_PLACE
 from chronos.ports import ClusterSnapshot
 from chronos.workers.membership import Membership
@@ -94,14 +95,15 @@ class Cluster:
 
     def _other_info(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:
         """Another node, as it last reported itself."""
-        reasons = [
-            f"shard {number} is {replica.role}" + (f": {replica.reason}" if replica.reason else "")
+        troubles = {
+            number: (replica.role, replica.reason)
             for number, replica in sorted(member.replicas.items())
             if replica.role not in IN_PLACE or replica.reason is not None
-        ]
+        }
         if member.log == UNREACHABLE:
-            reasons.append("the log does not answer this node")
-        return self._info(member, drained, reasons)
+            brackets = f" ({shards_text(troubles)})" if troubles else ""
+            return self._info(member, drained, [f"no broker answers this node{brackets}"])
+        return self._info(member, drained, together(troubles))
 
     def _info(self, member: Member, drained: tuple[str, ...], reasons: list[str]) -> NodeInfo:
         config = self._context.node.config

@@ -14,18 +14,22 @@ from chronos.admin.appending import Appender
 from chronos.admin.audit import Trail
 from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
 from chronos.admin.cursors import Cursors
-from chronos.admin.dead_letter_scan import DeadLetterTopic
+from chronos.admin.letter_scan import LetterTopic
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
+from chronos.admin.recent_rejections import RecentRejections
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender, TokenFile
 from chronos.admin.turns import Turns, asker
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
+from chronos.core.dead_letters import read
 from chronos.core.registry import Registry
+from chronos.core.rejected import read_rejected
 from chronos.core.roles import Member
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
+from chronos.core.values import shards_text
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
@@ -103,7 +107,10 @@ class Context:
             expire_after_ms=node.config.registry.expire_after, with_order=node.config.registry.order_config
         )
         """Owned by the event loop."""
-        self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
+        topics = node.config.topics
+        self.dead_letters = LetterTopic(node.log, topics.dead_letter, read, has_markers=True)
+        self.rejected = LetterTopic(node.log, topics.rejected, read_rejected, has_markers=False)
+        self.recent_rejections = RecentRejections(node.log, self.rejected)
         self._background: set[asyncio.Task[None]] = set()
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -203,12 +210,14 @@ class Context:
             return [str(node.failure)]
         if self.stopping.is_set():
             return ["the node is stopping"]
-        degraded = [] if node.degraded is None else [node.degraded]
-        return degraded + [
-            f"shard {shard.number} is {shard.role}" + (f": {shard.paused}" if shard.paused else "")
+        troubles = {
+            shard.number: (str(shard.role), shard.paused)
             for shard in node.shards
             if shard.role not in IN_PLACE or shard.paused is not None
-        ]
+        }
+        if node.outage is not None:
+            return [node.outage + (f" ({shards_text(troubles)})" if troubles else "")]
+        return ([] if node.degraded is None else [node.degraded]) + together(troubles)
 
     def details(self) -> list[str]:
         """What operators should know although it does not make the node unready."""
@@ -228,11 +237,12 @@ class Context:
             for shard in self.shards
             if (waits := shard.waits_for(now_ms)) is not None
         ]
+        brokers = self.node.selector.brokers()
         avoided = [
             f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
             f" {format_time(found.available_ms)}"
-            for broker, found in sorted(self.node.selector.brokers().items())
-            if not found.is_available(now_ms)
+            for broker, found in sorted(brokers.items())
+            if len(brokers) > 1 and not found.is_available(now_ms)
         ]
         return (
             self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages() + self._access_troubles()
@@ -280,6 +290,17 @@ class Context:
             turns.close()
         for pool in (self._poll_threads, self._plan_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def together(troubles: Mapping[int, tuple[str, str | None]]) -> list[str]:
+    """The roles and the reasons of shards that are not ready, each once with its shards."""
+    shards: dict[tuple[str, str | None], list[int]] = {}
+    for number, trouble in troubles.items():
+        shards.setdefault(trouble, []).append(number)
+    return [
+        f"{shards_text(numbers)} {'is' if len(numbers) == 1 else 'are'} {role}" + (f": {why}" if why else "")
+        for (role, why), numbers in shards.items()
+    ]
 
 
 def without_names(waits: str) -> str:

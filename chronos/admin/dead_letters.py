@@ -5,9 +5,8 @@ replay is written before the marker that resolves its letters. Between the two a
 shard accepts only the first replay of a letter.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -15,13 +14,12 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
-from chronos.admin.access import check_id, check_target
 from chronos.admin.context import Call, Context
-from chronos.admin.dead_letter_scan import Found, Part, Wanted, Window
-from chronos.admin.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
+from chronos.admin.encoding import headers_out, id_text, text_or_base64
+from chronos.admin.letter_scan import Found, Wanted
+from chronos.admin.letters import Answer, LetterRequests, id_in, records_read, repeatable, wanted_of
 from chronos.admin.messages import id_of
-from chronos.admin.problems import ProblemError, converted, invalid, wrong_field
-from chronos.admin.scheduling import time_ms
+from chronos.admin.problems import invalid, wrong_field
 from chronos.admin.schemas import (
     DeadLetter,
     DeadLetterCount,
@@ -34,10 +32,8 @@ from chronos.admin.schemas import (
     Destination,
     Fault,
 )
-from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.dead_letters import Letter, control_headers, marker_headers, own_headers, replay
-from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import TARGET_KEY, Rejection
 from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
@@ -45,12 +41,6 @@ from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing
 
 log = structlog.get_logger("chronos.http")
-
-PART_BYTES = 8_000_000
-"""Bytes of the letters that one request replays, at least one letter."""
-
-FIND_S = 5.0
-"""How long the newest dead letter of an id is looked for."""
 
 MARKER_RANGES = 500
 """Ranges of offsets in one marker: at most about 20 kB."""
@@ -60,73 +50,45 @@ FILTERS = ("target", "reason", "since", "until")
 _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
 
 
-Answer = tuple[int, object]
-
-
-def _repeatable(
-    handler: Callable[["DeadLetters", Call], Awaitable[Answer]],
-) -> Callable[["DeadLetters", Call], Awaitable[Answer]]:
-    """The handler, whose answer while the log does not answer says that its request may be repeated."""
-
-    async def handle(self: "DeadLetters", call: Call) -> Answer:
-        try:
-            return await handler(self, call)
-        except LogUnavailable as error:
-            raise ProblemError(
-                503, "unavailable", str(error), hint="repeat the request: nothing is replayed twice"
-            ) from None
-
-    return handle
-
-
 class DeadLetters:
     """The handlers under `/v1/dead-letters`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    @_repeatable
+    @property
+    def _requests(self) -> LetterRequests:
+        return LetterRequests(self._context, self._context.dead_letters)
+
+    @repeatable
     async def page(self, call: Call) -> Answer:
         """Dead letters of all partitions, the newest first."""
         query: DeadLetterQuery = call.query
-        part = await self._scan(call, query, _wanted(query, call.sender), newest_first=True, limit=query.limit)
+        wanted = wanted_of(query, call.sender, id=id_in(query, call.sender), resolved=query.resolved)
+        part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
         letters = [_info(DeadLetterInfo, found.letter, found.resolution) for found in part.found]
-        return 200, DeadLetterPage(letters=letters, after=self._after(call, query, part), records=_records(call, part))
+        after = self._requests.after(call, query, part)
+        return 200, DeadLetterPage(letters=letters, after=after, records=records_read(call, part))
 
-    @_repeatable
+    @repeatable
     async def get(self, call: Call) -> Answer:
         """The newest dead letter of a message."""
         message_id = id_of(call)
-        topic = self._context.dead_letters
-        deadline_s = asyncio.get_running_loop().time() + FIND_S
-        wanted = Wanted(id=message_id, resolved=True, reach=call.sender.reach)
-        rest: list[Window] | None = await self._context.in_thread(topic.windows)
-        offsets = sum(end - first for first, end in rest or ())
-
-        def scan(windows: list[Window]) -> Part:
-            return topic.scan(windows, wanted, newest_first=True, limit=1)
-
-        while rest is not None and asyncio.get_running_loop().time() < deadline_s:
-            part: Part = await self._context.in_thread(scan, rest)
-            rest = part.windows
-            for found in part.found:
-                letter = await self._context.in_thread(topic.letter, found.letter.partition, found.letter.offset)
-                if letter is not None:
-                    return 200, _whole(letter, found.resolution)
-        read = f"{offsets - sum(end - first for first, end in rest or ())} "
-        raise ProblemError(
-            404,
-            "no-dead-letter",
-            f"the newest {'' if call.sender.is_limited else read}offsets of {topic.topic} hold no dead letter of {id_text(message_id)}",
-            hint=None if rest is None else "older ones: GET /v1/dead-letters with `id` and `until`",
+        letter, resolution = await self._requests.newest(
+            call,
+            Wanted(id=message_id, resolved=True, reach=call.sender.reach),
+            kind="no-dead-letter",
+            noun=f"dead letter of {id_text(message_id)}",
+            older="older ones: GET /v1/dead-letters with `id` and `until`",
         )
+        return 200, _whole(letter, resolution)
 
-    @_repeatable
+    @repeatable
     async def replay(self, call: Call) -> Answer:
         """Schedule dead letters again, due at once, and mark them as replayed."""
         return await self._resolve(call, "replayed", self._replayed)
 
-    @_repeatable
+    @repeatable
     async def discard(self, call: Call) -> Answer:
         """Mark dead letters as discarded."""
         return await self._resolve(call, "discarded", lambda _: ([], []))
@@ -144,15 +106,15 @@ class DeadLetters:
         _check(selection)
         context = self._context
         is_one = selection.id is not UNSET
-        part = await self._scan(
+        part = await self._requests.part(
             call,
             selection,
-            _wanted(selection, call.sender),
+            wanted_of(selection, call.sender, id=id_in(selection, call.sender)),
             newest_first=is_one,
             limit=1 if is_one else selection.limit,
             whole=not (is_one or selection.dry_run),
         )
-        after = None if is_one and part.found else self._after(call, selection, part)
+        after = None if is_one and part.found else self._requests.after(call, selection, part)
         refused: list[tuple[Letter, Rejection]] = []
         resolved = 0
         if part.found and not selection.dry_run:
@@ -177,36 +139,8 @@ class DeadLetters:
             ],
             refused=_refusals(refused),
             after=after,
-            records=_records(call, part),
+            records=records_read(call, part),
         )
-
-    async def _scan(
-        self,
-        call: Call,
-        query: DeadLetterQuery | DeadLetterSelection,
-        wanted: Wanted,
-        *,
-        newest_first: bool,
-        limit: int,
-        whole: bool = False,
-    ) -> Part:
-        """One part, from where the request says, or of everything that is there now."""
-        topic = self._context.dead_letters
-        numbers = None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
-
-        def scan() -> Part:
-            windows = topic.windows(wanted.since_ms, wanted.until_ms) if numbers is None else _windows(numbers)
-            return topic.scan(
-                windows, wanted, newest_first=newest_first, limit=limit, bytes_max=PART_BYTES if whole else None
-            )
-
-        return await self._context.in_thread(scan)
-
-    def _after(self, call: Call, query: DeadLetterQuery | DeadLetterSelection, part: Part) -> str | None:
-        """The page key of what is still to be read."""
-        if part.windows is None:
-            return None
-        return self._context.cursors.seal(call, query, [offset for window in part.windows for offset in window])
 
     def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[tuple[Letter, Rejection]]]:
         """The records that schedule the letters again, and the letters that cannot be, with the reasons."""
@@ -280,37 +214,6 @@ def _check(selection: DeadLetterSelection) -> None:
     if len(given) + bool(filters) != 1:
         detail = "give `id`, or `all`, or at least one of `target`, `reason`, `since` and `until`"
         raise invalid(detail, [Fault(field=(given or filters or ["id"])[0], detail=detail)])
-
-
-def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wanted:
-    fields: dict[str, Any] = {}
-    if query.id is not UNSET:
-        fields["id"] = converted("id", whole_id_bytes, query.id)
-        check_id(sender, fields["id"])
-    if query.target is not UNSET:
-        check_target(sender, query.target)
-    for name in ("since", "until"):
-        value = getattr(query, name)
-        if value is not UNSET:
-            fields[f"{name}_ms"] = converted(name, time_ms, value)
-    return Wanted(
-        target=None if query.target is UNSET else query.target,
-        reason=None if query.reason is UNSET else query.reason,
-        resolved=isinstance(query, DeadLetterQuery) and query.resolved,
-        reach=sender.reach,
-        **fields,
-    )
-
-
-def _windows(numbers: list[int]) -> list[Window]:
-    return [
-        (min(first, OFFSET_MAX), min(end, OFFSET_MAX)) for first, end in zip(numbers[::2], numbers[1::2], strict=False)
-    ]
-
-
-def _records(call: Call, part: Part) -> int:
-    """The records that were read: for a sender with limits only those that it may know of."""
-    return len(part.found) if call.sender.is_limited else part.records
 
 
 # --- answers

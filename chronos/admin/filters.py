@@ -20,6 +20,7 @@ def to_filter(
     due_from: int | str | UnsetType = UNSET,
     due_to: int | str | UnsetType = UNSET,
     id_prefix: str | UnsetType = UNSET,
+    key: str | UnsetType = UNSET,
     headers: Iterable[tuple[str, str]] = (),
     within: str = "",
 ) -> Filter:
@@ -39,5 +40,6 @@ def to_filter(
         due_from_ms=0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from),
         due_to_ms=MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to),
         id_prefix=b"" if id_prefix is UNSET else converted(f"{within}id_prefix", id_bytes, id_prefix),
+        key=None if key is UNSET else converted(f"{within}key", id_bytes, key),
         headers=tuple((name, converted(f"{within}header", to_bytes, value)) for name, value in headers),
     )

@@ -256,6 +256,7 @@ class JobHandlers:
             due_from=given.due_from,
             due_to=given.due_to,
             id_prefix=given.id_prefix,
+            key=given.key,
             headers=[] if given.headers is UNSET else given.headers.items(),
             within="filter.",
         )

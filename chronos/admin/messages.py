@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from chronos.admin.access import check_id, forbidden
@@ -24,6 +24,7 @@ from chronos.admin.schemas import (
     Accepted,
     ActionResult,
     Destination,
+    Fault,
     MessageInfo,
     MessageQuery,
     Page,
@@ -34,10 +35,13 @@ from chronos.admin.schemas import (
 )
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
+from chronos.core.dead_letters import Letter
+from chronos.core.filter import Filter
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, Entry, Options, Reason
-from chronos.core.query import Found, MessageRow, find, holds_for, page
+from chronos.core.query import SETTLED, Found, MessageRow, find, holds_for, page, settled
 from chronos.core.reach import EVERYTHING, Reach
+from chronos.core.rejected import source_of
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -66,6 +70,9 @@ IN_LOOP_EXPRESSIONS = 8
 
 EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
+
+ENDED = ("delivered", "cancelled", "expired", "dead", SETTLED)
+"""The states of `state=settled`."""
 
 PageKey = tuple[int, int, int]
 """`(place_ms, shard, offset)`: the order of messages over all shards."""
@@ -177,6 +184,12 @@ class Messages:
         message_id = id_of(call)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         _, found, behind = await self._look(call, message_id, deadline_s, pending_first=False, payload=query.payload)
+        if found is None and not behind and query.shards is UNSET:
+            origin = source_of(message_id, len(self._context.shards), self._context.delay_topic)
+            index = self._context.recent_rejections
+            rejected = await self._context.in_thread(partial(index.find, message_id, origin, reach=call.sender.reach))
+            if rejected is not None:
+                raise _was_rejected(message_id, rejected)
         if found is None:
             raise _not_found(message_id, behind)
         return 200, found
@@ -270,7 +283,7 @@ class Messages:
     # --- list
 
     async def page(self, call: Call) -> tuple[int, object]:
-        """Pending messages of all shards in the order of their due times."""
+        """Messages of all shards in the order of their due times."""
         query: PageQuery = call.query
         reach = call.sender.reach
         matching = to_filter(
@@ -279,6 +292,7 @@ class Messages:
             due_from=query.due_from,
             due_to=query.due_to,
             id_prefix=query.id_prefix,
+            key=query.key,
             headers=[] if query.header is UNSET else [_header_condition(text) for text in query.header],
         )
         after = None if query.after is UNSET else self._page_key(call)
@@ -287,6 +301,8 @@ class Messages:
         held, missing = peers.split(peers.requested(query.shards))
 
         def part(number: int) -> Part:
+            if query.state != "pending":
+                return self._settled(number, after, matching, query)
             return _part(
                 number,
                 page(
@@ -296,15 +312,41 @@ class Messages:
             )  # fmt: skip
 
         parts = [await context.in_thread(part, number) for number in held]
-        asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
+        # A node of the version before does not know the parameter.
+        state = UNSET if query.state == "pending" else query.state
+        asked = asdict(query) | {"after": UNSET if after is None else _plain(after), "state": state}
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
             parts.append((rows, None if found.after is None else _from_plain(found.after)))
         messages, end = merge(parts, query.limit)
+        kept_from = self._kept_from() if query.state != "pending" else UNSET
         if end is None:
-            return 200, Page(messages=messages, after=None)
+            return 200, Page(messages=messages, after=None, kept_from=kept_from)
         is_part = query.shards is not UNSET
-        return 200, Page(messages=messages, after=_plain(end) if is_part else context.cursors.seal(call, query, end))
+        key = _plain(end) if is_part else context.cursors.seal(call, query, end)
+        return 200, Page(messages=messages, after=key, kept_from=kept_from)
+
+    def _kept_from(self) -> str | UnsetType:
+        """The time before which messages that ended are deleted from the store."""
+        config = self._context.node.config
+        if not config.workers.delete:
+            return UNSET
+        return format_time(max(0, self._context.now_ms() - config.retention.delivered))
+
+    def _settled(self, number: int, after: PageKey | None, matching: Filter, query: PageQuery) -> Part:
+        """The part of a page of settled messages that one shard has."""
+        driver = self._context.shards[number]
+        states = ENDED if query.state == "settled" else (query.state,)
+        found, through = settled(
+            driver.store, driver.state, number,
+            begin=_after(after, number), matching=matching, states=states, limit=query.limit,
+        )  # fmt: skip
+        rows = []
+        for one in found:
+            answer = message_info(one.id, number, one.offset, one.place_ms, one.entry)
+            tell_state(answer, one, partitions_of=driver.replica.target_partitions)
+            rows.append(((one.place_ms, number, one.offset), answer))
+        return rows, None if through is None else (through[0], number, through[1])
 
     def _page_key(self, call: Call) -> PageKey:
         """The place after which a page begins. A node that asks for a part of a page, by its shards, gives it unsealed."""
@@ -411,7 +453,16 @@ def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
         )  # fmt: skip
     return ProblemError(
         404, "not-found", f"nothing is known of {id_text(message_id)}",
-        hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over",
+        hint="it was never scheduled, was rejected before (`chronos rejected show` looks in the rejected topic), or its retention is over",
+    )  # fmt: skip
+
+
+def _was_rejected(message_id: bytes, rejected: Letter) -> ProblemError:
+    """404 for an id of which no message is known, and whose record was rejected."""
+    text = f"{rejected.reason}: {rejected.detail}"
+    return ProblemError(
+        404, "not-found", f"the record of {id_text(message_id)} was rejected at {format_time(rejected.timestamp_ms)}: {text}",
+        hint="`chronos rejected show` has the record", errors=[Fault(detail=rejected.detail, reason=rejected.reason)],
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.rates import RateLimitHandlers
 from chronos.admin.registry import RegistryHandlers
+from chronos.admin.rejected import RejectedRecords
 from chronos.admin.replica_transfer import ReplicaTransfer
 from chronos.admin.tokens import Role
 from chronos.admin.topics import TopicReads
@@ -75,6 +76,7 @@ def routes(
     copies: ReplicaTransfer,
     topics: TopicReads,
     dead_letters: DeadLetters,
+    rejected: RejectedRecords,
     jobs: JobHandlers,
     rates: RateLimitHandlers,
     registry: RegistryHandlers,
@@ -100,7 +102,7 @@ def routes(
         ),
         Route(
             method="GET", path="/v1/messages", name="list", role="read", scope="targets", handler=messages.page, query=schemas.PageQuery,
-            summary="Pending messages in the order of their due times, page by page.",
+            summary="Pending messages in the order of their due times, page by page; or, by `state`, settled ones.",
             answer=schemas.Page, answers={200: "One page.", **PAGE_KEY, 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
@@ -154,6 +156,27 @@ def routes(
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Mark dead letters as discarded: they are no longer listed or replayed. Their records stay in the topic.",
             answers={200: "The result, once the log has acknowledged it.", **BODY, 400: f"{BODY[400]} Or: {PAGE_KEY[400]}", **UNAVAILABLE},
+        ),
+        Route(
+            method="GET", path="/v1/rejected", name="rejected", role="read", scope="targets", handler=rejected.page,
+            query=schemas.RejectedQuery,
+            summary="Rejected records, the newest first, page by page. Each page reads the rejected topic for about 2 s at most, so it"
+            " may be short, or empty, although `after` is not null.",
+            answer=schemas.RejectedPage, answers={200: "One page.", **PAGE_KEY, 422: "A parameter is not valid.", **UNREADABLE},
+        ),
+        Route(
+            method="GET", path="/v1/rejected/{id}", name="rejected-record", role="read", scope="targets", handler=rejected.get, parameters=by_id,
+            summary="The newest rejected record of an id as a whole: its key, or for one without a key the generated id or the position in"
+            " the delay topic. Looks for it for 5 s at most.",
+            answer=schemas.RejectedRecord,
+            answers={200: "The record.", 404: "There is none in the part of the topic that was read; `detail` tells how far.",
+                     422: "The id is not valid.", **UNREADABLE},
+        ),
+        Route(
+            method="GET", path="/v1/rejected-counts", name="rejected-counts", role="read", scope="targets", handler=rejected.counts,
+            query=schemas.RejectedCountQuery,
+            summary="Rejected records counted by reason, target and partition of the delay topic, the oldest first, part by part.",
+            answer=schemas.RejectedCounts, answers={200: "One part.", **PAGE_KEY, 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
             method="POST", path="/v1/jobs", name="start", role="operate", scope="targets", handler=jobs.start, query=schemas.ShardsQuery,
@@ -380,17 +403,19 @@ def routes(
                      501: "No location for checkpoints is configured."},
         ),
         Route(
-            method="GET", path="/v1/topics", name="topics", role="read", scope="targets", handler=topics.topics,
-            summary="The topics of the embedded log.", answer=schemas.Topics,
-            answers={200: "All topics.", 409: "The topics are in Kafka: use its tools."},
+            method="GET", path="/v1/topics", name="topics", role="read", scope="targets", handler=topics.topics, query=schemas.TopicsQuery,
+            summary="Topics whose records can be read: all of the embedded log; on Kafka those of Chronos, and the one asked for if"
+            " `targets` permits it.", answer=schemas.Topics,
+            answers={200: "The topics; none if there is no such topic.", 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
             method="GET", path="/v1/topics/{topic}/records", name="records", role="read", scope="targets", handler=topics.records,
             parameters={"topic": schemas.TopicName}, query=schemas.RecordsQuery,
-            summary="Records of a partition of the embedded log. Waits for a record if there is none.", answer=schemas.Records,
-            answers={200: "Records, or none after the wait.", 404: "There is no such topic or partition.",
-                     409: "The topics are in Kafka: use a consumer.", 410: "The record is no longer kept.",
-                     422: "A parameter is not valid."},
+            summary="Records of a partition, as a `read_committed` consumer sees them. Waits for a record if there is none. On Kafka only of"
+            " topics of Chronos and of those that `targets` permits, with Chronos's own permissions; 64 requests at a time.", answer=schemas.Records,
+            answers={200: "Records, or none after the wait.", 403: "The topic is not for the token, or `targets` does not permit it.",
+                     404: "There is no such topic or partition.", 410: "The record is no longer kept.", 422: "A parameter is not valid.",
+                     503: "The log does not answer, Chronos may not read the topic, or too many requests wait."},
         ),
         Route(
             method="GET", path="/livez", name="live", role="open", scope="service", handler=overview.live, answer=schemas.Health,
@@ -428,6 +453,7 @@ def table(context: Context | None) -> list[Route]:
         ReplicaTransfer(given),
         TopicReads(given),
         DeadLetters(given),
+        RejectedRecords(given),
         JobHandlers(given),
         RateLimitHandlers(given),
         RegistryHandlers(given),

@@ -316,6 +316,9 @@ REPEATABLE = frozenset({"header"})
 """Parameters that may be given several times."""
 
 
+KeyCondition = Annotated[str, Meta(title="key", description="UTF-8 text, or `base64:` and the bytes in base64.")]
+
+
 class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Which pending messages: all conditions must be true. Without conditions: all messages."""
 
@@ -325,6 +328,7 @@ class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=
     id_prefix: Annotated[
         IdPrefix | UnsetType, Meta(description="First characters of the id; generated ids are included.")
     ] = UNSET
+    key: Annotated[KeyCondition | UnsetType, Meta(description="The Kafka key of the delivered message.")] = UNSET
     headers: Annotated[
         Annotated[dict[str, str], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
         Meta(description="Headers that are there with exactly these values, among any others."),
@@ -449,7 +453,12 @@ class MessageInfo(Struct, kw_only=True):
     """State, times and target of a message."""
 
     id: str
-    state: Literal["pending", "delivered", "cancelled", "expired", "dead"]
+    state: Annotated[
+        Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"],
+        Meta(
+            description="`settled`, in a list only: it ended, and a later message has its id, so that it is not known how."
+        ),
+    ]
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the message's record in the delay topic.")]
     due_at: Annotated[Instant, Meta(description="The requested due time.")]
@@ -508,13 +517,19 @@ class MessageInfo(Struct, kw_only=True):
 
 
 class Page(Struct, kw_only=True):
-    """Pending messages in the order of their due times."""
+    """Messages in the order of their due times."""
 
     messages: list[MessageInfo]
     after: Annotated[
         str | None,
         Meta(description="Page key: the parameter `after` of the next page; null: this is the last page. Opaque."),
     ]
+    kept_from: Annotated[
+        Instant | UnsetType,
+        Meta(
+            description="Of settled messages: those that ended before this time are no longer in the store. Absent: all are."
+        ),
+    ] = UNSET
 
 
 class TargetCount(Struct, kw_only=True, gc=False):
@@ -1019,14 +1034,14 @@ class PartitionInfo(Struct, kw_only=True):
 
 
 class Topic(Struct, kw_only=True):
-    """A topic of the embedded log."""
+    """A topic."""
 
     topic: str
     partitions: list[PartitionInfo]
 
 
 class Topics(Struct, kw_only=True):
-    """All topics of the embedded log."""
+    """Topics."""
 
     topics: list[Topic]
 
@@ -1155,14 +1170,25 @@ PageKey = Annotated[
 ]
 
 
-class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which pending messages: all conditions must be true."""
+ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
+
+class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which messages: all conditions must be true."""
+
+    state: Annotated[
+        ListedState,
+        Meta(description="`settled`: those that have ended, for `retention.delivered`, among them with the state `settled` those whose id has"
+             " a later message: how they ended is not kept. The due window is that of `planned_at`, for a cancelled message the time of its cancel."),
+    ] = "pending"  # fmt: skip
     target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET
     due_to: Annotated[Time | UnsetType, Meta(description="Only messages due before this time.")] = UNSET
     id_prefix: Annotated[
         IdPrefix | UnsetType, Meta(description="Only messages whose id begins so, generated ids included.")
+    ] = UNSET
+    key: Annotated[
+        KeyCondition | UnsetType, Meta(description="Only messages with this Kafka key, that of the delivered message.")
     ] = UNSET
     header: Annotated[
         Annotated[list[HeaderCondition], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
@@ -1217,6 +1243,17 @@ Wait = (
         ),
     ]
 )
+
+
+class TopicsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which topic."""
+
+    topic: Annotated[
+        TopicName | UnsetType,
+        Meta(
+            description="Only this topic. Without it all topics of the embedded log; on Kafka those of Chronos itself."
+        ),
+    ] = UNSET
 
 
 class RecordsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1310,6 +1347,104 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = False
     limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")] = 100
     after: PageKey | UnsetType = UNSET
+
+
+class RejectedInfo(Struct, kw_only=True):
+    """A record that was refused."""
+
+    id: Annotated[
+        str,
+        Meta(
+            description="Its key, the id of a message; empty without one, or if the record was too large to be passed on."
+        ),
+    ]
+    reason: Annotated[str, Meta(description="The reason, one word.")]
+    detail: Annotated[str, Meta(description="An explanation for people.")]
+    topic: Annotated[str, Meta(description="Target topic that its headers name; empty if they name none, or several.")]
+    rejected_at: Annotated[Instant, Meta(description="When it was written to the rejected topic.")]
+    source: Annotated[str, Meta(description="Its position in the delay topic: topic/partition/offset.")]
+    partition: Annotated[int, Meta(ge=0, description="Its partition in the rejected topic.")]
+    offset: Annotated[int, Meta(ge=0, description="Its offset in that partition.")]
+    value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")]
+
+
+class RejectedRecord(RejectedInfo, kw_only=True, omit_defaults=True):
+    """A rejected record as a whole."""
+
+    headers: Annotated[
+        dict[str, str | Binary | list[str | Binary | None] | None] | UnsetType,
+        Meta(description="Its headers as they were sent. Absent without the role `payload`."),
+    ] = UNSET
+    value: Annotated[str | UnsetType | None, Meta(description="The payload as text, or null.")] = UNSET
+    value_base64: Annotated[str | UnsetType, Meta(description="The payload, if it is not text.")] = UNSET
+
+
+class RejectedPage(Struct, kw_only=True):
+    """Rejected records, the newest first."""
+
+    rejected: list[RejectedInfo]
+    after: Annotated[
+        str | None,
+        Meta(description="Page key: the parameter `after` of the next page; null: everything was read. Opaque. A page that is"
+             " not the last one may be short or empty."),
+    ]  # fmt: skip
+    records: Annotated[int, Meta(ge=0, description="Records of the rejected topic that were read for this page.")]
+
+
+Source = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        title="source",
+        description="A partition of the delay topic, or a position in it.",
+        examples=["chronos.delay/3", "chronos.delay/3/4711"],
+    ),
+]
+
+
+class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which rejected records, in the part that is counted."""
+
+    target: Annotated[str | UnsetType, Meta(description="Only records that name this target topic.")] = UNSET
+    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
+    source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = UNSET
+    since: Annotated[Time | UnsetType, Meta(description="Only those rejected at or after this time.")] = UNSET
+    until: Annotated[Time | UnsetType, Meta(description="Only those rejected before this time.")] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="At most this many in this request.")] = 10_000
+    after: PageKey | UnsetType = UNSET
+
+
+class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which rejected records."""
+
+    id: Annotated[
+        Id | UnsetType,
+        Meta(description="Only those with this key. Or a generated id, or a position: the record there."),
+    ] = UNSET
+    target: Annotated[str | UnsetType, Meta(description="Only records that name this target topic.")] = UNSET
+    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
+    source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = UNSET
+    since: Annotated[Time | UnsetType, Meta(description="Only those rejected at or after this time.")] = UNSET
+    until: Annotated[Time | UnsetType, Meta(description="Only those rejected before this time.")] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")] = 100
+    after: PageKey | UnsetType = UNSET
+
+
+class RejectedCount(Struct, kw_only=True, gc=False):
+    """Number of rejected records with one reason, one target, and from one partition."""
+
+    reason: str
+    topic: str
+    source: Annotated[str, Meta(description="The partition of the delay topic: topic/partition.")]
+    records: Annotated[int, Meta(ge=1)]
+
+
+class RejectedCounts(Struct, kw_only=True):
+    """The counts of one part. Repeat the request with `after` until that is null, and add them up."""
+
+    counts: list[RejectedCount]
+    after: Annotated[str | None, Meta(description="Where the next request continues; null: everything was read.")]
+    records: Annotated[int, Meta(ge=0, description="Records of the rejected topic that were read.")]
 
 
 class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -51,13 +51,15 @@ def _each(answer: object, hide: Callable[[Any], None]) -> None:
         case schemas.Records():
             for record in answer.records:
                 hide(record)
-        case schemas.MessageInfo() | schemas.DeadLetter():
+        case schemas.MessageInfo() | schemas.DeadLetter() | schemas.RejectedRecord():
             hide(answer)
 
 
-def _without_payload(holder: schemas.MessageInfo | schemas.DeadLetter | schemas.LogRecord) -> None:
+def _without_payload(
+    holder: schemas.MessageInfo | schemas.DeadLetter | schemas.RejectedRecord | schemas.LogRecord,
+) -> None:
     holder.value = holder.value_base64 = UNSET
-    if isinstance(holder, schemas.LogRecord):
+    if isinstance(holder, schemas.LogRecord | schemas.RejectedRecord):
         holder.headers = UNSET
     elif holder.target is not None:
         holder.target.headers = UNSET

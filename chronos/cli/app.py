@@ -8,7 +8,7 @@ import typer
 from chronos.cli.change_app import cancel, fire, jobs, reschedule
 from chronos.cli.dead_letters_app import dead_letters_app
 from chronos.cli.failover_app import failover_app
-from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
+from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Key, Target, filter_of
 from chronos.cli.options import (
     HERE,
     At,
@@ -26,6 +26,7 @@ from chronos.cli.options import (
 )
 from chronos.cli.output import Format
 from chronos.cli.registry_app import registry_app
+from chronos.cli.rejected_app import rejected_app
 from chronos.cli.spark_app import archive_app, audit, backfill
 
 app = typer.Typer(
@@ -225,11 +226,23 @@ def list_messages(
     due_from: DueFrom = None,
     due_to: DueTo = None,
     id_prefix: IdPrefix = None,
+    key: Key = None,
     header: HasHeader = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
     ] = 50,
-    count: Annotated[bool, typer.Option("--count", help="Instead: count them exactly, by target topic.")] = False,
+    state: Annotated[
+        Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"],
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            show_default=True,
+            help="pending, or messages that have ended: delivered, cancelled, expired, dead, or settled for all.",
+        ),
+    ] = "pending",
+    count: Annotated[
+        bool, typer.Option("--count", help="Instead: count pending ones exactly, by target topic.")
+    ] = False,
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
@@ -237,7 +250,9 @@ def list_messages(
     cert_key: CertKey = None,
     ca: Authorities = None,
 ) -> None:
-    """List pending messages in the order in which they are due, or count them by target.
+    """List messages in the order of their due times, or count pending ones by target.
+
+    Messages that have ended are kept for retention.delivered, cancelled ones at the time of their cancel; the archive has older ones.
 
     \b
     Examples:
@@ -245,9 +260,12 @@ def list_messages(
       chronos list --from -2h --until +30m
       chronos list --target orders -n 500 -o json
       chronos list --id-prefix reminder- --header tenant=17
+      chronos list --state settled --key customer-7 --from -1d
       chronos list --count
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, header)
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header)
+    if count and state != "pending":
+        raise typer.BadParameter("--count is for pending messages: leave --state out")
     if count:
         from chronos.cli import bulk
 
@@ -255,7 +273,7 @@ def list_messages(
         return
     from chronos.cli.listing import list_
 
-    list_(server, output, matching, limit)
+    list_(server, output, matching, limit, state)
 
 
 app.command()(cancel)
@@ -266,7 +284,7 @@ app.command()(jobs)
 
 @app.command()
 def tail(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of the embedded log.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic.")],
     start: Annotated[
         str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
     ] = "end",
@@ -285,9 +303,9 @@ def tail(
     cert_key: CertKey = None,
     ca: Authorities = None,
 ) -> None:
-    """Follow a topic of the embedded log. With -o json, one record per line.
+    """Follow a topic. With -o json, one record per line.
 
-    With topics in Kafka, use a Kafka consumer: the error shows a command for it.
+    The service reads it: on Kafka a topic of Chronos, or one that targets.allow permits and that Chronos has the permission to read.
 
     \b
     Examples:
@@ -422,6 +440,7 @@ def rates(
 
 
 app.add_typer(dead_letters_app, name="dead-letters")
+app.add_typer(rejected_app, name="rejected")
 app.add_typer(registry_app, name="registry")
 app.add_typer(failover_app, name="failover")
 app.add_typer(archive_app, name="archive")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
+from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Key, Target, filter_of
 from chronos.cli.options import HERE, At, Authorities, Cert, CertKey, In, Output, Server, TokenFile
 from chronos.cli.output import Format
 
@@ -29,6 +29,7 @@ def cancel(
     due_from: DueFrom = None,
     due_to: DueTo = None,
     id_prefix: IdPrefix = None,
+    key: Key = None,
     header: HasHeader = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -53,7 +54,7 @@ def cancel(
       chronos cancel --target reminders --header tenant=17 --dry-run
       chronos cancel --id-prefix order-17- --due-to +2h --yes
     """
-    _change(server, output, "cancel", id, filter_of(target, due_from, due_to, id_prefix, header), dry_run, yes)
+    _change(server, output, "cancel", id, filter_of(target, due_from, due_to, id_prefix, key, header), dry_run, yes)
 
 
 def reschedule(
@@ -64,6 +65,7 @@ def reschedule(
     due_from: DueFrom = None,
     due_to: DueTo = None,
     id_prefix: IdPrefix = None,
+    key: Key = None,
     header: HasHeader = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -83,7 +85,7 @@ def reschedule(
       chronos reschedule reminder-17 --in 2h
       chronos reschedule --target reminders --due-to now --in 10m --yes
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, header)
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header)
     _change(server, output, "reschedule", id, matching, dry_run, yes, delay=in_, at=at)
 
 
@@ -93,6 +95,7 @@ def fire(
     due_from: DueFrom = None,
     due_to: DueTo = None,
     id_prefix: IdPrefix = None,
+    key: Key = None,
     header: HasHeader = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -112,7 +115,7 @@ def fire(
       chronos fire reminder-17
       chronos fire --target reminders --due-to +1h --dry-run
     """
-    _change(server, output, "fire", id, filter_of(target, due_from, due_to, id_prefix, header), dry_run, yes)
+    _change(server, output, "fire", id, filter_of(target, due_from, due_to, id_prefix, key, header), dry_run, yes)
 
 
 def jobs(

@@ -24,6 +24,9 @@ DueTo = Annotated[
     ),
 ]  # fmt: skip
 IdPrefix = Annotated[str | None, typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so.")]
+Key = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="Only messages that are delivered with this Kafka key.")
+]
 HasHeader = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,7 +36,12 @@ HasHeader = Annotated[
 
 
 def filter_of(
-    target: str | None, due_from: str | None, due_to: str | None, id_prefix: str | None, header: list[str] | None
+    target: str | None,
+    due_from: str | None,
+    due_to: str | None,
+    id_prefix: str | None,
+    key: str | None,
+    header: list[str] | None,
 ) -> "FilterOptions":
     """The filter of these options, empty without any; typer.BadParameter for a value that cannot be sent."""
     from chronos.cli.connect import given
@@ -45,6 +53,7 @@ def filter_of(
         "due_from": moment(due_from, "--due-from"),
         "due_to": moment(due_to, "--due-to"),
         "id_prefix": None if id_prefix is None else given(id_prefix),
+        "key": None if key is None else given(key),
         "headers": dict(_condition(text) for text in header or []) or None,
     }
     matching: FilterOptions = {name: value for name, value in found.items() if value is not None}  # type: ignore[assignment]

@@ -54,7 +54,7 @@ def _begin(server: str, topic: str, start: str, partition: int | None) -> list[t
     is_noted = False
     with connect(server) as client:
         while True:
-            found = {each["topic"]: each["partitions"] for each in client.ask("/v1/topics")["topics"]}
+            found = {each["topic"]: each["partitions"] for each in client.ask("/v1/topics", topic=topic)["topics"]}
             if topic in found:
                 break
             if not is_noted:

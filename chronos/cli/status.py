@@ -1,6 +1,5 @@
 """`chronos status`: the node, its shards, and the next hour of due messages, on one screen."""
 
-import re
 import time
 from typing import Any
 
@@ -21,6 +20,7 @@ from chronos.cli.output import (
     wrapped,
 )
 from chronos.client import Client, ServiceFailed, Unreachable
+from chronos.core.values import shards_text
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -86,7 +86,7 @@ def _screen(found: dict[str, Any]) -> Any:
                 "" if free is None else f", {size(free)} free", f"  {', '.join(words)}  " if words else "  ", state,
             )
         )  # fmt: skip
-        parts += [Text(wrapped(printable(reason), "  "), "red") for reason in _together(node["reasons"])]
+        parts += [Text(wrapped(printable(reason), "  "), "red") for reason in node["reasons"]]
     for node in found["away"]:
         held = ", ".join(map(str, node["shards"]))
         parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
@@ -141,27 +141,14 @@ def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
     return table(columns, rows)
 
 
-def _together(reasons: list[str]) -> list[str]:
-    """`shard 0 is paused: X` and `shard 1 is paused: X` as one line."""
-    shards: dict[tuple[str, str], list[str]] = {}
-    for reason in reasons:
-        match = re.fullmatch(r"shard (\d+) is (.+)", reason, re.DOTALL)
-        shards.setdefault((match[2], "shard") if match else (reason, ""), []).append(match[1] if match else "")
-    lines = []
-    for (text, kind), numbers in shards.items():
-        subject = f"shard {numbers[0]} is " if len(numbers) == 1 else f"shards {', '.join(numbers)} are "
-        lines.append((subject if kind else "") + text)
-    return lines
-
-
 def _other_reasons(found: dict[str, Any]) -> list[str]:
     """Why shards are paused, each reason once, unless a node has named it among its own reasons."""
-    named = [reason for node in found["nodes"] for reason in _together(node["reasons"])]
-    paused: dict[str, list[str]] = {}
+    named = [reason for node in found["nodes"] for reason in node["reasons"]]
+    paused: dict[str, list[int]] = {}
     for shard in found["shards"]:
         if shard["paused"] and not any(shard["paused"] in reason for reason in named):
-            paused.setdefault(shard["paused"], []).append(str(shard["shard"]))
-    return [printable(f"paused: shard {', '.join(shards)}: {reason}") for reason, shards in paused.items()]
+            paused.setdefault(shard["paused"], []).append(shard["shard"])
+    return [printable(f"paused: {shards_text(shards)}: {reason}") for reason, shards in paused.items()]
 
 
 def _rules_held_back(found: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
     Job,
+    ListedState,
     MessageInfo,
     OnConflict,
     Page,
@@ -105,6 +106,19 @@ class AsyncClient:
         after: str | None = None
         while True:
             found: Page = await self.call(requests.page(after=after, **conditions))
+            for one in found.messages:
+                yield one
+            after = found.after
+            if after is None:
+                return
+
+    async def settled(
+        self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]
+    ) -> AsyncIterator[MessageInfo]:
+        """See `Client.settled`."""
+        after: str | None = None
+        while True:
+            found: Page = await self.call(requests.page(after=after, state=state, **conditions))
             for one in found.messages:
                 yield one
             after = found.after

@@ -20,6 +20,7 @@ from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
     Job,
+    ListedState,
     MessageInfo,
     OnConflict,
     Page,
@@ -134,6 +135,16 @@ class Client:
             if after is None:
                 return
 
+    def settled(self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
+        """Iterate over messages that ended within `retention.delivered`, as `pending` does."""
+        after: str | None = None
+        while True:
+            found: Page = self.call(requests.page(after=after, state=state, **conditions))
+            yield from found.messages
+            after = found.after
+            if after is None:
+                return
+
     def count_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
         """Start a job that counts all pending messages of a filter by target; without conditions, all that are pending."""
         return self._job(requests.start_job("count", conditions), wait)
@@ -183,7 +194,7 @@ class Client:
     def records(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
     ) -> dict[str, Any]:
-        """Records of a topic of the embedded log: `{"records": [...], "next_offset": n}`.
+        """Records of a topic: `{"records": [...], "next_offset": n}`.
 
         With `wait` the call returns as soon as there is a record, at the latest after this time.
         """

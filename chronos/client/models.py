@@ -16,7 +16,9 @@ Action = Literal["schedule", "replace", "reschedule", "cancel", "fire-now"]
 LatePolicy = Literal["fire-once", "fire-all", "skip"]
 """Policy for the occurrences of a series that were missed."""
 
-MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead"]
+MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"]
+"""`settled`, in a list only: the message ended, and a later one has its id, so that it is not known how."""
+ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
 
@@ -186,7 +188,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of pending messages, in the order of their due times."""
+    """One page of messages, in the order of their due times."""
 
     messages: list[MessageInfo]
     after: str | None

@@ -14,7 +14,17 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from chronos.client.errors import NotFound, Refused, Rejected, ServiceFailed
-from chronos.client.models import Job, JobAction, LatePolicy, MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.models import (
+    Job,
+    JobAction,
+    LatePolicy,
+    ListedState,
+    MessageInfo,
+    OnConflict,
+    Page,
+    Result,
+    Scheduled,
+)
 from chronos.client.times import Delay, Time, delay_ms, delay_text, time_ms
 
 COME_BACK = frozenset({429, 502, 503, 504})
@@ -68,6 +78,7 @@ class FilterOptions(TypedDict, total=False):
     due_from: Time | None
     due_to: Time | None
     id_prefix: str | bytes | None
+    key: str | bytes | None
     headers: Mapping[str, str] | None
 
 
@@ -164,14 +175,16 @@ def conditions(
     due_from: Time | None = None,
     due_to: Time | None = None,
     id_prefix: str | bytes | None = None,
+    key: str | bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a filter of pending messages in the form of the HTTP interface: all conditions must be true of a message.
+    """Return a filter of messages in the form of the HTTP interface: all conditions must be true of a message.
 
     `target`      its target topic
     `due_from`    it is due at or after this time
     `due_to`      it is due before this time
     `id_prefix`   its id begins so; generated ids are included
+    `key`         it is delivered with this Kafka key
     `headers`     it has these headers, among any others, with exactly these values
 
     Raises ValueError or TypeError for arguments that cannot be sent.
@@ -185,6 +198,8 @@ def conditions(
         found["due_to"] = time_ms(due_to)
     if id_prefix is not None:
         found["id_prefix"] = id_text(id_prefix)
+    if key is not None:
+        found["key"] = id_text(key)
     if headers:
         found["headers"] = {_checked("header", name): _checked("header", value) for name, value in headers.items()}
     return found
@@ -238,9 +253,17 @@ def fire(id: str | bytes) -> Request:
     return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S, id=id_text(id))
 
 
-def page(*, limit: int = PAGE_MESSAGES, after: str | None = None, **conditions_: Unpack[FilterOptions]) -> Request:
-    """Some of the pending messages of which the filter is true, from the place `after` on."""
+def page(
+    *,
+    limit: int = PAGE_MESSAGES,
+    after: str | None = None,
+    state: ListedState = "pending",
+    **conditions_: Unpack[FilterOptions],
+) -> Request:
+    """Some of the messages of which the filter is true, from the place `after` on."""
     query: dict[str, Any] = {"limit": limit, **conditions(**conditions_)}
+    if state != "pending":
+        query["state"] = state
     query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
     if after is not None:
         query["after"] = after

@@ -293,9 +293,9 @@ class RetentionConfig(Section):
     """How long settled messages are remembered."""
 
     delivered: Duration = key(
-        "6h",
-        "How long a delivered message can still be looked up. A longer time "
-        "needs more disk; six hours cover questions asked on the same day.",
+        "36h",
+        "How long a message that has ended can still be looked up and listed: a complaint in the morning is about the day "
+        "before. With 1,000,000 messages of 250 bytes a day this takes 0.3 GB, seven days 1.5 GB.",
         least="1ms", most="3650d",
     )  # fmt: skip
     deduplication: Duration = key(

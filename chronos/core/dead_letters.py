@@ -113,7 +113,7 @@ class Offsets:
         return list(zip(self._firsts, self._lasts, strict=True))
 
 
-def read(partition: int, record: Record, *, whole: bool) -> Letter | Marker | None:
+def read(partition: int, record: Record, whole: bool) -> Letter | Marker | None:
     """Return what a record of the dead-letter topic is; None if it is neither a letter nor a marker.
 
     `whole`: with the record itself, which may be large.

@@ -20,6 +20,8 @@ class Filter(Struct, frozen=True, kw_only=True):
     """It is due before this time (epoch ms), by its position in the store."""
     id_prefix: bytes = b""
     """First bytes of its id, be it the user's or a generated one."""
+    key: bytes | None = None
+    """The Kafka key that it is delivered with."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers that it has, among any others, with exactly these values."""
     reach: Reach = EVERYTHING
@@ -28,7 +30,12 @@ class Filter(Struct, frozen=True, kw_only=True):
     @property
     def is_selective(self) -> bool:
         """True if messages of the due window are told apart by more than their time."""
-        return self.target is not None or bool(self.id_prefix) or bool(self.headers) or self.reach.is_limited
+        return self.target is not None or bool(self.id_prefix) or self.needs_entry or self.reach.is_limited
+
+    @property
+    def needs_entry(self) -> bool:
+        """True if the head of an entry is not enough to tell."""
+        return bool(self.headers) or self.key is not None
 
     @property
     def start(self) -> Position:
@@ -52,8 +59,10 @@ class Filter(Struct, frozen=True, kw_only=True):
             return False
         if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
             return False
-        if self.headers:
-            assert isinstance(entry, Entry), "a filter of headers needs the whole entry"
+        if self.needs_entry:
+            assert isinstance(entry, Entry), "a filter of key or headers needs the whole entry"
+            if self.key is not None and entry.key != self.key:
+                return False
             headers = entry.headers
             pairs = headers.items() if isinstance(headers, dict) else headers
             return all(pair in pairs for pair in self.headers)

@@ -63,7 +63,7 @@ def _scan(
     position_of: Callable[[bytes], tuple[int, ...]],
 ) -> Iterator[tuple[int, list[Match]]]:
     # Decoding the first fields takes a fifth of the time of a whole entry.
-    unpack = unpack_entry if matching.headers else unpack_head
+    unpack = unpack_entry if matching.needs_entry else unpack_head
     while start < stop and (rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
         found = []
         for key, data in rows:

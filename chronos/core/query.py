@@ -4,15 +4,19 @@ Queries read through `StoreView`, so any replica can answer. Every call does a b
 position from which the caller can continue.
 """
 
+from collections.abc import Collection
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.codec import (
     ABSENT,
+    CANCELLED,
     DELIVERED,
     PENDING,
     STATE_NAMES,
     Failure,
+    IdState,
     State,
     unpack_entry,
     unpack_id_state,
@@ -54,8 +58,14 @@ INTERVALS_MAX = 1_500
 TIMELINE_MAX_MS = 1_100 * 86_400_000
 """Longest period of a timeline, in ms: three years. Only minutes with messages cost anything."""
 
+SETTLED = "settled"
+"""The state of a message that ended, where it is not known how."""
+
 COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
+
+ENTRIES_SCAN = 250
+"""Entries read in one scan, for the same reason: a shard waits for the GIL several times in a step."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -63,7 +73,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
     id: bytes
     state: str
-    """pending, delivered, cancelled, expired or dead."""
+    """pending, delivered, cancelled, expired or dead; of `settled` also SETTLED."""
     place_ms: int
     """Due time in the store (epoch ms): never before the requested one; later after a retry or a late arrival."""
     offset: int
@@ -172,10 +182,7 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        scan_max = PAGE_SCAN_MAX if matching.is_selective else limit
-        found = view.scan(entry_key(*start), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
-        # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
-        is_end = not found or not view.scan(_key_after(entry_position(found[-1][0])), entry_key(*stop), 1, 1)
+        found, is_end = _entries(view, start, stop, PAGE_SCAN_MAX if matching.is_selective else limit)
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
         for key, data in found:
@@ -200,6 +207,23 @@ def page(
         del merged[limit:]
         through = merged[-1].position
     return merged, through
+
+
+def _entries(
+    view: StoreView, start: Position, stop: Position, entries_max: int
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether these are all."""
+    found: list[tuple[bytes, bytes]] = []
+    key, end, left = entry_key(*start), entry_key(*stop), PAGE_SCAN_BYTES
+    while len(found) < entries_max and left > 0:
+        portion = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(found)), left)
+        if not portion:
+            return found, True
+        found += portion
+        key = _key_after(entry_position(portion[-1][0]))
+        left -= sum(len(data) for _, data in portion)
+    # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves the end.
+    return found, not view.scan(key, end, 1, 1)
 
 
 def _parked(
@@ -242,6 +266,58 @@ def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | No
 
 def _row(entry: Entry, shard: int, place_ms: int, offset: int) -> MessageRow:
     return MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry)
+
+
+def settled(
+    view: StoreView,
+    state: State,
+    shard: int,
+    *,
+    begin: Position | None,
+    matching: Filter,
+    states: Collection[str],
+    limit: int,
+) -> tuple[list[Found], Position | None]:
+    """Return at most `limit` messages that were settled with one of `states`, as `page` returns pending ones.
+
+    They are the entries at or before the cursor, which are kept for `retention.delivered`. One without an id state was delivered. The
+    state of one whose id has a later message is `settled`: how it ended is not kept.
+    """
+    assert limit > 0
+    start = matching.start if begin is None else max(matching.start, after(begin))
+    stop = min(matching.stop, after(state.cursor))
+    if start >= stop:
+        return [], None
+    read, is_end = _entries(view, start, stop, PAGE_SCAN_MAX)
+    rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
+    rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
+    ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
+    known = view.get([id_key(message_id) for message_id in ids])
+    found: list[Found] = []
+    for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
+        id_state = None if data is None else unpack_id_state(data)
+        name = STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
+        if id_state is not None and not _is_of(id_state, place_ms, offset):
+            id_state, name = None, SETTLED
+        ended = Found(
+            id=message_id,
+            state=name,
+            place_ms=place_ms,
+            offset=offset,
+            settled_ms=None if id_state is None else id_state.settled_ms,
+            entry=entry,
+            failure=None if id_state is None else id_state.failure,
+        )
+        if ended.state in states:
+            found.append(ended)
+            if len(found) == limit:
+                return found, (place_ms, offset)
+    return found, None if is_end else entry_position(read[-1][0])
+
+
+def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
+    """Return whether an id state is that of the settled entry at a position; that of a cancelled message has the position it left."""
+    return id_state.offset == offset and (id_state.state == CANCELLED or id_state.due_ms == place_ms)
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:

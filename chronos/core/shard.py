@@ -42,6 +42,7 @@ from chronos.core.keys import (
     entry_position,
     expiry_key,
     generated_id,
+    lane_key,
 )
 from chronos.core.lanes import Lanes
 from chronos.core.message import PROBE_ID, Action, Command, Entry, Record
@@ -110,8 +111,10 @@ def _commands(records: Sequence[Record], rules: Rules) -> list[Command]:
 class Shard:
     """The state of one shard in memory: its `State`, the wheel, lanes and cached counts, all of it read from the store."""
 
-    def __init__(self, *, rules: Rules, state: State, view: StoreView) -> None:
+    def __init__(self, *, rules: Rules, state: State, view: StoreView, keeps_cancelled: bool = False) -> None:
+        """`keeps_cancelled`: cancelled messages stay in the store like all that are settled, for lists. No decision reads them."""
         self.rules = rules
+        self._keeps_cancelled = keeps_cancelled
         self.state = state
         self.wheel = Wheel(state.cursor)
         self.lanes = Lanes(view, rules.shard, parked=state.parked)
@@ -305,6 +308,8 @@ class Shard:
             for message_id, id_state in id_states.items()
             if id_state.state == PENDING
         ]
+        if staged.cancels and self._keeps_cancelled:
+            puts += self._cancelled(staged, cursor)
         lanes: dict[Lane, LaneState | None] = {}
         parked_delta = 0
         if left or parked or staged.unparked:
@@ -338,6 +343,22 @@ class Shard:
             held=held,
             held_bytes=held_bytes,
         )
+
+    def _cancelled(self, staged: Staged, cursor: Position) -> list[KeyValue]:
+        """Return the settled entries of the messages that were cancelled: directly behind the cursor, as of those that left a lane."""
+        place_ms = _settled_ms(cursor)
+        if place_ms < 0:
+            return []
+        keys = {}
+        for offset, data in staged.cancels.items():
+            if data is None and offset in staged.removed:
+                keys[offset] = entry_key(staged.removed[offset], offset)
+            elif data is None:
+                due_ms, lane = staged.unparked[offset]
+                keys[offset] = lane_key(lane, due_ms, offset)
+        stored = dict(zip(keys, self._view.get(list(keys.values())), strict=True))
+        entries = {offset: stored.get(offset) if data is None else data for offset, data in staged.cancels.items()}
+        return [(entry_key(place_ms, offset), data) for offset, data in entries.items() if data is not None]
 
     def apply(
         self,

@@ -231,6 +231,7 @@ class _Staging:
         if self.replayed is None and self._precedes(record, command, id_state):
             return Rejection(Reason.TOO_LATE, "the message was scheduled after this record was written")
         if command.verb is Verb.CANCEL:
+            self.staged.cancels[id_state.offset] = self.staged.placed.get(id_state.offset, (0, None))[1]
             self._remove(id_state)
             ended = IdState(
                 CANCELLED, id_state.due_ms, id_state.offset, 0, None, id_state.first_ms, None, id_state.order

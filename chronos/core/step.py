@@ -101,6 +101,8 @@ class Staged(Struct, kw_only=True):
     """Source offset -> due time (epoch ms) of stored entries that leave their position."""
     unparked: dict[int, tuple[int, Lane]] = msgspec.field(default_factory=dict)
     """Source offset -> due time (epoch ms) and lane of parked messages that leave their lane by an action."""
+    cancels: dict[int, bytes | None] = msgspec.field(default_factory=dict)
+    """Source offset -> packed entry of messages that were cancelled; None for one that is in the store, at the position it leaves."""
     id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
     """Id -> its new state; a settled one gets its time from the progress record."""
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)

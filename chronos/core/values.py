@@ -1,6 +1,6 @@
 """Values of control headers as texts, for the parsers and their messages to users, and any text as a terminal may show it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from chronos.core.message import Reason, Rejection
 from chronos.core.timefmt import BeyondAll, parse_time_ms
@@ -34,6 +34,18 @@ def bad_value(name: str, error: ValueError) -> Rejection:
 def shown(raw: bytes | None) -> str:
     """Return the value as a text for users, shortened."""
     return "null" if raw is None else repr(raw[:80].decode("utf-8", "backslashreplace"))
+
+
+def shards_text(numbers: Iterable[int]) -> str:
+    """Return `shard 3`, or `shards 0 to 3, 7`, for people."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    names = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return f"{'shard' if sum(map(len, runs)) == 1 else 'shards'} {names}"
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the log's reachability."""
+"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the probes of masters."""
 
 import threading
 import time
@@ -22,7 +22,6 @@ from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.observer import HealthObserver, Look
-from chronos.workers.reachability import LogReachability
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
@@ -45,6 +44,9 @@ that is cut off from the log is replaced no later than one that is cut off from 
 UNREACHABLE_TIMEOUTS = 2
 """The same with the coordinator on Kafka or on voters, in its timeouts: with Kafka a node that is cut off from all brokers is gone before
 that. A ping is slower than a heartbeat, because it goes to any broker."""
+
+UNREACHABLE_STANDALONE_MS = 6_000
+"""The same time of a standalone node, which no other node replaces: the outage is only named."""
 
 VOTE_FILE = "vote.raft"
 """Name of the file of a voter in the data directory."""
@@ -147,6 +149,8 @@ def unreachable_ms(config: Config) -> int:
         return UNREACHABLE_TIMEOUTS * config.coordinator.raft.timeout
     if config.coordinator.kind == "kafka":
         return UNREACHABLE_TIMEOUTS * config.coordinator.kafka.timeout
+    if config.coordinator.kind == "standalone":
+        return UNREACHABLE_STANDALONE_MS
     return int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE)
 
 
@@ -209,7 +213,6 @@ class ClusterNode:
         self._coordinator = coordinator
         self._clock = clock
         self._leaving = threading.Event()
-        self.reachability = LogReachability(log, unreachable_ms=unreachable_ms(config), clock=clock)
         self._observer = None
         self._probes: Appender | None = None
         if observes(config):
@@ -224,16 +227,14 @@ class ClusterNode:
                 snapshot=self.membership.snapshot,
                 look=look,
             )
-        # Separate threads, because a ping of the log and a probe may take long and must not delay the membership.
+        # Separate threads, because a probe may take long and must not delay the membership.
         self._membership_thread = _thread("membership", self._run_membership, failed)
-        self._reachability_thread = _thread("reachability", self._run_reachability, failed)
         self._health_thread = _thread("health", self._run_health, failed)
 
     def join(self) -> None:
         """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""
         self.membership.join()
         self._membership_thread.start()
-        self._reachability_thread.start()
         if self._observer is not None:
             self._health_thread.start()
 
@@ -259,7 +260,6 @@ class ClusterNode:
         deadline_s = time.monotonic() + timeout_s
         join_until(self._membership_thread, deadline_s)
         self._coordinator.leave()
-        join_until(self._reachability_thread, deadline_s)
         join_until(self._health_thread, deadline_s)
         if self._probes is not None:
             self._probes.close()
@@ -271,11 +271,6 @@ class ClusterNode:
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))
-
-    def _run_reachability(self) -> None:
-        while not self._leaving.is_set():
-            wake_ms = self.reachability.step(self._clock.now_ms())
-            self._leaving.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
 
     def _run_health(self) -> None:
         observer = self._observer

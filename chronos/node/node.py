@@ -27,7 +27,7 @@ from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
-from chronos.node.cluster import ClusterNode, open_coordinator
+from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, join_until, run_guarded
 from chronos.node.opening import (
@@ -51,9 +51,10 @@ from chronos.workers.elsewhere import Elsewhere
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.open_transactions import OpenTransactions
+from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.targets import due_targets, warn_of_single_replicas
+from chronos.workers.targets import due_targets
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 log = structlog.get_logger("chronos.node")
@@ -105,16 +106,22 @@ class Node:
         """By shard, the position of its store at its last flush, from which it replays after a crash."""
         self._cluster: ClusterNode | None = None
         """None for a standalone node."""
-        self._warned: set[int] = set()
+        self._looked_at: set[int] = set()
         """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
         self._reads = False
         """Its shards were started."""
         self._stores: list[RocksStore] = []
         self._watch: ShardWatch | None = None
+        self._reachability: LogReachability | None = None
+        """None on the embedded log."""
         self._stopping = threading.Event()
         self._maintenance = threading.Thread(
             target=run_guarded, args=("maintenance", self._maintain, self._fail), name="maintenance", daemon=True
+        )
+        # A thread of its own, because a ping of the log may take long.
+        self._pings = threading.Thread(
+            target=run_guarded, args=("reachability", self._ping, self._fail), name="reachability", daemon=True
         )
 
     @property
@@ -147,6 +154,13 @@ class Node:
             self.directory.claim()
             # 2.
             self.log = open_log(config, self.directory, self.clock)
+            if config.log.kind == "kafka":
+                self._reachability = LogReachability(
+                    self.log,
+                    unreachable_ms=unreachable_ms(config),
+                    clock=self.clock,
+                    brokers=str(config.log.kafka.bootstrap_servers),
+                )
             topics = own_topics(config)
             infos = self.log.prepare([*topics, *audit_topics(config)], create=config.topics.create)
             check_progress_fits(config, infos[config.topics.progress])
@@ -165,6 +179,8 @@ class Node:
             for number in range(config.shards):
                 self.shards.append(self._open_shard(number, infos))
             # 5.
+            if self._reachability is not None:
+                self._pings.start()
             if self._cluster is not None:
                 self._cluster.join()
             # 6.
@@ -228,6 +244,7 @@ class Node:
             progress_topic=topics.progress,
             clock=self.clock,
             failed=self._fail,
+            outage=lambda: self.outage,
         )
 
     def _make_bootstrap(self) -> StoreBootstrap:
@@ -315,7 +332,7 @@ class Node:
             started_ms=self.started_ms,
             leaving=self._leaving,
             eligible=config.failover.candidate,
-            log=OK if self._cluster is None else self._cluster.reachability.verdict,
+            log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
             rules=RULES,
             replicas={
@@ -332,8 +349,8 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """True if every replica is in place, none is paused, and no topic is missing."""
-        return self.failure is None and self.degraded is None and bool(self.shards) and all(
+        """True if every replica is in place, none is paused, a broker answers, and no topic is missing."""
+        return self.failure is None and self.degraded is None and self.outage is None and bool(self.shards) and all(
             shard.role in IN_PLACE and shard.paused is None for shard in self.shards
         )  # fmt: skip
 
@@ -341,6 +358,11 @@ class Node:
     def degraded(self) -> str | None:
         """What is wrong with the topics, for people, although the shards work; None if nothing is."""
         return self._topic_watch.problem
+
+    @property
+    def outage(self) -> str | None:
+        """Since when no broker answers this node, for people; None if one does."""
+        return None if self._reachability is None else self._reachability.outage
 
     @property
     def delay_leaders(self) -> tuple[int, ...]:
@@ -386,7 +408,7 @@ class Node:
                     check_ms = self._topic_watch.step(now_ms)
                 led = {shard.number for shard in self.shards if shard.role == ReplicaState.MASTER}
                 self.open_transactions.step(now_ms, led)
-                self._warn_of_targets(led)
+                self._look_at_targets(led)
                 if led and self._forwards:
                     self._elsewhere.step(
                         now_ms, {shard.number for shard in self.shards if shard.role == ReplicaState.NONE}
@@ -402,13 +424,20 @@ class Node:
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
 
-    def _warn_of_targets(self, led: set[int]) -> None:
-        """Warn of targets with one replica as soon as this node leads a shard with messages for them."""
-        new = led - self._warned
-        self._warned = set(led)
+    def _ping(self) -> None:
+        """The reachability thread."""
+        assert self._reachability is not None
+        while not self._stopping.is_set():
+            wake_ms = self._reachability.step(self.clock.now_ms())
+            self._stopping.wait(min((wake_ms - self.clock.now_ms()) / 1_000, MAINTENANCE_S))
+
+    def _look_at_targets(self, led: set[int]) -> None:
+        """Describe the targets as soon as this node leads a shard with messages for them: the log warns of those with one replica."""
+        new = led - self._looked_at
+        self._looked_at = set(led)
         topics = {topic for shard in self.shards if shard.number in new for topic in due_targets(shard.store)}
         if topics:
-            warn_of_single_replicas(self.log, topics)
+            self.log.describe(sorted(topics))
 
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""
@@ -447,7 +476,7 @@ class Node:
         self._stopping.set()
         for shard in self.shards:
             shard.stop()
-        threads = [self._maintenance, *self.shards]
+        threads = [self._maintenance, self._pings, *self.shards]
         if self._watch is not None:
             self._watch.stop()
             threads.append(self._watch.thread)

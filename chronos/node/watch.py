@@ -1,16 +1,22 @@
-"""The shard watch: a thread that judges every second whether a shard stands still, and says so.
+"""The shard watch: a thread that judges every second whether a shard is paused or stands still, and says so.
+
+One trouble is one line, however many shards have it.
+
 
 The judgement needs no request, because a request would wait for the very brokers that may have caused the stall. The
 maintenance thread asks for the ends of the partitions, with `look`.
 """
 
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
+from msgspec import Struct, field
 
+from chronos.core.values import shards_text
 from chronos.errors import ChronosError, Retry
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.ports import Clock, TopicLog
@@ -20,7 +26,66 @@ from chronos.workers.stall import JUDGE_EVERY_MS, REPLAYING, StallJudge, facts_o
 log = structlog.get_logger("chronos.shard")
 
 LOG_EVERY_MS = 60_000
-"""Time between two log lines about the same stall."""
+"""Time between two log lines about the same trouble."""
+
+OVER_MS = 5_000
+"""A trouble that has been absent for this long is over: one that comes and goes with each attempt is one trouble."""
+
+DIGITS = re.compile(r"\d+")
+
+
+class _Trouble(Struct):
+    """What shards report with the same text, but for its numbers."""
+
+    since_ms: int
+    seen_ms: int
+    logged_ms: int | None = None
+    shards: set[int] = field(default_factory=set)
+    """Those that had it since its last line."""
+    told: set[int] = field(default_factory=set)
+    """Those that a line has named."""
+    is_stall: bool = False
+
+
+class TroubleLog:
+    """Logs a trouble when it begins, when it has reached more shards, once in LOG_EVERY_MS while it lasts, and when it is over."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, _Trouble] = {}
+
+    def step(self, now_ms: int, reasons: Mapping[int, str], stalled: Mapping[int, int]) -> None:
+        """`now_ms`: monotonic time. `reasons`: why shards are paused. `stalled`: for how long those of them stand still (ms)."""
+        texts: dict[str, str] = {}
+        for shard, text in reasons.items():
+            kind = DIGITS.sub("", text)
+            texts[kind] = text
+            trouble = self._troubles.setdefault(kind, _Trouble(since_ms=now_ms, seen_ms=now_ms))
+            trouble.seen_ms = now_ms
+            trouble.shards.add(shard)
+        for kind, trouble in list(self._troubles.items()):
+            if kind in texts:
+                self._tell(now_ms, trouble, texts[kind], stalled)
+            elif now_ms - trouble.seen_ms >= OVER_MS:
+                del self._troubles[kind]
+                if still := trouble.told - reasons.keys():
+                    seconds = (trouble.seen_ms - trouble.since_ms) // 1_000
+                    log.info("resumed", shards=shards_text(still), seconds=seconds)
+
+    @staticmethod
+    def _tell(now_ms: int, trouble: _Trouble, text: str, stalled: Mapping[int, int]) -> None:
+        is_stall = not trouble.shards.isdisjoint(stalled)
+        every_ms = LOG_EVERY_MS if trouble.shards <= trouble.told else OVER_MS
+        is_upgraded = is_stall and not trouble.is_stall
+        if trouble.logged_ms is not None and now_ms - trouble.logged_ms < every_ms and not is_upgraded:
+            return
+        seconds = (
+            max([now_ms - trouble.since_ms, *(stalled[shard] for shard in trouble.shards & stalled.keys())]) // 1_000
+        )
+        write = log.error if is_stall else log.warning
+        write("stalled" if is_stall else "paused", shards=shards_text(trouble.shards), seconds=seconds, why=text)
+        trouble.logged_ms, trouble.is_stall = now_ms, is_stall
+        trouble.told |= trouble.shards
+        trouble.shards = set()
 
 
 class ShardWatch:
@@ -35,8 +100,10 @@ class ShardWatch:
         progress_topic: str,
         clock: Clock,
         failed: Callable[[ChronosError], None],
+        outage: Callable[[], str | None],
     ) -> None:
-        """`failed`: called with the error that ended the thread."""
+        """`failed`: called with the error that ended the thread. `outage`: why no broker is reached; what shards report meanwhile
+        has that cause, and is not logged."""
         self._shards = shards
         self._to_look_at = deque(shards)
         self._log = log_port
@@ -44,7 +111,10 @@ class ShardWatch:
         self._progress_topic = progress_topic
         self._clock = clock
         self._judges = {shard.number: StallJudge() for shard in shards}
-        self._logged_ms: dict[int, int] = {}
+        self._outage = outage
+        self._quiet_until_ms = 0
+        """Monotonic time before which troubles are not logged: they are those of the outage, or what is left of it."""
+        self._troubles = TroubleLog()
         self._delay_ends: dict[int, int] = {}
         self._progress_ends: dict[int, int] = {}
         self._stopping = threading.Event()
@@ -77,8 +147,15 @@ class ShardWatch:
 
     def _run(self) -> None:
         while not self._stopping.wait(JUDGE_EVERY_MS / 1_000):
+            monotonic_ms = time.monotonic_ns() // 1_000_000
             for shard in self._shards:
-                self._judge(shard, time.monotonic_ns() // 1_000_000)
+                self._judge(shard, monotonic_ms)
+            if self._outage() is not None:
+                self._quiet_until_ms = monotonic_ms + OVER_MS
+            elif monotonic_ms >= self._quiet_until_ms:
+                reasons = {shard.number: why for shard in self._shards if (why := shard.paused) is not None}
+                stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
+                self._troubles.step(monotonic_ms, reasons, stalled)
 
     def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
         number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
@@ -90,16 +167,10 @@ class ShardWatch:
         )
         stalled = judge.step(monotonic_ms, facts)
         if not stalled:
-            if shard.stalled_ms:
-                shard.stalled_ms, shard.stall = 0, None
-                log.info("moves again", shard=number)
+            shard.stalled_ms, shard.stall = 0, None
             return
         if not shard.stalled_ms:
             shard.stalls += 1
-            self._logged_ms[number] = monotonic_ms - LOG_EVERY_MS
         shard.stalled_ms = judge.stalled_ms
         replica = shard.replica
         shard.stall = judge.reason(now_ms=now_ms, step_began_ms=shard.step_began_ms, trouble=replica.trouble)
-        if monotonic_ms - self._logged_ms[number] >= LOG_EVERY_MS:
-            self._logged_ms[number] = monotonic_ms
-            log.error("stalled", shard=number, seconds=judge.stalled_ms // 1_000, why=shard.paused)

@@ -125,9 +125,11 @@ class Partitions:
 
     def _enter(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> None:
         became_slow = self._selector.report(topic, partition, broker, latency_ms, now_ms)
-        if became_slow and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
+        brokers = self._selector.brokers()
+        # The only broker is not avoided.
+        if became_slow and len(brokers) > 1 and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
             self._logged_ms[broker] = now_ms
-            seconds = (self._selector.brokers()[broker].available_ms - now_ms) // 1_000
+            seconds = (brokers[broker].available_ms - now_ms) // 1_000
             log.warning(
                 "broker avoided", broker=broker, partition=f"{topic}/{partition}", took_ms=latency_ms, seconds=seconds
             )

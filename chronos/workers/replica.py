@@ -41,7 +41,7 @@ from chronos.workers.horizon import Horizon
 from chronos.workers.letters import LetterTopics
 from chronos.workers.limits import Limits
 from chronos.workers.master import Master
-from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
+from chronos.workers.pauses import PAUSE_MS, Backoff
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -111,7 +111,7 @@ class Replica(ReplicaView):
         self.known = False
         """The state is that of the store; False: it must not be reported."""
         self._role = ReplicaState.STARTING
-        self._pause_reason = PauseReason(rules.shard)
+        self._paused: str | None = None
         self._log = log_port
         self._clock = clock
         self._rules = rules
@@ -160,7 +160,7 @@ class Replica(ReplicaView):
         try:
             return self._turn_or_restore(now_ms)
         except Retry as error:
-            self._pause_reason.set(error)
+            self._paused = str(error)
             self._restart()
             return now_ms + self._backoff.take()
 
@@ -205,7 +205,7 @@ class Replica(ReplicaView):
     def fail(self, why: str) -> None:
         """Mark the replica as failed after a step that raised; open clients are left to the end of the process."""
         self._become(ReplicaState.FAILED)
-        self._pause_reason.text = why
+        self._paused = why
 
     def _become(self, role: ReplicaState) -> None:
         if role != self._role:
@@ -235,7 +235,7 @@ class Replica(ReplicaView):
         """Open the follower at the store's positions; the logs must hold everything from there on."""
         if self._assigned().kind == "none":
             self._become(ReplicaState.NONE)
-            self._pause_reason.text = None
+            self._paused = None
             return self._sleep_until(now_ms + POLL_MS)
         if self.store.background_error() is not None:
             self.store.reopen()
@@ -291,7 +291,7 @@ class Replica(ReplicaView):
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replay.records)
-        self._pause_reason.clear()
+        self._paused = None
         self._delete(now_ms)
         return now_ms + POLL_MS
 
@@ -308,9 +308,7 @@ class Replica(ReplicaView):
         watermarks = self._log.watermarks(self._progress_topic, self.number)
         if follower.position < watermarks.high:
             if watermarks.stable < watermarks.high and follower.position >= watermarks.stable:
-                self._pause_reason.set(LogUnavailable(
-                    f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
-                ))  # fmt: skip
+                self._paused = f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
             return now_ms + POLL_MS
         if not self._may_lead(leadership, now_ms):
             # Another node took over with a later role between 1 and 2, and this fence hit that node: step back.
@@ -369,12 +367,12 @@ class Replica(ReplicaView):
             raise
         except Retry as error:
             self._count_abort(error)
-            self._pause_reason.set(error)
+            self._paused = str(error)
             return self._sleep_until(now_ms + PAUSE_MS)
         epoch, pending = self.state.log_epoch, self.state.pending
         self._led_epoch = epoch
         self._become(ReplicaState.MASTER)
-        self._pause_reason.clear()
+        self._paused = None
         begun_ms, fenced_ms, resolved_ms = self._take_over_ms
         log.info(
             "master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replay.records, fence_ms=fenced_ms - begun_ms,
@@ -401,7 +399,7 @@ class Replica(ReplicaView):
             if isinstance(error, LogUnavailable) and self._pusher is not None:
                 self._pusher.targets.forget_all()
             self._count_abort(error)
-            self._pause_reason.set(error)
+            self._paused = str(error)
             return self._sleep_until(now_ms + PAUSE_MS)
         if master.last is not None:
             self.last = master.last
@@ -410,10 +408,7 @@ class Replica(ReplicaView):
             self.trouble = None
             self._aborts_in_a_row = 0
             self._backoff.reset()
-        if (degraded := master.degraded()) is None:
-            self._pause_reason.clear()
-        else:
-            self._pause_reason.set(degraded)
+        self._paused = master.degraded()
         delete_ms = self._delete(now_ms)
         return min(wake_ms, delete_ms)
 
@@ -428,7 +423,7 @@ class Replica(ReplicaView):
         log.warning("transaction aborted", shard=self.number, why=str(error))
         self._aborts_in_a_row += 1
         if self._aborts_in_a_row > HALVINGS_MAX:
-            self._pause_reason.set(error)
+            self._paused = str(error)
         if error.poison_likely and self._aborts_in_a_row <= HALVINGS_MAX:
             return now_ms
         return self._sleep_until(now_ms + self._backoff.take())
@@ -440,7 +435,7 @@ class Replica(ReplicaView):
         (data,) = self.store.get([STATE_KEY])
         self.known = True
         state = FRESH if data is None else unpack_state(data)
-        shard = Shard(rules=self._rules, state=state, view=self.store)
+        shard = Shard(rules=self._rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
         if self._delivered_ms is not None:
             self._deleter = Deleter(
@@ -500,7 +495,7 @@ class Replica(ReplicaView):
         if wait_ms == 0:
             return True
         self._become(ReplicaState.WAITING)
-        self._pause_reason.set(claim.waiting(self.state, wait_ms))
+        self._paused = str(claim.waiting(self.state, wait_ms))
         return False
 
     def _check_guard(self) -> None:

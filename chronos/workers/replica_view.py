@@ -9,7 +9,6 @@ from chronos.core.codec import State
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
-from chronos.workers.pauses import PauseReason
 from chronos.workers.push import Pusher
 from chronos.workers.replica_state import ReplicaState
 
@@ -21,7 +20,7 @@ class ReplicaView:
     _role: ReplicaState
     _follower: Follower | None
     _master: Master | None
-    _pause_reason: PauseReason
+    _paused: str | None
     _pusher: Pusher | None
 
     @property
@@ -32,7 +31,7 @@ class ReplicaView:
     @property
     def paused(self) -> str | None:
         """Why the replica is paused, for people; None if it is not."""
-        return self._pause_reason.text
+        return self._paused
 
     @property
     def state(self) -> State:

@@ -17,7 +17,7 @@ from chronos.core.progress import unpack_progress
 from chronos.core.query import page
 from chronos.core.step import StoreView
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, Retry
-from chronos.ports import Log, TopicInfo, TopicLog, TopicSpec
+from chronos.ports import Log, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
@@ -95,13 +95,6 @@ def due_targets(store: StoreView) -> set[str]:
     return {row.entry.target for row in rows}
 
 
-def warn_of_single_replicas(log_port: TopicLog, topics: Iterable[str]) -> None:
-    """Log those of the topics that have one replica, before a broker fails. Raises LogUnavailable."""
-    for topic, info in log_port.describe(sorted(topics)).items():
-        if info is not None and info.replicas == 1:
-            log.warning("target topic has one replica", topic=topic)
-
-
 class Targets:
     """Target topics of one shard, described again when the last description is too old."""
 
@@ -175,8 +168,6 @@ class Targets:
         since_ms = before.missing_since_ms if before is not None else None
         if info is None and since_ms is None:
             log.warning("target topic missing", topic=topic, again_in_ms=SECOND_LOOK_MS)
-        if info is not None and info.replicas == 1 and (before is None or before.info is None):
-            log.warning("target topic has one replica", topic=topic)
         self._targets[topic] = Target(
             info=info,
             described_ms=now_ms,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -14,8 +15,13 @@ from tests.harness.service import Service
 from tests.integration.foreign import Tail
 
 TOPIC = "load"
-EVERY_S = 0.01
+EVERY_S, TOGETHER = 0.01, 5
+"""A request every EVERY_S with TOGETHER messages: 500 messages a second."""
+
 AHEAD_MS = 300
+ALIVE_EVERY_S = 0.1
+"""How often `/livez` is asked, over a connection of its own."""
+
 LATE_S = 60.0
 """How long the last deliveries may take before they count as lost."""
 
@@ -33,6 +39,8 @@ class Figures(NamedTuple):
     """Lateness of the deliveries: median, 99th percentile, worst."""
     answer_ms: tuple[int, int, int]
     """Time until a request of the load was answered: median, 99th percentile, worst."""
+    alive_ms: tuple[int, int, int]
+    """Time until `/livez` answered 200, or the timeout: median, 99th percentile, worst."""
     resident_bytes: int
     """Most resident memory."""
     log_bytes: int
@@ -48,10 +56,11 @@ class Load:
         self._topic = topic
         self._bootstrap = bootstrap
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch, self._ask)]
         self._accepted: list[str] = []
         self._refused = 0
         self._answers_ms: list[int] = []
+        self._alive_ms: list[int] = []
         self._resident_bytes = 0
         self._log_bytes = service.log_path.stat().st_size
 
@@ -74,16 +83,15 @@ class Load:
             headers["Authorization"] = f"Bearer {self._service.token}"
         at = 0
         while not self._stopping.is_set():
-            at += 1
             began_s = time.monotonic()
-            message = {
-                "target": {"topic": self._topic},
-                "value": "x" * 100,
-                "deliver_at": time.time_ns() // 1_000_000 + AHEAD_MS,
-                "id": f"{self._topic}-{at}",
-            }
+            due_ms = time.time_ns() // 1_000_000 + AHEAD_MS
+            messages = [
+                {"target": {"topic": self._topic}, "value": "x" * 100, "deliver_at": due_ms, "id": f"{self._topic}-{number}"}
+                for number in range(at, at + TOGETHER)
+            ]  # fmt: skip
+            at += TOGETHER
             try:
-                connection.request("POST", "/v1/messages", json.dumps(message), headers=headers)
+                connection.request("POST", "/v1/messages", json.dumps(messages), headers=headers)
                 answer = connection.getresponse()
                 answer.read()
                 status = answer.status
@@ -91,13 +99,23 @@ class Load:
                 connection.close()
                 status = 0
             if status == 202:
-                self._accepted.append(str(message["id"]))
+                self._accepted.extend(str(message["id"]) for message in messages)
             else:
                 self._refused += 1
             took_s = time.monotonic() - began_s
             self._answers_ms.append(int(took_s * 1_000))
             self._stopping.wait(max(0.0, EVERY_S - took_s))
         connection.close()
+
+    def _ask(self) -> None:
+        while not self._stopping.wait(ALIVE_EVERY_S):
+            began_s = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=10)
+            with suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/livez")
+                connection.getresponse().read()
+            connection.close()
+            self._alive_ms.append(int((time.monotonic() - began_s) * 1_000))
 
     def _watch(self) -> None:
         while not self._stopping.wait(0.2):
@@ -118,6 +136,7 @@ class Load:
             wrong=sum(delivered[name] != 1 for name in self._accepted),
             late_ms=spread(late),
             answer_ms=spread(self._answers_ms),
+            alive_ms=spread(self._alive_ms),
             resident_bytes=self._resident_bytes,
             log_bytes=log_bytes,
         )

@@ -1,4 +1,4 @@
-"""The hostile tenant: a token with limits that looks for the messages of another one, and measures how long answers take."""
+"""Hostile tenants: one with limits that looks for the messages of another one and measures how long answers take, and one that asks without end."""
 
 import asyncio
 import json
@@ -14,15 +14,16 @@ import aiohttp
 from chronos.admin.routes import table
 from chronos.admin.tokens import digest
 from chronos.core.keys import partition_of
-from tests.fuzz.hostile import Goal, Statuses
+from tests.fuzz.hostile import Goal, Statuses, at_most
 from tests.harness.described import Names, Request, requests
 from tests.node.test_access import EXAMPLES
 
-EVERYTHING, TENANT = "everything", "tenant"
+EVERYTHING, TENANT, GREEDY = "everything", "tenant", "greedy"
 """Names of the tokens, which are also the tokens."""
 
 ENTRIES: dict[str, dict[str, Any]] = {
     EVERYTHING: {"roles": ["read", "payload", "write", "operate"]},
+    GREEDY: {"roles": ["read", "payload"]},
     TENANT: {
         "roles": ["read", "payload", "write", "operate"], "targets": ["mine", "mine.*", "chronos.*"], "ids": ["mine-*"],
     },
@@ -39,6 +40,9 @@ PAIRS_LEAST = 200
 
 APART = 0.10
 """Two medians that differ by more are apart."""
+
+POLLS, LISTS, PENDING = 500, 32, 50_000
+"""Long polls and selective lists of the greedy token at a time, and the pending messages that each list reads."""
 
 OTHERS = [f"theirs-{number}" for number in range(20)]
 
@@ -57,7 +61,7 @@ class _Asker:
     def __init__(self, goal: Goal, token: str) -> None:
         self._base = f"http://127.0.0.1:{goal.port}"
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._session = aiohttp.ClientSession(headers=self._headers)
+        self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         """Status and body; 0 without an answer."""
@@ -159,7 +163,7 @@ async def timing(goal: Goal, seconds: float, seed: int) -> Statuses:
             *(("GET", "/v1/messages/{}", each) for each in ("generated", "own")),
             *(("DELETE", "/v1/messages/{}", each) for each in ("generated", "own")),
             *(("GET", "/v1/messages?id_prefix={}", each) for each in ("generated", "own", "tenant")),
-            ("GET", "/v1/dead-letters/{}", "own"), ("GET", "/v1/jobs/{}", "job"),
+            ("GET", "/v1/dead-letters/{}", "own"), ("GET", "/v1/rejected/{}", "own"), ("GET", "/v1/jobs/{}", "job"),
         ]  # fmt: skip
         ends_s = time.monotonic() + seconds
         took: dict[tuple[str, str, str], tuple[list[float], list[float]]] = {kind: ([], []) for kind in kinds}
@@ -183,4 +187,28 @@ async def timing(goal: Goal, seconds: float, seed: int) -> Statuses:
     finally:
         await everything.close()
         await tenant.close()
+    return statuses
+
+
+async def greedy(goal: Goal, seconds: float, _: int) -> Statuses:
+    """A token without limits of its own that waits, and lists what is not there, as often as it is answered."""
+    statuses: Statuses = Counter()
+    everything, asker = _Asker(goal, EVERYTHING), _Asker(goal, GREEDY)
+    ends_s = time.monotonic() + seconds
+
+    async def repeat(path: str) -> None:
+        while time.monotonic() < ends_s:
+            status, _ = await asker.ask("GET", path)
+            statuses[str(status or "none")] += 1
+            await asyncio.sleep(0 if status == 200 else 1)
+
+    try:
+        batch = [{"target": {"topic": "later"}, "value": "v", "delay": "1d"} for _ in range(500)]
+        for _ in range(PENDING // len(batch)):
+            await everything.ask("POST", "/v1/messages", batch)
+        polls = [repeat("/v1/topics/never/records?wait=10s") for _ in range(POLLS)]
+        await at_most(seconds + 5, [*polls, *(repeat("/v1/messages?target=nowhere") for _ in range(LISTS))])
+    finally:
+        await everything.close()
+        await asker.close()
     return statuses

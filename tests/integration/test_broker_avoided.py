@@ -274,7 +274,7 @@ def test_a_target_with_one_replica_on_a_frozen_broker_waits_until_the_broker_is_
         service.stop()
         service.start()
         service.wait_until(
-            lambda: "target topic has one replica" in service.log_path.read_text(), "warn of the target", timeout_s=60
+            lambda: "topic has one replica" in service.log_path.read_text(), "warn of the target", timeout_s=60
         )
         service.wait_until(lambda: sum(delivered(service)) > 100, "deliver the first messages")
         kafka.node(1).freeze()

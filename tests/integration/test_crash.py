@@ -13,10 +13,10 @@ from tests.harness.service import Service
 from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, KafkaFlow, LogFlow, now_ms
 
 HOUR_MS = 3_600_000
-KILLS = 30
+KILLS = 10
 """On the embedded log; `./scripts/chaos --kills 300` does hundreds on each log."""
 
-KILLS_ON_KAFKA = 10
+KILLS_ON_KAFKA = 6
 """Fewer, because each takes several times as long beside a broker and with all features."""
 
 

@@ -60,7 +60,7 @@ def token_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """One node for all tests, with a message and a dead letter of each of two targets."""
+    """One node for all tests, with a message, a dead letter and a rejected record of each of two targets."""
     folder = tmp_path_factory.mktemp("access")
     path = token_file(folder, TOKENS)
     with Inside(folder, admin__tokens=path, admin__host="0.0.0.0", limits__max_past="0") as running:
@@ -76,12 +76,20 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
             }
             assert running.ask("POST", "/v1/messages", late, token="everything").status == 202
             wait_until(partial(is_dead, running, target))
+            delay, headers = running.node.config.topics.delay, {"chronos-target-topic": target.encode()}
+            running.node.log.append([(delay, f"{target}-rejected".encode(), b"v", headers, 0)], 10.0)
+            wait_until(partial(is_rejected, running, target))
         yield running
 
 
 def is_dead(service: Inside, target: str) -> bool:
     """Return whether the dead letter of the target is there."""
     return service.ask("GET", f"/v1/dead-letters/{target}-dead", token="reader").status == 200
+
+
+def is_rejected(service: Inside, target: str) -> bool:
+    """Return whether the rejected record of the target is there."""
+    return service.ask("GET", f"/v1/rejected/{target}-rejected", token="reader").status == 200
 
 
 class Example(NamedTuple):
@@ -102,6 +110,9 @@ EXAMPLES = {
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
     "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
     "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
+    "rejected": Example("/v1/rejected"),
+    "rejected-record": Example("/v1/rejected/{target}-rejected"),
+    "rejected-counts": Example("/v1/rejected-counts"),
     "start": Example("/v1/jobs", {"action": "count", "filter": {"target": "{target}"}}),
     "jobs": Example("/v1/jobs"),
     "job": Example("/v1/jobs/none"),
@@ -196,12 +207,12 @@ def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, 
 
 
 NAMED = {
-    "schedule": 403, "get": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "start": 403,
-    "set-rate": 403, "remove-rate": 403, "records": 403,
+    "schedule": 403, "get": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "rejected-record": 404,
+    "start": 403, "set-rate": 403, "remove-rate": 403, "records": 403,
 }  # fmt: skip
 """Routes whose example names one target, and the status for that of others."""
 
-FILTERED = {"list", "dead_letters", "replay", "discard", "jobs", "job", "stop", "topics"}
+FILTERED = {"list", "dead_letters", "rejected", "rejected-counts", "replay", "discard", "jobs", "job", "stop", "topics"}
 """Routes whose answer leaves out other targets; `test_answers_leave_out_other_targets` tries them."""
 
 
@@ -248,7 +259,7 @@ def test_one_message_of_another_target_refuses_a_batch(service):
 
 
 def test_answers_leave_out_other_targets(service):
-    """Lists, dead letters, jobs and topics."""
+    """Lists, dead letters, rejected records, jobs and topics."""
 
     def ask(path: str, token: str = "limited", method: str = "GET", body: Any = None) -> Any:
         return service.ask(method, path, body, token=token).json()
@@ -256,6 +267,8 @@ def test_answers_leave_out_other_targets(service):
     assert {message["target"]["topic"] for message in ask("/v1/messages?limit=1000")["messages"]} == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        assert {record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]} == expected
+        assert {count["topic"] for count in ask("/v1/rejected-counts?reason=no-time", token)["counts"]} == expected
         for verb in ("replay", "discard"):
             found = ask(f"/v1/dead-letters/{verb}", token, "POST", {"all": True, "dry_run": True})
             assert {count["topic"] for count in found["counts"]} == expected

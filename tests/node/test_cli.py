@@ -310,13 +310,20 @@ def test_a_reason_of_the_service_is_printed(tmp_path):
 
 def test_a_pause_is_shown_once_for_all_shards():
     """Wrapped, and not repeated in the table."""
-    from chronos.cli.status import _other_reasons, _together
+    from chronos.admin.context import together
+    from chronos.cli.status import _other_reasons
 
-    reasons = ["shard 0 is paused: no broker", "shard 1 is paused: no broker", "the disk is full"]
-    assert _together(reasons) == ["shards 0, 1 are paused: no broker", "the disk is full"]
+    troubles = {
+        0: ("master", "no broker"),
+        1: ("master", "no broker"),
+        2: ("starting", None),
+        4: ("master", "no broker"),
+    }
+    reasons = together(troubles)
+    assert reasons == ["shards 0, 1, 4 are master: no broker", "shard 2 is starting"]
     shards = [{"shard": 0, "paused": "no broker"}, {"shard": 1, "paused": "clocks"}, {"shard": 2, "paused": "clocks"}]
     found = {"nodes": [{"reasons": reasons}], "shards": shards}
-    assert _other_reasons(found) == ["paused: shard 1, 2: clocks"]
+    assert _other_reasons(found) == ["paused: shards 1, 2: clocks"]
 
 
 # --- Wrong usage

@@ -27,7 +27,6 @@ from chronos.errors import CoordinatorFull
 from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.membership import Membership
-from chronos.workers.reachability import LogReachability
 from tests.harness.inside import Inside
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -37,7 +36,6 @@ class Cluster(NamedTuple):
     """The part of a node that has its membership."""
 
     membership: Membership
-    reachability: LogReachability | None = None
     in_sync: None = None
 
     def verdict(self, _: int) -> None:
@@ -206,7 +204,6 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
         clock = service.node.clock
         context.node._cluster = Cluster(  # type: ignore[assignment]
             Membership(clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan),
-            LogReachability(service.node.log, unreachable_ms=60_000, clock=clock),
         )
         _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
         return dict(msgspec.to_builtins(shown))

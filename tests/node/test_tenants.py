@@ -112,6 +112,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         assert ask("POST", "/v1/messages", message(HIDDEN, id="mine-h")).status == 202
         delay = service.node.config.topics.delay
         service.node.log.append([(delay, HIDDEN.encode(), SECRET.encode(), {"chronos-delay": b"never"}, 0)], 10.0)
+        for tenant, key in (
+            ("theirs", b"theirs-9"),
+            ("theirs", b"mine-9"),
+            ("theirs", None),
+            (HIDDEN, None),
+            ("mine", b"mine-8"),
+        ):
+            headers = {"chronos-target-topic": tenant.encode(), "chronos-delay": b"never", "x": SECRET.encode()}
+            service.node.log.append([(delay, key, (SECRET + tenant).encode(), headers, 0)], 10.0)
+        wait_until(lambda: len(ask("GET", "/v1/rejected").json()["rejected"]) == 6)
         for tenant in ("mine", "theirs", HIDDEN):
             wait_until(partial(is_dead, service, tenant))
         rejected = f"/v1/topics/{service.node.config.topics.rejected}/records"
@@ -133,12 +143,13 @@ def foreign_state(world: World) -> Any:
     ask = partial(world.service.ask, "GET", token="everything")
     ids = [f"{t}-{n}" for t in ("theirs", HIDDEN) for n in (1, 2, 3, 4)] + ["mine-t", "mine-h", world.theirs.generated]
     messages = [ask(f"/v1/messages/{each}?payload=true").json() for each in ids]
+    rejected = [ask(f"/v1/rejected?target={each}").json()["rejected"] for each in ("theirs", HIDDEN)]
     letters = [each for each in ask("/v1/dead-letters?resolved=true").json()["letters"] if each["topic"] != "mine"]
     rates = [each for each in ask("/v1/rates").json()["rates"] if "mine" not in each["pattern"]]
     pending = [
         each["id"] for each in ask("/v1/messages?limit=1000").json()["messages"] if each["target"]["topic"] != "mine"
     ]
-    return messages, letters, rates, pending, ask(f"/v1/jobs/{world.theirs.job}").json()
+    return messages, letters, rejected, rates, pending, ask(f"/v1/jobs/{world.theirs.job}").json()
 
 
 def normal(answer: Answer, names: Names, nobody: Names) -> Any:
@@ -256,6 +267,24 @@ def test_chronos_own_topics_are_closed_to_limited_tokens(world, topic):
     assert (answer.status, answer.problem) == (403, "forbidden")
     listed = world.service.ask("GET", "/v1/topics", token="limited").json()["topics"]
     assert {each["topic"] for each in listed} == {"mine"}
+
+
+def test_a_rejection_is_told_to_whom_its_record_belongs(world):
+    """By the id that was rejected: its target is the sender's own as well, or nothing is known of it."""
+    for message_id, token, text in (
+        ("mine-8", "limited", "was rejected at"), ("mine-9", "limited", "nothing is known of"),
+        ("mine-9", "everything", "was rejected at"),
+    ):  # fmt: skip
+        answer = world.service.ask("GET", f"/v1/messages/{message_id}", token=token)
+        assert answer.status == 404
+        assert text in answer.json()["detail"], (message_id, token)
+    for message_id, status in (("mine-8", 200), ("mine-9", 404), ("theirs-9", 403)):
+        assert world.service.ask("GET", f"/v1/rejected/{message_id}", token="limited").status == status
+    listed = world.service.ask("GET", "/v1/rejected", token="limited").json()
+    assert {one["topic"] for one in listed["rejected"]} == {"mine"}
+    shown = world.service.ask("GET", "/v1/rejected/mine-8", token="limited-reader")
+    assert "headers" not in shown.json()
+    assert "value" not in shown.json()
 
 
 def test_a_limited_token_gives_no_id_of_others(world):

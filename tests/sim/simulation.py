@@ -72,6 +72,9 @@ EVENTS_MAX = 60_000
 PROBED_EVENTS_MAX = 200_000
 """The same where observers send probes all the time."""
 
+STEP_EVENTS = 10
+"""Events of a step, at most, but for faults."""
+
 
 class Result(Struct, frozen=True, kw_only=True):
     """The counts of a seed without a finding."""
@@ -172,7 +175,10 @@ class Simulation(ClusterPart):
         last_due_ms = world.now_ms + self.producers.spread_ms
         give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
         # A target that is set aside is attempted with one message at a time, after pauses of up to RETRY_CAP_MS.
-        give_up_ms += self.checker.poison_pending() * self.checker.attempts_max * RETRY_CAP_MS
+        poison = self.checker.poison_pending()
+        give_up_ms += poison * self.checker.attempts_max * RETRY_CAP_MS
+        # Each attempt defers all other messages of the target, in the worst case one in a step.
+        events_max = world.events + self.events_max + poison * self.checker.attempts_max * poison * STEP_EVENTS
         while True:
             left = self.checker.unsettled(self.shards, last_due_ms)
             left += [] if left else self._misplaced() + self._behind()
@@ -183,8 +189,8 @@ class Simulation(ClusterPart):
                 raise Finding(
                     LIVENESS, f"after {give_up_ms - last_due_ms} ms without faults, {alarm}: {'; '.join(left[:5])}"
                 )
-            if world.events > self.events_max:
-                raise Finding(LIVENESS, f"no end after {self.events_max} events: {'; '.join(left[:5])}")
+            if world.events > events_max:
+                raise Finding(LIVENESS, f"no end after {events_max} events: {'; '.join(left[:5])}")
             world.pass_time(self.look_ms)
 
     def _is_stall_reported(self) -> bool:
@@ -334,7 +340,7 @@ class Simulation(ClusterPart):
         for shard in range(self.shards):
             store = SimStore(self.world, Disk(), partial(self.checker.wrote, shard))
             rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
-            shard_state = Shard(rules=rules, state=FRESH, view=store)
+            shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
             follower = Follower(log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS)

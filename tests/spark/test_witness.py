@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 RUNS = int(os.environ.get("WITNESS_RUNS", "1"))
 """Runs, each with a seed of its own."""
 
-OPERATIONS = 5
+OPERATIONS = 3
 """Operations of a run, before the last one."""
 
 BATCH = 10

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from chronos.adapters.kafka.connection import ClientLog
 
 
-def test_a_connection_that_failed_is_for_debugging_and_other_lines_warn_at_most() -> None:
+def test_what_is_tried_again_is_for_debugging_and_other_lines_warn_at_most() -> None:
     """A broker that is gone is named by what cannot be done without it, and not by each client and thread."""
     client = ClientLog()
     with capture_logs() as logs:
@@ -19,7 +19,10 @@ def test_a_connection_that_failed_is_for_debugging_and_other_lines_warn_at_most(
             "CONFWARN [chronos#producer-1] [thrd:app]: Configuration property %s is a consumer property",
             "fetch.min.bytes",
         )
-    assert [line["log_level"] for line in logs] == ["debug", "warning"]
+        client.log(
+            30, "GETPID [p] [thrd:main]: Failed to acquire transactional PID: Coordinator load in progress: retrying"
+        )
+    assert [line["log_level"] for line in logs] == ["debug", "warning", "debug"]
 
 
 def test_the_same_line_of_many_clients_is_logged_once() -> None:

@@ -58,14 +58,15 @@ REMEMBERED_MS = id_states_kept_ms(0, DEDUPLICATION_MS)
 
 
 class Cleaned(Replica):
-    """A replica whose delete worker runs at times."""
+    """A replica whose delete worker runs at times, and that keeps cancelled messages, which its master does not."""
 
     def __init__(self, master: Master, start: int, other: int, delivered_ms: int) -> None:
         super().__init__(master, start, OTHER_RULES[other], 1_000_000)
         self.store = MemoryStore()  # type: ignore[assignment]
         self.store.write(list(master.snapshots[start].items()), [])
         data = self.store.get([STATE_KEY])[0]
-        self.shard = Shard(rules=self.rules, state=FRESH if data is None else unpack_state(data), view=self.store)
+        state = FRESH if data is None else unpack_state(data)
+        self.shard = Shard(rules=self.rules, state=state, view=self.store, keeps_cancelled=True)
         self.deleter = Deleter(
             self.store,  # type: ignore[arg-type]
             self.shard,

@@ -15,8 +15,9 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.lanes import cursors
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
-from chronos.core.query import INTERVALS_MAX, MessageRow, find, next_place_ms, page, timeline
+from chronos.core.query import INTERVALS_MAX, Found, MessageRow, find, next_place_ms, page, settled, timeline
 from chronos.core.reach import EVERYTHING as ALL_REACH
+from chronos.core.reach import Reach
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import with_leaving
@@ -33,7 +34,7 @@ class Played:
 
     def __init__(self) -> None:
         self.rows = Rows()
-        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows)
+        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows, keeps_cancelled=True)
         self.offset = 0
 
     @property
@@ -75,6 +76,106 @@ class Played:
     def find(self, message_id: bytes) -> str | None:
         found = find(self.rows, self.state, SHARD, SHARDS, message_id, reach=ALL_REACH)
         return None if found is None else found.state
+
+
+STATES = ("delivered", "cancelled", "expired", "dead", "settled")
+
+
+def ended(
+    played: Played, matching: Filter = EVERYTHING, states: Sequence[str] = STATES, limit: int = 2
+) -> list[tuple[bytes, str]]:
+    """All pages of settled messages: id and state."""
+    found: list[Found] = []
+    begin = None
+    while True:
+        rows, begin = settled(
+            played.rows, played.state, SHARD, begin=begin, matching=matching, states=states, limit=limit
+        )
+        assert len(rows) <= limit
+        found += rows
+        if begin is None:
+            return [(each.id, each.state) for each in found]
+
+
+def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
+    """In the order of their due times; a page may have any size, and pending messages are not among them."""
+    played = Played()
+    sent = [
+        played.send(NOW_MS + 10, key=b"order-1"),
+        played.send(NOW_MS + 20),
+        played.send(NOW_MS + 30, key=b"order-2", target="mails"),
+        played.record(b"order-3", b"v", {
+            "chronos-deliver-at": b"%d" % (NOW_MS + 40), "chronos-target-topic": b"orders",
+            "chronos-target-key": b"customer-7", "tenant": b"17",
+        }),
+        played.send(NOW_MS + 2 * MINUTE_MS, key=b"order-4"),
+    ]  # fmt: skip
+    played.step(sent, NOW_MS)
+    assert ended(played) == []
+    decided = {0: Decision(NOW_MS + 10, 0, Outcome.EXPIRED), 2: Decision(NOW_MS + 30, 2, Outcome.DEAD)}
+    played.step([], NOW_MS + MINUTE_MS, decided)
+    generated = b"%d-%d-1" % (SHARD, NOW_MS + 20)
+    everything = [
+        (b"order-1", "expired"), (generated, "delivered"), (b"order-2", "dead"), (b"order-3", "delivered"),
+    ]  # fmt: skip
+    for limit in (1, 2, 3, 4, 100):
+        assert ended(played, limit=limit) == everything
+    for matching, ids in (
+        (Filter(target="mails"), [b"order-2"]),
+        (Filter(id_prefix=b"order-"), [b"order-1", b"order-2", b"order-3"]),
+        (Filter(key=b"customer-7"), [b"order-3"]),
+        (Filter(key=b"customer"), []),
+        (Filter(headers=(("tenant", b"17"),)), [b"order-3"]),
+        (Filter(due_from_ms=NOW_MS + 20, due_to_ms=NOW_MS + 40), [generated, b"order-2"]),
+        (Filter(reach=Reach(targets=("orders",), ids=("order-3",))), [generated, b"order-3"]),
+    ):
+        assert [message_id for message_id, _ in ended(played, matching)] == ids, matching
+    assert ended(played, states=["dead"], limit=1) == [(b"order-2", "dead")]
+
+
+def test_a_message_whose_id_has_a_later_one_is_listed_without_its_end():
+    """The state of the id is that of the later one."""
+    played = Played()
+    played.step([played.send(NOW_MS + 10, key=b"a")], NOW_MS)
+    played.step([], NOW_MS + 20, {0: Decision(NOW_MS + 10, 0, Outcome.DEAD)})
+    assert ended(played) == [(b"a", "dead")]
+    played.step([played.send(NOW_MS + 30, key=b"a")], NOW_MS + 20)
+    assert ended(played) == [(b"a", "settled")]
+    played.step([], NOW_MS + 40)
+    assert ended(played) == [(b"a", "settled"), (b"a", "delivered")]
+    assert ended(played, states=["dead"]) == []
+
+
+def test_cancelled_messages_are_listed_wherever_they_were_when_they_were_cancelled():
+    """In the store, in the batch of the cancel, or in a lane; by their id, a generated one too; and not once they are sent again."""
+    played = Played()
+    played.step([], NOW_MS)
+    lane_due = NOW_MS + 10
+    sent = [
+        played.send(lane_due, key=b"parked"),
+        played.send(NOW_MS + MINUTE_MS, key=b"stored"),
+        played.send(NOW_MS + MINUTE_MS),
+    ]
+    played.step(sent, NOW_MS)
+    played.step([], NOW_MS + 20, {0: parked(2, lane_due, 0)})
+    generated = b"%d-%d-2" % (SHARD, NOW_MS + MINUTE_MS)
+
+    def cancel(message_id: bytes) -> Record:
+        return played.record(message_id, None, {})
+
+    batch = [played.send(NOW_MS + MINUTE_MS, key=b"batch", target="mails")]
+    batch += [cancel(each) for each in (b"parked", b"stored", generated, b"batch")]
+    played.step(batch, NOW_MS + 30)
+    ids = [b"parked", b"stored", generated, b"batch"]
+    assert ended(played) == [(each, "cancelled") for each in ids]
+    assert [played.find(each) for each in ids] == ["cancelled"] * 4
+    assert (played.state.pending, played.state.parked) == (0, 0)
+    assert ended(played, Filter(target="mails")) == [(b"batch", "cancelled")]
+    assert read_all(played, 10, EVERYTHING) == []
+    played.step([played.send(NOW_MS + 50, key=b"stored")], NOW_MS + 60)
+    assert ended(played, Filter(id_prefix=b"stored")) == [(b"stored", "settled"), (b"stored", "delivered")]
+    played.step([], NOW_MS + 2 * MINUTE_MS)
+    assert len(ended(played)) == 5, "nothing that was cancelled is delivered"
 
 
 def parked(lane: int, due_ms: int, offset: int) -> Decision:

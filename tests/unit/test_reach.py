@@ -9,9 +9,10 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields
 
 from chronos import admin
-from chronos.admin.dead_letter_scan import Wanted
 from chronos.admin.filters import to_filter
+from chronos.admin.letter_scan import Wanted
 from chronos.admin.peer_client import PeerClient
+from chronos.admin.recent_rejections import RecentRejections
 from chronos.admin.scheduling import Planner
 from chronos.core.query import find
 from chronos.core.reach import EVERYTHING, Reach, is_made
@@ -58,6 +59,7 @@ def test_one_pattern_for_all_is_no_limit():
     [
         (find, "reach"),
         (to_filter, "sender"),
+        (RecentRejections.find, "reach"),
         (Planner.plan_body, "sender"),
         (PeerClient.ask, "reach"),
         (PeerClient.gather, "reach"),

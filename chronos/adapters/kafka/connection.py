@@ -32,6 +32,9 @@ ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
 FAILED = "FAIL ["
 """Beginning of a line of the client about a connection that failed, or could not be made."""
 
+RETRIED = ": retrying"
+"""End of a line about a request that the client repeats, as for a producer id while a new broker loads its coordinator."""
+
 
 class Connection:
     """A cluster's address and the operator's client properties."""
@@ -109,4 +112,5 @@ class ClientLog:
             self._logged_s.clear()
         self._logged_s[content] = now_s
         # A connection that fails is one of many, and tried again: what cannot be done without it is logged by the one that waits.
-        log.log(logging.DEBUG if line.startswith(FAILED) else min(level, logging.WARNING), "librdkafka", text=line)
+        is_tried_again = line.startswith(FAILED) or line.endswith(RETRIED)
+        log.log(logging.DEBUG if is_tried_again else min(level, logging.WARNING), "librdkafka", text=line)

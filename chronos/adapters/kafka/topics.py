@@ -1,7 +1,7 @@
 """Creating, checking and describing topics through the admin client."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -51,6 +51,12 @@ class KafkaTopics:
         self._unchecked: set[str] = set()
         """Topics of Chronos whose settings it may not read; each was logged once."""
         self._advised: set[str] = set()
+        self._brokers: set[int] = set()
+        """Those that lead a partition of a described topic."""
+        self._single: set[str] = set()
+        """Topics with one replica."""
+        self._warned: set[str] = set()
+        """Those of them that were logged."""
         """Changes of settings that were logged as advice before."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
@@ -147,7 +153,20 @@ class KafkaTopics:
                 self.small_batch_topics[name] = info.bytes_max
             else:
                 self.small_batch_topics.pop(name, None)
+        self._warn_of_single_replicas(infos)
         return infos
+
+    def _warn_of_single_replicas(self, infos: Mapping[str, TopicInfo | None]) -> None:
+        """Log each topic with one replica once, before a broker fails; unless there is one broker only, as far as its topics tell."""
+        for name, info in infos.items():
+            if info is not None:
+                self._brokers.update(broker for broker in info.leaders if broker >= 0)
+                if info.replicas == 1:
+                    self._single.add(name)
+        if len(self._brokers) > 1:
+            for name in sorted(self._single - self._warned):
+                self._warned.add(name)
+                log.warning("topic has one replica", topic=name)
 
     def _descriptions(self, topics: Sequence[str]) -> dict[str, Any]:
         """The client's `TopicDescription` of every topic that exists and may be seen."""

@@ -1,18 +1,18 @@
-"""Reads the dead-letter topic in bounded parts, and knows which of its letters are resolved.
+"""Reads the dead-letter or the rejected topic in bounded parts, and knows which dead letters are resolved.
 
-A letter is resolved if a marker behind it in its partition names it, so the markers up to the end of a partition are read before
+A dead letter is resolved if a marker behind it in its partition names it, so the markers up to the end of a partition are read before
 any of its letters is shown. Of them only ranges of offsets are kept, so every record is read for its markers once, by each node.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
 
-from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets, read
+from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets
 from chronos.core.message import Record
 from chronos.core.reach import Reach
 from chronos.core.size import memory_bytes
@@ -43,10 +43,18 @@ Window = tuple[int, int]
 """Offsets of a partition that are still to be read: the first, and the one after the last."""
 
 
+Read = Callable[[int, Record, bool], Letter | Marker | None]
+"""What a record of the topic is: given its partition, the record, and whether the letter has the record itself."""
+
+
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which dead letters."""
+    """Which dead letters, or which rejected records."""
 
     id: bytes | None = None
+    origin: str | None = None
+    """With `id`: or without an id, and from this position."""
+    source: str | None = None
+    """Where their records come from: topic/partition/offset, or topic/partition."""
     target: str | None = None
     reason: str | None = None
     since_ms: int = 0
@@ -61,17 +69,32 @@ class Wanted(Struct, frozen=True, kw_only=True):
     def matches(self, letter: Letter) -> bool:
         """Return whether the letter is one of them, whether resolved or not."""
         return (
-            (self.id is None or letter.id == self.id)
+            (self.id is None or self._names(letter))
+            and (self.source is None or f"{letter.source}/".startswith(f"{self.source}/"))
             and (self.target is None or letter.target == self.target)
             and (self.reason is None or letter.reason == self.reason)
-            and self.reach.admits(letter.id, letter.target)
+            and is_own(letter, self.reach)
             and self.since_ms <= letter.timestamp_ms
             and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
         )
 
+    def _names(self, letter: Letter) -> bool:
+        return letter.id == self.id or (not letter.id and self.origin is not None and letter.source == self.origin)
+
+
+def is_own(letter: Letter, reach: Reach) -> bool:
+    """Return whether a letter is within the reach: its target is, and its id.
+
+    One without a target belongs to no limited sender: its record names none, or several. One without an id, but with a target, is a
+    rejected record without a key: had it been accepted, Chronos would have made its id.
+    """
+    if not reach.is_limited:
+        return True
+    return bool(letter.target) and reach.admits_target(letter.target) and (not letter.id or reach.admits_id(letter.id))
+
 
 class Found(Struct, frozen=True, kw_only=True):
-    """A dead letter of a part."""
+    """A letter of a part."""
 
     letter: Letter
     resolution: str | None
@@ -111,6 +134,9 @@ class _Folded:
         return first, max(first, end)
 
 
+_NO_MARKERS = _Folded(0)
+
+
 class _Budget:
     """The bound of one part."""
 
@@ -123,11 +149,14 @@ class _Budget:
         return self.records > 0 and time.monotonic() >= self._ends_s
 
 
-class DeadLetterTopic:
-    """The dead-letter topic of a log. Any thread may call; one scan at a time."""
+class LetterTopic:
+    """The dead-letter or the rejected topic of a log. Any thread may call; one scan at a time."""
 
-    def __init__(self, log: Log, topic: str) -> None:
+    def __init__(self, log: Log, topic: str, read: Read, *, has_markers: bool) -> None:
+        """`has_markers`: its letters may be resolved."""
         self.topic = topic
+        self.read = read
+        self._has_markers = has_markers
         self._log = log
         self._lock = threading.Lock()
         self._topic_id = ""
@@ -191,7 +220,7 @@ class DeadLetterTopic:
         """Return the whole letter at a position; None if there is none. Raises LogUnavailable."""
         with ExitStack() as readers:
             for record in self.records(self.reader(readers, partition, offset), partition, (offset, offset + 1)):
-                found = read(partition, record, whole=True)
+                found = self.read(partition, record, True)
                 return found if isinstance(found, Letter) else None
         return None
 
@@ -236,6 +265,8 @@ class DeadLetterTopic:
 
         `skips`: those before the first letter that is not resolved are not needed.
         """
+        if not self._has_markers:
+            return _NO_MARKERS
         first = window[0]
         end = self._log.watermarks(self.topic, partition).stable
         folded = self._folded.get(partition)
@@ -250,7 +281,7 @@ class DeadLetterTopic:
                 block = (max(first, folded.low - BLOCK_RECORDS), folded.low)
             for record in self.records(reader, partition, block):
                 budget.records += 1
-                marker = read(partition, record, whole=False)
+                marker = self.read(partition, record, False)
                 if isinstance(marker, Marker):
                     for resolved in marker.ranges:
                         folded.resolved[marker.resolution].add(*resolved)
@@ -282,7 +313,7 @@ class _Scan:
 
     def __init__(
         self,
-        topic: DeadLetterTopic,
+        topic: LetterTopic,
         readers: ExitStack,
         partition: int,
         window: Window,
@@ -351,7 +382,7 @@ class _Scan:
             self._budget.records += 1
             count += 1
             last = record.offset
-            letter = read(self._partition, record, whole=self._whole)
+            letter = self._topic.read(self._partition, record, self._whole)
             if not isinstance(letter, Letter):
                 continue
             resolution = folded.resolution(letter.offset)

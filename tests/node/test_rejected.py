@@ -1,0 +1,157 @@
+"""Rejected records of a node on the embedded log: over HTTP, by the command line, and by the id that was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from chronos.admin import recent_rejections
+from chronos.admin.letter_scan import LetterTopic
+from chronos.admin.recent_rejections import RecentRejections
+from chronos.core.reach import EVERYTHING, Reach
+from chronos.core.rejected import read_rejected
+from chronos.ports import Outgoing
+from tests.harness.command import Done, run
+from tests.harness.inside import Inside, wait_until
+
+MANY = 300
+DELAY = "chronos.delay"
+
+
+def never(target: str, key: bytes | None, shard: int, *more: tuple[str, bytes]) -> Outgoing:
+    """A record whose time is not one."""
+    headers = [("chronos-target-topic", target.encode()), ("chronos-delay", b"never"), ("app", b"shop"), *more]
+    return DELAY, key, b"please pay", headers, shard
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """A node with rejected records: two of `orders`, one of them without a key, one that looks like a marker, and many of `bulk`."""
+    with Inside(tmp_path_factory.mktemp("rejected"), shards=3) as running:
+        records = [never("orders", b"order-7", 1), never("orders", None, 2)]
+        records += [never("odd", b"odd-1", 0, ("chronos-resolution", b"discarded"), ("chronos-resolved", b"0-9999"))]
+        records += [never("bulk", b"bulk-%d" % number, number % 3) for number in range(MANY)]
+        running.node.log.append(records, 10.0)
+        body = {"target": {"topic": "orders"}, "value": "x", "delay": "1h", "id": "taken"}
+        for _ in range(2):
+            assert running.ask("POST", "/v1/messages", body).status == 202
+        wait_until(lambda: sum(driver.state.totals.rejected for driver in running.node.shards) == MANY + 4)
+        yield running
+
+
+def rejected(service: Inside, query: str = "") -> list[dict[str, Any]]:
+    """All pages."""
+    found: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        page = service.ask("GET", f"/v1/rejected?limit=100{query}{after}").json()
+        found += page["rejected"]
+        if page["after"] is None:
+            return found
+        after = f"&after={page['after']}"
+
+
+def chronos(service: Inside, *arguments: str) -> Done:
+    return run(*arguments, server=f"http://127.0.0.1:{service.port}")
+
+
+def source_without_key(service: Inside) -> str:
+    (one,) = [each for each in rejected(service, "&target=orders") if not each["id"]]
+    return str(one["source"])
+
+
+def test_all_are_listed_the_newest_first_and_selected_by_every_condition(service: Inside) -> None:
+    everything = rejected(service)
+    times = [one["rejected_at"] for one in everything]
+    assert (len(everything), times) == (MANY + 4, sorted(times, reverse=True))
+    for query, ids in (
+        ("&id=order-7", ["order-7"]),
+        ("&target=odd", ["odd-1"]),
+        ("&reason=conflict", ["taken"]),
+        (f"&source={source_without_key(service)}", [""]),
+        (f"&id={source_without_key(service)}", [""]),
+        (f"&until={times[-1]}", []),
+        ("&since=2100-01-01T00:00:00Z", []),
+    ):
+        assert [one["id"] for one in rejected(service, query)] == ids, query
+    from_shard = rejected(service, f"&source={DELAY}/1")
+    assert 0 < len(from_shard) < len(everything)
+    assert all(one["source"].startswith(f"{DELAY}/1/") for one in from_shard)
+
+
+def test_one_is_shown_as_it_was_sent(service: Inside) -> None:
+    one = service.ask("GET", "/v1/rejected/order-7").json()
+    assert one["headers"] == {"chronos-target-topic": "orders", "chronos-delay": "never", "app": "shop"}
+    assert (one["value"], one["reason"], one["topic"]) == ("please pay", "bad-value", "orders")
+    answer = service.ask("GET", "/v1/rejected/nobody")
+    assert (answer.status, answer.problem) == (404, "no-rejection")
+
+
+def test_the_counts_of_all_parts_are_those_of_the_list(service: Inside) -> None:
+    counts: dict[tuple[str, str], int] = {}
+    after, parts = "", 0
+    while True:
+        part = service.ask("GET", f"/v1/rejected-counts?limit=200{after}").json()
+        parts += 1
+        for one in part["counts"]:
+            case = one["reason"], one["topic"]
+            counts[case] = counts.get(case, 0) + one["records"]
+        if part["after"] is None:
+            break
+        after = f"&after={part['after']}"
+    assert parts > 1
+    assert sum(counts.values()) == MANY + 4
+    assert counts["bad-value", "bulk"] == MANY
+    assert counts["conflict", "orders"] == 1
+
+
+def test_the_command_line_lists_shows_and_counts(service: Inside) -> None:
+    done = chronos(service, "rejected", "list", "--target", "orders", "--since", "-1h")
+    assert done.code == 0, done.err
+    assert {line.split()[-1] for line in done.out.splitlines()[1:]} >= {"taken"} or "taken" in done.out
+    assert source_without_key(service) in done.out
+    done = chronos(service, "rejected", "show", source_without_key(service))
+    assert done.code == 0, done.err
+    assert "chronos-delay=never" in done.out
+    assert "please pay" in done.out
+    assert chronos(service, "rejected", "show", "nobody").code == 4
+    done = chronos(service, "rejected", "count", "--by", "target,reason")
+    assert done.out.split()[:6] == ["TARGET", "REASON", "RECORDS", "bulk", "bad-value", str(MANY)]
+    done = chronos(service, "rejected", "count", "--by", "source", "-o", "json")
+    assert [one["source"].rpartition("/")[0] for one in done.json["counts"]] == [DELAY] * 3
+    assert chronos(service, "rejected", "count", "--by", "client").code == 2
+
+
+def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) -> None:
+    answer = service.ask("GET", "/v1/messages/order-7")
+    assert (answer.status, answer.problem) == (404, "not-found")
+    problem = answer.json()
+    assert "the record of order-7 was rejected at" in problem["detail"]
+    assert [one["reason"] for one in problem["errors"]] == ["bad-value"]
+    shard, offset = source_without_key(service).split("/")[1:]
+    assert "was rejected at" in service.ask("GET", f"/v1/messages/{shard}-1700000000000-{offset}").json()["detail"]
+    assert "nothing is known of" in service.ask("GET", "/v1/messages/nobody").json()["detail"]
+    assert service.ask("GET", "/v1/messages/taken").json()["state"] == "pending", "the first message with the id"
+    done = chronos(service, "get", "order-7")
+    assert done.code == 4
+    assert "bad-value" in done.err
+
+
+def test_the_index_reads_on_and_keeps_the_newest_ids(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_rejections, "IDS_MAX", 30)
+    monkeypatch.setattr(recent_rejections, "PARTITION_RECORDS_MIN", 10)
+    topic = LetterTopic(service.node.log, service.node.config.topics.rejected, read_rejected, has_markers=False)
+    index = RecentRejections(service.node.log, topic)
+    find = partial(index.find, origin=None, reach=EVERYTHING)
+    assert find(b"order-7") is None, "too long ago for this bound"
+    assert find(b"bulk-0") is None
+    before = sum(driver.state.totals.rejected for driver in service.node.shards)
+    service.node.log.append([never("late", b"late-1", 0)], 10.0)
+    wait_until(lambda: sum(driver.state.totals.rejected for driver in service.node.shards) > before)
+    found = find(b"late-1")
+    assert found is not None
+    assert found.reason == "bad-value"
+    assert index.find(b"late-1", None, reach=Reach(targets=("orders",))) is None
