@@ -18,7 +18,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
-from chronos.admin.problems import PROBLEM_JSON, ProblemError, from_error, wrong_field
+from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import ManyExpressions, Planned, new_time, past_warnings, plan_action, time_ms
 from chronos.admin.schemas import (
     Accepted,
@@ -46,7 +46,6 @@ from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
 from chronos.core.wheel import Position
-from chronos.errors import LogUnavailable
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
@@ -404,10 +403,7 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         call.hold.grow(ACTION_BYTES)
-        try:
-            (appended,) = await context.appender.append([record], ACTION_BYTES)
-        except LogUnavailable as error:
-            raise from_error(error, hint="try again: an action may be repeated") from None
+        (appended,) = await context.appender.append([record], ACTION_BYTES)
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
         if time is not None and time[0] == DELIVER_AT:
             answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)

@@ -124,8 +124,8 @@ def shard_number(text: str, shards: int) -> int:
     return int(text)
 
 
-def from_error(error: ChronosError, *, hint: str | None = None) -> ProblemError:
-    """The problem for a failure of the log or of a store. `hint`: what to do about a log that takes no record; None: a schedule's."""
+def from_error(error: ChronosError) -> ProblemError:
+    """The problem for a failure of the log or of a store."""
     if isinstance(error, NoSpace):
         return ProblemError(507, "no-space", str(error))
     if isinstance(error, LogUnavailable):
@@ -133,8 +133,7 @@ def from_error(error: ChronosError, *, hint: str | None = None) -> ProblemError:
             503,
             "unavailable",
             str(error),
-            hint=hint
-            or "try again with the same id: the message is scheduled once; without an id it may be scheduled twice",
+            hint="try again with the same id: the message is scheduled once; without an id it may be scheduled twice",
         )
     if isinstance(error, Retry):
         return ProblemError(503, "unavailable", str(error), hint="try again")
