@@ -61,6 +61,7 @@ def rules(shard: int = 0) -> Rules:
         shards=SHARDS,
         own_topics=[topics.delay, topics.progress, topics.rejected, topics.dead_letter],
         max_delay_ms=DEFAULTS.limits.max_delay,
+        max_past_ms=DEFAULTS.limits.max_past,
     )
 
 
@@ -178,7 +179,7 @@ def sent_by(context: click.Context) -> dict[str, Any] | None:
         "on_conflict": given["on_conflict"], "expire_at": given["expire_at"], "attempts": given["attempts"],
         **series.options(),
     }  # fmt: skip
-    return {name: content for name, content in found.items() if content is not None}
+    return {name: content for name, content in found.items() if content is not None or name == "value"}
 
 
 def refusal(body: bytes) -> str | None:

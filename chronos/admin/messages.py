@@ -15,7 +15,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.lateness import tell_lateness
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, converted, from_error, wrong_field
-from chronos.admin.scheduling import ManyExpressions, Planned, duration_ms, new_time, plan_action
+from chronos.admin.scheduling import ManyExpressions, Planned, duration_ms, new_time, past_warnings, plan_action
 from chronos.admin.schemas import (
     Accepted,
     ActionResult,
@@ -35,7 +35,7 @@ from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.dead_letters import Letter
 from chronos.core.keys import generated_id, parse_generated_id, partition_of
-from chronos.core.message import LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
+from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query import Found, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.rejected import source_of
@@ -396,6 +396,8 @@ class Messages:
         except LogUnavailable as error:
             raise from_error(error, hint=ACT_AGAIN) from None
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
+        if time is not None and time[0] == DELIVER_AT:
+            answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
         reason = context.shards[shard].refusal(appended.offset)
@@ -474,12 +476,16 @@ def _accepted(planned: Planned, appended: Appended, described: TopicInfos, creat
         shard=appended.partition,
         offset=appended.offset,
         due_at=format_time(due_ms if first_ms is None else first_ms),
-        warnings=_warnings(planned, described, creates),
+        warnings=_warnings(
+            planned, UNSET if planned.is_delay else past_warnings(due_ms, appended.timestamp_ms), described, creates
+        ),
     )
 
 
-def _warnings(planned: Planned, described: TopicInfos, creates: bool) -> list[str] | UnsetType:
-    """What the sender should know; nearly always nothing."""
+def _warnings(
+    planned: Planned, past: list[str] | UnsetType, described: TopicInfos, creates: bool
+) -> list[str] | UnsetType:
+    """What the sender should know, `past` and why its target would not take it; nearly always nothing."""
     record = planned.record
     found = objection(
         planned.target,
@@ -489,7 +495,9 @@ def _warnings(planned: Planned, described: TopicInfos, creates: bool) -> list[st
         size=lambda: planned_bytes(record),
         creates=creates,
     )
-    return UNSET if found is None else [found[1]]
+    if found is None:
+        return past
+    return [found[1], *(past or ())]
 
 
 def message_info(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None) -> MessageInfo:

@@ -108,6 +108,7 @@ class Overview:
             held_back=self._held_back(shard.number),
             waits_for=shard.waits_for(now_ms),
             dead_recently=self._dead_recently(shard.number, now_ms),
+            unitless=dict(shard.shard.rules.unitless) or None,
             unhealthy=self._unhealthy(shard.number),
             in_sync=None if in_sync is None else list(in_sync.followers(shard.number)),
             in_sync_needed=None if in_sync is None else in_sync.rules.needed or None,

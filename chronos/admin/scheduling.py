@@ -15,6 +15,7 @@ from chronos.admin.problems import invalid
 from chronos.admin.schemas import BATCH_MAX, FAULTS_MAX, Fault, HeaderValues, Message, Reschedule
 from chronos.admin.tokens import Sender
 from chronos.admin.validation import check, decode_json, invalid_faults, malformed, with_integers
+from chronos.core.header_names import header_of
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
@@ -40,9 +41,11 @@ from chronos.core.message import (
 )
 from chronos.core.options import repeats_by_cron
 from chronos.core.parsing import parse
+from chronos.core.repetition import check_units
 from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
-from chronos.core.timefmt import parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import check_unit, format_time, parse_duration_ms, parse_time_ms
+from chronos.core.values import bad_value
 from chronos.ports import Outgoing
 
 FIELDS = {
@@ -64,6 +67,12 @@ FIELDS = {
 
 TIME_FIELDS = frozenset({"deliver_at", "delay"})
 """Fields of which a message needs one."""
+
+VALUE_FIELDS = frozenset({"value", "value_base64"})
+"""Fields of which a message needs one: without a payload it would be a tombstone."""
+
+PAST_WARNED_MS = 60_000
+"""A due time further in the past than this was perhaps not meant: clocks and networks explain less."""
 
 _REASON_FIELDS = {
     Reason.BAD_ID: "id", Reason.RESERVED_ID: "id", Reason.WRONG_SHARD: "id",
@@ -177,6 +186,8 @@ class Planner:
             if faults:
                 if isinstance(data, dict) and not TIME_FIELDS & data.keys() and not _is_cron(data.get("repeat")):
                     faults.append(_no_time().fault)
+                if isinstance(data, dict) and not VALUE_FIELDS & data.keys():
+                    faults.append(_no_value().fault)
                 return faults
             message = msgspec.convert(data, Message)
         try:
@@ -193,7 +204,8 @@ class Planner:
             first = str(message.repeat).strip()[4:].strip(), "" if message.time_zone is UNSET else message.time_zone
         else:
             due_ms, is_delay = _due(message)
-            control[DELAY if is_delay else DELIVER_AT] = b"%d" % due_ms
+            time_header, text = _time_header(due_ms, is_delay)
+            control[time_header] = text
         message_id = None if message.id is UNSET else _id(message.id)
         if target.key is not None or target.key_base64 is not UNSET:
             control[TARGET_KEY] = _either("target.key", target.key, target.key_base64)
@@ -207,12 +219,14 @@ class Planner:
         pairs = list(control.items())
         headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = control
         if target.headers:
-            own = _own_headers(target.headers)
+            own = _own_headers(target.headers, self._rules[0])
             pairs += own
             headers = control | dict(own)
             if len(headers) != len(pairs):
                 headers = pairs
-        value = _either("value", message.value, message.value_base64)
+        if message.value is UNSET and message.value_base64 is UNSET:
+            raise _no_value()
+        value = _either("value", None if message.value is UNSET else message.value, message.value_base64)
         shards = len(self._rules)
         shard = next(self._turn) % shards if message_id is None else partition_of(message_id, shards)
         size = self._size(message_id, value, pairs)
@@ -245,12 +259,24 @@ class Planner:
 
 def time_ms(value: int | str) -> int:
     """Epoch milliseconds of a time in a request; ValueError with a text for users."""
-    return value if isinstance(value, int) else parse_time_ms(value)
+    return parse_time_ms(value if isinstance(value, str) else str(value))
 
 
 def duration_ms(value: int | str) -> int:
     """Milliseconds of a duration in a request; ValueError with a text for users."""
-    return value if isinstance(value, int) else parse_duration_ms(value)
+    return parse_duration_ms(value if isinstance(value, str) else str(value))
+
+
+def past_warnings(due_ms: int, now_ms: int) -> list[str] | UnsetType:
+    """The warning about a due time in the past."""
+    if due_ms >= now_ms - PAST_WARNED_MS:
+        return UNSET
+    seconds = (now_ms - due_ms) // 1_000
+    ago = next((f"{seconds // unit} {name}" for name, unit in _AGO if seconds >= 2 * unit))
+    return [f"due at {format_time(due_ms)}, {ago} ago"]
+
+
+_AGO = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 def _is_cron(repeat: object) -> bool:
@@ -261,11 +287,18 @@ def _options(message: Message) -> dict[str, bytes | None]:
     """The control headers of a repetition and of a spread; their values are checked with the record."""
     texts: dict[str, str | int | UnsetType] = {
         REPEAT: message.repeat, REPEAT_TIMES: message.repeat_times, TIME_ZONE: message.time_zone,
-        LATE_POLICY: message.late_policy, SPREAD: message.spread,
+        LATE_POLICY: message.late_policy,
     }  # fmt: skip
     found: dict[str, bytes | None] = {
         name: _bytes(FIELDS[name], str(text)) for name, text in texts.items() if text is not UNSET
     }
+    if message.repeat is not UNSET:
+        try:
+            check_units(message.repeat)
+        except ValueError as error:
+            raise _FieldError("repeat", str(error), Reason.BAD_VALUE.label) from None
+    if message.spread is not UNSET:
+        found[SPREAD] = b"%dms" % _delay_ms("spread", message.spread)
     if message.repeat_until is not UNSET:
         found[REPEAT_UNTIL] = b"%d" % _time_ms("repeat_until", message.repeat_until)
     return found
@@ -277,7 +310,11 @@ def new_time(request: Reschedule) -> tuple[str, bytes]:
         due_ms, is_delay = _due(request)
     except _FieldError as error:
         raise invalid_faults([error.fault]) from None
-    return (DELAY if is_delay else DELIVER_AT), b"%d" % due_ms
+    return _time_header(due_ms, is_delay)
+
+
+def _time_header(due_ms: int, is_delay: bool) -> tuple[str, bytes]:
+    return (DELAY, b"%dms" % due_ms) if is_delay else (DELIVER_AT, b"%d" % due_ms)
 
 
 def plan_action(
@@ -304,21 +341,35 @@ def _due(message: Message | Reschedule) -> tuple[int, bool]:
         return _time_ms("deliver_at", message.deliver_at), False
     if message.delay is UNSET:
         raise _no_time()
-    try:
-        return duration_ms(message.delay), True
-    except ValueError as error:
-        raise _FieldError("delay", str(error), Reason.BAD_VALUE.label) from None
+    return _delay_ms("delay", message.delay), True
 
 
 def _no_time() -> _FieldError:
     return _FieldError("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.label)
 
 
+def _no_value() -> _FieldError:
+    return _FieldError("value", "neither value nor value_base64 is given; null is a null payload, a tombstone")
+
+
 def _time_ms(field: str, value: int | str) -> int:
     try:
         return time_ms(value)
     except ValueError as error:
-        raise _FieldError(field, str(error), Reason.BAD_VALUE.label) from None
+        raise _bad_value(field, error) from None
+
+
+def _delay_ms(field: str, value: int | str) -> int:
+    try:
+        check_unit(str(value))
+        return duration_ms(value)
+    except ValueError as error:
+        raise _bad_value(field, error) from None
+
+
+def _bad_value(field: str, error: ValueError) -> _FieldError:
+    rejection = bad_value(field, error)
+    return _FieldError(field, str(error), rejection.reason.label)
 
 
 def _id(text: str) -> bytes:
@@ -349,15 +400,25 @@ def _either(field: str, text: str | None, base64: str | UnsetType) -> bytes | No
         raise _FieldError(f"{field}_base64", str(error), Reason.BAD_VALUE.label) from None
 
 
-def _own_headers(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
+def _own_headers(headers: HeaderValues, rules: Rules) -> list[tuple[str, bytes | None]]:
     """The user's headers without the receipt of an earlier delivery; names of control headers are refused."""
     try:
         pairs = headers_in(headers)
     except ValueError as error:
         raise _FieldError("target.headers", str(error), Reason.BAD_VALUE.label) from None
-    own = [pair for pair in pairs if pair[0] not in RECEIPT]
-    for name, _ in own:
-        if name.startswith(PREFIX):
+    own = []
+    for name, value in pairs:
+        if name in rules.names_seen:
+            own.append((name, value))
+            continue
+        try:
+            header = header_of(name)
+        except ValueError as error:
+            raise _FieldError("target.headers", str(error), Reason.UNKNOWN_HEADER.label) from None
+        if header is None:
+            rules.remember_name(name)
+            own.append((name, value))
+        elif header not in RECEIPT:
             raise _FieldError(
                 "target.headers", f"{name[:80]}: names that start with {PREFIX} are Chronos's own",
                 Reason.UNKNOWN_HEADER.label,
@@ -373,6 +434,6 @@ def _rejected(rejection: Rejection) -> _FieldError:
         if header in detail:
             field = field or name
             detail = detail.removeprefix(f"{header}: ").replace(header, name)
-    if rejection.reason is Reason.BEYOND_MAX_DELAY:
+    if rejection.reason in (Reason.BEYOND_MAX_DELAY, Reason.PAST):
         field = field or "deliver_at"
     return _FieldError(field or "id", detail, rejection.reason.label)

@@ -11,6 +11,7 @@ from chronos.core.options import TIMES_MAX
 from chronos.core.rates import PATTERN
 from chronos.core.repetition import CRON_CHARACTERS_MAX
 from chronos.core.rules import ATTEMPTS_MAX, TOPIC_NAME
+from chronos.core.timefmt import BARE_MS_MIN
 
 BATCH_MAX = 10_000
 """Messages in one request."""
@@ -32,11 +33,12 @@ _ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
 
 TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
 """From 1970 on."""
+UNITLESS_PATTERN = "^0*[1-9][0-9]{0,2}$"
+"""A delay or a spread that lacks its unit."""
 DURATION_PATTERN = (
-    r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]{1,9}w([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?"
-    r"([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}d([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?"
-    r"|[0-9]{1,9}h([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}m([0-9]{1,9}s)?([0-9]{1,9}ms)?"
-    r"|[0-9]{1,9}s([0-9]{1,9}ms)?)$"
+    r"^([0-9]+|[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]+w([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
+    r"|[0-9]+d([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?|[0-9]+h([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
+    r"|[0-9]+m([0-9]+s)?([0-9]+ms)?|[0-9]+s([0-9]+ms)?)$"
 )
 """Milliseconds, one number with a unit, or several from the largest unit to the smallest."""
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
@@ -44,7 +46,7 @@ BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}
 """1 to 1,024 bytes."""
 TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
 RATE_PATTERN = f"^{PATTERN.pattern}$"
-HEADER_NAME_PATTERN = r"^((?!chronos-)[^\x00]+|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
+HEADER_NAME_PATTERN = r"^((?![Cc][Hh][Rr][Oo][Nn][Oo][Ss][-_])[^\x00]+|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="
@@ -69,7 +71,9 @@ Count = Annotated[int, Meta(ge=0)]
 ShardNumber = Annotated[int, Meta(ge=0, le=1023, title="shard", description="Number of a shard.")]
 
 Time = (
-    Annotated[int, Meta(ge=0, le=MS_MAX, title="epoch ms", description="Epoch milliseconds.")]
+    Annotated[
+        int, Meta(ge=0, title="epoch ms", description="Epoch milliseconds.", extra_json_schema={"maximum": MS_MAX})
+    ]
     | Annotated[
         str,
         Meta(
@@ -87,6 +91,26 @@ Duration = (
             pattern=DURATION_PATTERN,
             title="duration",
             description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m.",
+        ),
+    ]
+)
+Delay = (
+    Annotated[
+        int,
+        Meta(
+            ge=0,
+            title="ms",
+            description="Milliseconds: 0, or at least 1000. A smaller number needs a unit.",
+            extra_json_schema={"maximum": MS_MAX, "not": {"minimum": 1, "maximum": BARE_MS_MIN - 1}},
+        ),
+    ]
+    | Annotated[
+        str,
+        Meta(
+            pattern=DURATION_PATTERN,
+            title="duration",
+            description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m.",
+            extra_json_schema={"not": {"pattern": UNITLESS_PATTERN}},
         ),
     ]
 )
@@ -159,25 +183,31 @@ class Target(Struct, forbid_unknown_fields=True, kw_only=True):
     key_base64: Annotated[Base64, Meta(description="The Kafka key, if it is not text.")] | UnsetType = UNSET
     headers: Annotated[
         HeaderValues | UnsetType,
-        Meta(description="Headers that are passed through. Names that start with `chronos-` are refused."),
+        Meta(
+            description="Headers that are passed through. Names that start with `chronos-`, in any case and with `_` for `-`, are"
+            " refused, and those that are one edit away from a header of Chronos."
+        ),
     ] = UNSET
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message to deliver later. Give `deliver_at` or `delay`, and `value`, `value_base64` or neither (null)."""
+    """A message to deliver later. Give `deliver_at` or `delay`, and `value` or `value_base64`."""
 
     target: Target
     value: Annotated[
-        str | None,
-        Meta(description="The payload as text; null or absent: a null payload. The record with its key, headers and"
-             " payload may take `topics.message_bytes_max` bytes."),
-    ] = None  # fmt: skip
+        str | UnsetType | None,
+        Meta(description="The payload as text; null: a null payload, which is a tombstone in a compacted topic. The record with its"
+             " key, headers and payload may take `topics.message_bytes_max` bytes."),
+    ] = UNSET  # fmt: skip
     value_base64: Annotated[Base64, Meta(description="The payload, if it is not text.")] | UnsetType = UNSET
     deliver_at: Annotated[
-        Time | UnsetType, Meta(description="When the message is due, at most `limits.max_delay` ahead.")
+        Time | UnsetType,
+        Meta(
+            description="When the message is due, at most `limits.max_delay` ahead, and at most `limits.max_past` ago."
+        ),
     ] = UNSET
     delay: Annotated[
-        Duration | UnsetType,
+        Delay | UnsetType,
         Meta(
             description="How long after the log accepted the message it is due, at most `limits.max_delay`.",
             examples=["90s"],
@@ -244,7 +274,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
         ),
     ] = UNSET
     spread: Annotated[
-        Duration | UnsetType,
+        Delay | UnsetType,
         Meta(description="The message is delivered up to this much later than its due time, to smooth a burst."),
     ] = UNSET
 
@@ -256,10 +286,13 @@ class Reschedule(Struct, forbid_unknown_fields=True, kw_only=True):
     """A new time for a message: `deliver_at` or `delay`."""
 
     deliver_at: Annotated[
-        Time | UnsetType, Meta(description="When the message is due, at most `limits.max_delay` ahead.")
+        Time | UnsetType,
+        Meta(
+            description="When the message is due, at most `limits.max_delay` ahead, and at most `limits.max_past` ago."
+        ),
     ] = UNSET
     delay: Annotated[
-        Duration | UnsetType,
+        Delay | UnsetType,
         Meta(
             description="How long after the log accepted this request the message is due, at most `limits.max_delay`."
         ),
@@ -318,10 +351,12 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
     deliver_at: Annotated[
         Time | UnsetType,
-        Meta(description="The new due time, at most `limits.max_delay` ahead; of a `reschedule` only."),
+        Meta(
+            description="The new due time, at most `limits.max_delay` ahead and `limits.max_past` ago; of a `reschedule` only."
+        ),
     ] = UNSET
     delay: Annotated[
-        Duration | UnsetType,
+        Delay | UnsetType,
         Meta(description="How long after its action is written a message is due; of a `reschedule` only."),
     ] = UNSET
 
@@ -337,6 +372,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
                 "properties": {"repeat": {"type": "string", "pattern": "^cron "}, "deliver_at": False, "delay": False},
             },
         ],
+        "anyOf": [{"required": ["value"]}, {"required": ["value_base64"]}],
         "not": {"required": ["value", "value_base64"], "properties": {"value": {"type": "string"}}},
         "dependentRequired": {
             "on_conflict": ["id"],
@@ -384,8 +420,8 @@ class Accepted(Struct, kw_only=True, gc=False):
     warnings: Annotated[
         list[str] | UnsetType,
         Meta(
-            description="Why its target would not take it now: it does not exist, is compacted and the message has no key,"
-            " or would refuse the size. Absent: nothing is known."
+            description="What may not have been meant: it is due in the past. And why its target would not take it now: it does not"
+            " exist, is compacted and the message has no key, or would refuse the size. Absent: nothing is known."
         ),
     ] = UNSET
 
@@ -408,6 +444,9 @@ class ActionResult(Struct, kw_only=True):
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the action's record in the delay topic.")]
     detail: Annotated[str | UnsetType, Meta(description="Why the action was refused.")] = UNSET
+    warnings: Annotated[
+        list[str] | UnsetType, Meta(description="What may not have been meant: the new time is in the past.")
+    ] = UNSET
 
 
 class Destination(Struct, kw_only=True, omit_defaults=True):
@@ -801,6 +840,13 @@ class Shard(Struct, kw_only=True):
     dead_recently: Annotated[
         DeadRecently | None,
         Meta(description="Messages that this node dead-lettered in the last 10 minutes; null: none."),
+    ] = None
+    unitless: Annotated[
+        dict[str, int] | None,
+        Meta(
+            description="Records that this node read since it started as master whose `chronos-delay` or `chronos-spread` is a number"
+            " from 1 to 999 without a unit, by target, the empty one for actions: milliseconds, and probably meant as seconds; null: none."
+        ),
     ] = None
     unhealthy: Annotated[
         list[str] | None, Meta(description="Nodes whose probes find the master unhealthy; null: none.")

@@ -66,7 +66,9 @@ def _without_payload(
 
 
 def _leave_own_cases(shard: schemas.Shard, reach: Reach) -> None:
-    """Leave only its own targets among the messages that died."""
+    """Leave only its own targets among the messages that died, and among records without a unit."""
+    if shard.unitless is not None:
+        shard.unitless = {name: count for name, count in shard.unitless.items() if reach.admits_target(name)} or None
     dead = shard.dead_recently
     if dead is None:
         return

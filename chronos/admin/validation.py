@@ -139,9 +139,18 @@ def check(
             yield Fault(detail=f"required {noun} is missing", field=where)
     for count, name in enumerate(each for each in data if each not in known):
         shown = str(name)[:NAME_SHOWN]
-        close = difflib.get_close_matches(shown, known, n=1) if suggests and count < FAULTS_MAX else []
-        meant = f"; did you mean {close[0]}?" if close else ""
+        close = _meant(shown, known) if suggests and count < FAULTS_MAX else None
+        meant = f"; did you mean {close}?" if close else ""
         yield Fault(detail=f"unknown {noun}{meant}", field=f"{path}.{shown}" if path else shown)
+
+
+def _meant(name: str, known: Mapping[str, Any]) -> str | None:
+    """The field that was meant: one of an object inside, or one with a similar name."""
+    for outer, each in known.items():
+        inner = _struct_of(each.type)
+        if inner is not None and any(name == one.encode_name for one in fields(inner)):
+            return f"{outer}.{name}"
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def _error(data: Any, kind: Any, *, strict: bool) -> str | None:

@@ -97,6 +97,13 @@ def _shard(shard: dict[str, Any]) -> Iterator[Finding]:
             f"{len(in_sync)} of {needed} followers in sync (replication.min_in_sync): {', '.join(in_sync) or 'none'}. Start the"
             " nodes that are down; `chronos status` shows how far each replica is behind",
         )
+    if shard.get("unitless"):
+        targets = ", ".join(f"{target or 'actions'} ({count:,})" for target, count in shard["unitless"].items())
+        yield note(
+            what,
+            f"records have a delay or a spread from 1 to 999 without a unit, which is milliseconds: {targets}. If their producers"
+            " mean seconds, have them write 30s",
+        )
     if shard["dead_recently"] is not None:
         yield problem(what, f"{shard['dead_recently']['text']}. `chronos get ID` tells why a message died")
 

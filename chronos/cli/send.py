@@ -23,7 +23,7 @@ from chronos.client import (
     message,
     requests,
 )
-from chronos.core.repetition import parse_repetition
+from chronos.core.repetition import check_units, parse_repetition
 
 LINES_TOGETHER = 1_000
 """Messages of `send --lines` in one request."""
@@ -71,6 +71,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
                 raise typer.BadParameter(f"{option}: {typed[:80]!r} is not {MEANT[option]}")
             try:
                 parse_repetition(text)
+                check_units(text)
             except ValueError as error:
                 raise typer.BadParameter(f"{option}: {str(error).replace(text[:80], typed[:80])}") from None
         bounds = {"--times": self.times, "--until": self.until, "--late-policy": self.late_policy}
@@ -177,7 +178,7 @@ def send(
 def _warn(texts: Mapping[str, int]) -> None:
     """Warnings on stderr, each with the number of messages that it is about if there are several."""
     for text, messages in texts.items():
-        note(f"warning: {text}" + (f" ({counted(messages, 'message')})" if messages > 1 else ""))
+        note(f"warning: {printable(text)}" + (f" ({counted(messages, 'message')})" if messages > 1 else ""))
 
 
 def _check_payload(value: str | None, *, lines: bool, null: bool) -> None:

@@ -108,6 +108,8 @@ def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = 
         except Refused as refused:
             raise worded(refused, by_delay=delay is not None) from None
     result = msgspec.convert(found, Result)
+    for warning in result.warnings:
+        note(f"warning: {printable(warning)}")
     if output is Format.json:
         put_json(found)
     elif result:

@@ -1,18 +1,16 @@
 """Control headers for programs that write to the delay topic with a Kafka producer."""
 
-from collections.abc import Mapping
+import time
 
 from chronos.client.models import Action, LatePolicy, OnConflict
-from chronos.client.requests import Bytes, check_rhythm, is_cron
-from chronos.client.times import Delay, Time, delay_ms, time_ms
+from chronos.client.requests import Bytes
+from chronos.client.times import Delay, Time, delay_text, time_ms
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
-    CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
-    LATE_POLICIES,
     LATE_POLICY,
     ON_CONFLICT,
     REPEAT,
@@ -22,9 +20,30 @@ from chronos.core.message import (
     TARGET_KEY,
     TARGET_TOPIC,
     TIME_ZONE,
-    VERBS,
+    Record,
+    Rejection,
 )
-from chronos.core.repetition import parse_repetition
+from chronos.core.parsing import parse
+from chronos.core.repetition import check_units
+from chronos.core.rules import NO_LIMIT_MS, Rules
+
+ARGUMENTS = {
+    REPEAT_TIMES: "repeat_times",
+    REPEAT_UNTIL: "repeat_until",
+    REPEAT: "repeat",
+    ACTION: "action",
+    ATTEMPTS: "attempts",
+    DELAY: "delay",
+    DELIVER_AT: "deliver_at",
+    EXPIRE_AT: "expire_at",
+    LATE_POLICY: "late_policy",
+    ON_CONFLICT: "on_conflict",
+    SPREAD: "spread",
+    TARGET_KEY: "key",
+    TARGET_TOPIC: "target",
+    TIME_ZONE: "time_zone",
+}
+"""The argument from which a header is made; a header comes before one with which its own name begins."""
 
 
 def headers(
@@ -48,65 +67,36 @@ def headers(
 
     `target` is the topic to deliver to, `deliver_at` or `delay` the due time, `key` the Kafka key of the delivered
     message. `repeat` makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0 9 * * 1-5`, which needs no due time; see
-    `chronos.message` for the rest. Raises ValueError for mistakes that Chronos would refuse: a `datetime` without zone, an
-    unknown action, both times. Cron expressions and time zones are checked by the service.
+    `chronos.message` for the rest. Raises ValueError for what Chronos would refuse whatever its configuration: the service's own
+    parser reads the headers. Cron expressions and time zones are checked by the service alone.
     """
-    if deliver_at is not None and delay is not None:
-        raise ValueError("give deliver_at or delay, not both")
-    if action is not None and action.encode() not in VERBS:
-        raise ValueError(f"action {action!r} is not valid; use one of {_words(VERBS)}")
-    if on_conflict is not None and on_conflict.encode() not in CONFLICT_POLICIES:
-        raise ValueError(f"on_conflict {on_conflict!r} is not valid; use one of {_words(CONFLICT_POLICIES)}")
-    found: list[tuple[str, bytes]] = []
-    if action is not None:
-        found.append((ACTION, action.encode()))
-    if action in (None, "schedule", "replace"):
-        if target is None:
-            raise ValueError("target is missing: the topic to deliver to")
-        if deliver_at is None and delay is None and not is_cron(repeat):
-            raise ValueError("give deliver_at or delay: when to deliver")
-    if deliver_at is not None:
-        found.append((DELIVER_AT, b"%d" % time_ms(deliver_at)))
-    if delay is not None:
-        found.append((DELAY, b"%d" % delay_ms(delay)))
-    if target is not None:
-        found.append((TARGET_TOPIC, target.encode()))
-    if key is not None:
-        found.append((TARGET_KEY, key.encode() if isinstance(key, str) else key))
-    if on_conflict is not None:
-        found.append((ON_CONFLICT, on_conflict.encode()))
-    if expire_at is not None:
-        found.append((EXPIRE_AT, b"%d" % time_ms(expire_at)))
-    if attempts is not None:
-        found.append((ATTEMPTS, b"%d" % attempts))
-    return found + _series(repeat, repeat_times, repeat_until, time_zone, late_policy, spread)
-
-
-def _series(
-    repeat: str | None,
-    repeat_times: int | None,
-    repeat_until: Time | None,
-    time_zone: str | None,
-    late_policy: LatePolicy | None,
-    spread: Delay | None,
-) -> list[tuple[str, bytes]]:
     if repeat is not None:
-        check_rhythm(repeat)
-        parse_repetition(repeat)
-    elif any(option is not None for option in (repeat_times, repeat_until, time_zone, late_policy)):
-        raise ValueError("repeat_times, repeat_until, time_zone and late_policy go with repeat")
-    if late_policy is not None and late_policy.encode() not in LATE_POLICIES:
-        raise ValueError(f"late_policy {late_policy!r} is not valid; use one of {_words(LATE_POLICIES)}")
+        check_units(repeat)
     texts = (
+        (ACTION, action),
+        (DELIVER_AT, None if deliver_at is None else time_ms(deliver_at)),
+        (DELAY, None if delay is None else delay_text(delay)),
+        (TARGET_TOPIC, target),
+        (TARGET_KEY, key),
+        (ON_CONFLICT, on_conflict),
+        (EXPIRE_AT, None if expire_at is None else time_ms(expire_at)),
+        (ATTEMPTS, attempts),
         (REPEAT, repeat),
         (REPEAT_TIMES, repeat_times),
         (REPEAT_UNTIL, None if repeat_until is None else time_ms(repeat_until)),
         (TIME_ZONE, time_zone),
         (LATE_POLICY, late_policy),
-        (SPREAD, None if spread is None else delay_ms(spread)),
+        (SPREAD, None if spread is None else delay_text(spread)),
     )
-    return [(name, str(text).encode()) for name, text in texts if text is not None]
-
-
-def _words(table: Mapping[bytes, object]) -> str:
-    return ", ".join(word.decode() for word in table)
+    found = [
+        (name, text if isinstance(text, bytes) else str(text).encode()) for name, text in texts if text is not None
+    ]
+    # Any id and payload: those of the record are not known here.
+    record = Record(0, time.time_ns() // 1_000_000, b"id", b"", found)
+    refused = parse(record, Rules(shard=0, shards=1, max_delay_ms=NO_LIMIT_MS))
+    if type(refused) is Rejection:
+        detail = refused.detail
+        for header, argument in ARGUMENTS.items():
+            detail = detail.replace(header, argument)
+        raise ValueError(detail)
+    return found

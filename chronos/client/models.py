@@ -47,7 +47,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     """Why it is not scheduled."""
     warnings: tuple[str, ...] = ()
-    """Why its target would not take it now."""
+    """What may not have been meant, such as a due time in the past, and why its target would not take it now."""
 
     @property
     def applied(self) -> bool:
@@ -78,6 +78,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of the action's record in the delay topic."""
     detail: str | None = None
     """Why the action was refused."""
+    warnings: list[str] = msgspec.field(default_factory=list)
+    """What may not have been meant: the new time is in the past."""
 
     def __bool__(self) -> bool:
         return self.result in ("cancelled", "rescheduled", "fired")

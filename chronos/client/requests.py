@@ -26,7 +26,7 @@ from chronos.client.models import (
     Result,
     Scheduled,
 )
-from chronos.client.times import Delay, Time, delay_ms, time_ms
+from chronos.client.times import Delay, Time, delay_ms, delay_text, time_ms
 
 COME_BACK = frozenset({429, 502, 503, 504})
 """Statuses that ask the client to try again."""
@@ -157,7 +157,7 @@ def message(
         target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
     if repeat is not None:
         check_rhythm(repeat)
-    found: dict[str, Any] = {"target": target} | _bytes_field("value", value)
+    found: dict[str, Any] = {"target": target} | (_bytes_field("value", value) or {"value": None})
     if deliver_at is not None or delay is not None or not is_cron(repeat):
         found |= _when(deliver_at, delay)
     if id is not None:
@@ -171,7 +171,7 @@ def message(
     if repeat_until is not None:
         found["repeat_until"] = time_ms(repeat_until)
     if spread is not None:
-        found["spread"] = delay_ms(spread)
+        found["spread"] = delay_text(spread)
     rhythm = {"repeat": repeat, "repeat_times": repeat_times, "time_zone": time_zone, "late_policy": late_policy}
     return found | {name: option for name, option in rhythm.items() if option is not None}
 
@@ -470,7 +470,7 @@ def _when(deliver_at: Time | None, delay: Delay | None) -> dict[str, Any]:
     if deliver_at is not None:
         return {"deliver_at": time_ms(deliver_at)}
     if delay is not None:
-        return {"delay": delay_ms(delay)}
+        return {"delay": delay_text(delay)}
     raise ValueError("give deliver_at or delay: when to deliver")
 
 

@@ -29,15 +29,20 @@ def time_ms(value: Time) -> int:
 
 
 def delay_ms(value: Delay) -> int:
-    """Milliseconds, rounded up; ValueError for a negative duration and for a bare number."""
+    """Milliseconds, rounded up; ValueError for a negative duration and for a bare number but 0."""
     if isinstance(value, timedelta):
         if value < timedelta():
             raise ValueError(f"{value!r} is negative; a delay is 0 or more")
         return -(-value // _MS)
     text = str(value)
-    if _is_number(text):
+    if _is_number(text) and text != "0":
         raise ValueError(f"{text} has no unit; write {text}s, {text}m or {text}ms")
     return parse_duration_ms(text)
+
+
+def delay_text(value: Delay) -> str:
+    """The duration as the service takes it, with a unit."""
+    return f"{delay_ms(value)}ms"
 
 
 def _is_number(text: str) -> bool:

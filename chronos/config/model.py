@@ -170,6 +170,13 @@ class LimitsConfig(Section):
         "years ahead, and the limit catches times in microseconds or nanoseconds.",
         least="1s", most="36500d",
     )  # fmt: skip
+    max_past: Duration = key(
+        "30d",
+        "How long ago a message may be due when it is written; one due earlier is rejected, because its year or its unit is wrong, and "
+        "it would be delivered at once. What is due less long ago is accepted, and the HTTP interface and the command line "
+        "warn. Series, replays of dead letters and backfills may be due at any time. 0 switches the check off.",
+        least="0s", most="36500d",
+    )  # fmt: skip
     disk_reserve: Size = key(
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "

@@ -34,9 +34,11 @@ _AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def duration_ms(value: object) -> int:
-    """`90s` as 90000. An int from code is milliseconds; a bare number in text is an error."""
+    """`90s` as 90000. An int from code is milliseconds; a bare number in text is an error, except 0."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if value == "0":
+        return 0
     amount, unit = _amount(value)
     if isinstance(value, str) and value == amount + unit and unit in UNIT_MS:
         return parse_duration_ms(value)

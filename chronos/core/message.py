@@ -82,6 +82,7 @@ class Reason(IntEnum):
     CREATE_TIME = 23
     BEYOND_EXPIRY = 24
     HELD = 25
+    PAST = 26
     EXPIRED = 32
     TARGET_MISSING = 33
     TOO_LARGE = 34
@@ -106,6 +107,7 @@ class Verb(IntEnum):
     FIRE_NOW = 5
     PROBE = 6
     REPLAY = 7
+    BACKFILL = 8
 
 
 class OnConflict(IntEnum):
@@ -117,7 +119,8 @@ class OnConflict(IntEnum):
 
 
 VERBS = {b"schedule": Verb.SCHEDULE, b"replace": Verb.REPLACE, b"reschedule": Verb.RESCHEDULE,
-         b"cancel": Verb.CANCEL, b"fire-now": Verb.FIRE_NOW, b"probe": Verb.PROBE, b"replay": Verb.REPLAY}  # fmt: skip
+         b"cancel": Verb.CANCEL, b"fire-now": Verb.FIRE_NOW, b"probe": Verb.PROBE, b"replay": Verb.REPLAY,
+         b"backfill": Verb.BACKFILL}  # fmt: skip
 CONFLICT_POLICIES = {b"reject": OnConflict.REJECT, b"replace": OnConflict.REPLACE, b"ignore": OnConflict.IGNORE}
 
 

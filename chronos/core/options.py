@@ -18,6 +18,7 @@ from chronos.core.message import (
     REPEAT_TIMES,
     REPEAT_UNTIL,
     SPREAD,
+    TARGET_TOPIC,
     TIME_ZONE,
     Command,
     ConditionalSchedule,
@@ -31,8 +32,8 @@ from chronos.core.message import (
 )
 from chronos.core.repetition import longest_ms, parse_repetition
 from chronos.core.rules import ATTEMPTS_MAX, Rules
-from chronos.core.timefmt import format_duration, parse_duration_ms
-from chronos.core.values import names, shown, text_of, time_of
+from chronos.core.timefmt import format_duration, lacks_unit, parse_duration_ms
+from chronos.core.values import bad_value, names, shown, text_of, time_of
 
 TIMES_MAX = 1_000_000_000
 """Greatest `chronos-repeat-times`."""
@@ -74,9 +75,12 @@ def parse_options(
             return Rejection(Reason.BAD_VALUE, f"{ATTEMPTS}: {error}")
     if SPREAD in control:
         try:
-            spread_ms = parse_duration_ms(text_of(control[SPREAD]))
+            spread = text_of(control[SPREAD])
+            spread_ms = parse_duration_ms(spread)
         except ValueError as error:
-            return Rejection(Reason.BAD_VALUE, f"{SPREAD}: {error}")
+            return bad_value(SPREAD, error)
+        if lacks_unit(spread):
+            rules.count_unitless(control.get(TARGET_TOPIC))
         if spread_ms > rules.max_delay_ms:
             return _beyond(SPREAD, rules)
         if expire_at_ms is not None and expire_at_ms < due_ms + spread_ms:
@@ -135,7 +139,7 @@ def _parse_repetition(
                 raise ValueError(f"{shown(control[LATE_POLICY])} is not one of {names(LATE_POLICIES)}")
             policy = found
     except ValueError as error:
-        return Rejection(Reason.BAD_VALUE, f"{name}: {error}")
+        return bad_value(name, error)
     return replace(repetition, times=times, until_ms=until_ms, zone=zone, late_policy=policy)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from chronos.core.header_names import HEADERS, header_of
 from chronos.core.keys import ID_BYTES_MAX, parse_generated_id
 from chronos.core.message import (
     ACTION,
@@ -22,6 +23,7 @@ from chronos.core.message import (
     PREFIX,
     PROBE_ACTION,
     RECEIPT,
+    REPEAT,
     REPLAYED,
     SCHEDULING,
     TARGET_KEY,
@@ -44,8 +46,8 @@ from chronos.core.message import (
 from chronos.core.options import has_time, parse_options, repeats_by_cron
 from chronos.core.placement import hop_of, misplaced
 from chronos.core.rules import Rules
-from chronos.core.timefmt import format_duration, parse_duration_ms
-from chronos.core.values import names, shown, text_of, time_of
+from chronos.core.timefmt import BARE_MS_MIN, format_duration, format_time, lacks_unit, parse_duration_ms
+from chronos.core.values import bad_value, names, shown, text_of, time_of
 
 
 def parse(record: Record, rules: Rules) -> Command:
@@ -60,15 +62,23 @@ def parse(record: Record, rules: Rules) -> Command:
         )
     control: dict[str, bytes | None] = {}
     passed: dict[str, bytes | None] = {}
-    for name, value in record.headers:
-        if name[:8] == PREFIX:
+    given, names_seen = record.headers, rules.names_seen
+    for name, value in given:
+        if name in HEADERS:
             control[name] = value
-        else:
+        elif name in names_seen:
             passed[name] = value
+        else:
+            split = _split(given, rules)
+            if isinstance(split, Rejection):
+                return split
+            given, control, passed = split
+            record = replace(record, headers=given)
+            break
     headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = passed
-    if len(control) + len(passed) != len(record.headers):
-        own = [header for header in record.headers if header[0][:8] != PREFIX]
-        repeated = _repeated(record.headers)
+    if len(control) + len(passed) != len(given):
+        own = [header for header in given if header[0] not in control]
+        repeated = _repeated(given)
         if repeated:
             return Rejection(Reason.REPEATED_HEADER, f"{repeated[:80]} is given more than once")
         headers = passed if len(own) == len(passed) else own
@@ -80,6 +90,41 @@ def parse(record: Record, rules: Rules) -> Command:
         if plain is not None:
             return plain
     return _any(record, control, headers, rules)
+
+
+def _split(
+    given: Headers, rules: Rules
+) -> tuple[list[tuple[str, bytes | None]], dict[str, bytes | None], dict[str, bytes | None]] | Rejection:
+    """Return headers of which a name was not seen before, those of Chronos as it spells them: all, Chronos's, and the producer's own."""
+    headers: list[tuple[str, bytes | None]] = []
+    control: dict[str, bytes | None] = {}
+    passed: dict[str, bytes | None] = {}
+    for name, value in given:
+        header = _header(name, rules)
+        if isinstance(header, Rejection):
+            return header
+        if header is None:
+            passed[name] = value
+        else:
+            control[header] = value
+        headers.append((header or name, value))
+    return headers, control, passed
+
+
+def _header(name: str, rules: Rules) -> str | Rejection | None:
+    """Return the header of Chronos that a name stands for; None if it is the producer's own."""
+    if rules.number <= 2:
+        # In any other spelling it was passed through.
+        return name if name[:8] == PREFIX else None
+    try:
+        header = header_of(name)
+    except ValueError as error:
+        return Rejection(Reason.UNKNOWN_HEADER, str(error))
+    if header is None:
+        rules.remember_name(name)
+    elif header == FORWARDED != name:
+        return Rejection(Reason.BAD_VALUE, f"{FORWARDED}: Chronos did not write {name[:80]}")
+    return header
 
 
 def _any(
@@ -96,6 +141,8 @@ def _any(
         return PROBE_ACTION
     if verb is Verb.SCHEDULE or verb is Verb.REPLACE or verb is Verb.REPLAY:
         return _message(record, control, headers, verb, rules)
+    if verb is Verb.BACKFILL:
+        return _message(record, control, headers, verb, rules) if rules.number > 2 else _not_a_verb(control[ACTION])
     return _action(record, control, verb, rules)
 
 
@@ -140,14 +187,16 @@ def _plain(
     at, target = control.get(DELIVER_AT), control.get(TARGET_TOPIC)
     if at is None or target is None or len(at) != 13 or not at.isdigit():
         return None
-    topic, due_ms, key = rules.topics_seen.get(target), int(at), record.key
-    if topic is None or not rules.min_time_ms <= due_ms <= record.timestamp_ms + rules.max_delay_ms:
+    topic, due_ms, key, timestamp_ms = rules.topics_seen.get(target), int(at), record.key, record.timestamp_ms
+    if topic is None or not rules.min_time_ms <= due_ms <= timestamp_ms + rules.max_delay_ms:
+        return None
+    if due_ms < timestamp_ms - rules.max_past_ms:
         return None
     if key is not None and (key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key):
         rejection = _check_id(key, rules, own=True)
         if rejection is not None:
             return rejection
-    return Entry(key, due_ms, topic, None, headers, record.value, record.timestamp_ms)
+    return Entry(key, due_ms, topic, None, headers, record.value, timestamp_ms)
 
 
 def _repeated(headers: Headers) -> str | None:
@@ -167,9 +216,11 @@ def _verb(record: Record, control: Mapping[str, bytes | None]) -> Verb | Rejecti
         return Verb.CANCEL if is_tombstone and not has_time(control) and not repeats_by_cron(control) else Verb.SCHEDULE
     raw = control[ACTION]
     verb = VERBS.get(raw or b"")
-    if verb is None:
-        return Rejection(Reason.BAD_VALUE, f"{ACTION}: {shown(raw)} is not one of {names(VERBS)}")
-    return verb
+    return _not_a_verb(raw) if verb is None else verb
+
+
+def _not_a_verb(raw: bytes | None) -> Rejection:
+    return Rejection(Reason.BAD_VALUE, f"{ACTION}: {shown(raw)} is not one of {names(VERBS)}")
 
 
 def _message(
@@ -179,7 +230,7 @@ def _message(
     verb: Verb,
     rules: Rules,
 ) -> Command:
-    """Parse a `schedule`, a `replace` or a `replay`."""
+    """Parse a `schedule`, a `replace`, a `replay` or a `backfill`."""
     target = control.get(TARGET_TOPIC)
     misfit = _misfit(control, SCHEDULING)
     if misfit is not None:
@@ -193,12 +244,16 @@ def _message(
     due_ms = record.timestamp_ms if first_is_left else _due_ms(record, control, rules)
     if isinstance(due_ms, Rejection):
         return due_ms
+    if due_ms < record.timestamp_ms and verb not in (Verb.REPLAY, Verb.BACKFILL) and REPEAT not in control:
+        past = _past(record, due_ms, rules)
+        if past is not None:
+            return past
     expire_at_ms: int | None = None
     if EXPIRE_AT in control:
         try:
             expire_at_ms = time_of(control[EXPIRE_AT], record.timestamp_ms, rules.min_time_ms)
         except ValueError as error:
-            return Rejection(Reason.BAD_VALUE, f"{EXPIRE_AT}: {error}")
+            return bad_value(EXPIRE_AT, error)
         if expire_at_ms < due_ms:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} is before the due time")
     options: Options | None = None
@@ -240,7 +295,7 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
         return Rejection(
             Reason.BAD_VALUE, f"{ON_CONFLICT}: {shown(control[ON_CONFLICT])} is not one of {names(CONFLICT_POLICIES)}"
         )
-    return entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, verb, policy)
+    return entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, Verb.SCHEDULE, policy)
 
 
 def _replay(entry: Entry, record: Record, control: Mapping[str, bytes | None], rules: Rules) -> Command:
@@ -283,7 +338,10 @@ def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules:
     if verb is not Verb.RESCHEDULE:
         return Action(verb, target_id)
     due_ms = _due_ms(record, control, rules)
-    return due_ms if isinstance(due_ms, Rejection) else Action(verb, target_id, due_ms)
+    if isinstance(due_ms, Rejection):
+        return due_ms
+    past = _past(record, due_ms, rules)
+    return Action(verb, target_id, due_ms) if past is None else past
 
 
 def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Rejection | None:
@@ -305,14 +363,17 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
         try:
             due_ms = time_of(at, record.timestamp_ms, rules.min_time_ms)
         except ValueError as error:
-            return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: {error}")
+            return bad_value(DELIVER_AT, error)
     elif DELAY in control:
         if DELIVER_AT in control:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{DELIVER_AT} and {DELAY} are both given")
         try:
-            due_ms = record.timestamp_ms + parse_duration_ms(text_of(control[DELAY]))
+            delay = text_of(control[DELAY])
+            due_ms = record.timestamp_ms + parse_duration_ms(delay)
         except ValueError as error:
-            return Rejection(Reason.BAD_VALUE, f"{DELAY}: {error}")
+            return bad_value(DELAY, error)
+        if due_ms < record.timestamp_ms + BARE_MS_MIN and lacks_unit(delay):
+            rules.count_unitless(control.get(TARGET_TOPIC))
     elif DELIVER_AT in control:
         return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: null is not a time")
     else:
@@ -321,6 +382,17 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
         limit = format_duration(rules.max_delay_ms)
         return Rejection(Reason.BEYOND_MAX_DELAY, f"due more than {limit} ahead, the limit set by limits.max_delay")
     return due_ms
+
+
+def _past(record: Record, due_ms: int, rules: Rules) -> Rejection | None:
+    """Return the rejection of a due time that lies so far in the past that it was not meant."""
+    past_ms = record.timestamp_ms - due_ms
+    if past_ms <= rules.max_past_ms or rules.number <= 2:
+        return None
+    limit = format_duration(rules.max_past_ms)
+    return Rejection(
+        Reason.PAST, f"due at {format_time(due_ms)}, more than {limit} in the past, the limit set by limits.max_past"
+    )
 
 
 def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None:

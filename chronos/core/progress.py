@@ -23,11 +23,12 @@ VERSION = b"\x02"
 VERSION_NUMBERED = b"\x03"
 """Records that name the number of their rules, which is at least 2."""
 
-RULES = 2
+RULES = 3
 """The newest rules that this version of Chronos knows.
 
     1   the first ones
     2   no hop is refused for its time; the order of records that came through different partitions; the horizon; held records
+    3   headers of Chronos in any spelling; the action `backfill`; times far in the past are refused
 """
 
 

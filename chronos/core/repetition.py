@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from chronos.core.message import Entry, Options, Repeat, Repetition
 from chronos.core.progress import Decision, Outcome
-from chronos.core.timefmt import MS_MAX, format_duration, parse_duration_ms
+from chronos.core.timefmt import MS_MAX, check_unit, format_duration, parse_duration_ms
 
 INTERVAL_MS_MIN = 100
 """Shortest interval of a series."""
@@ -40,18 +40,36 @@ def parse_repetition(text: str) -> Repetition:
     Raises ValueError, with a text for users.
     """
     kind, *words = text.split()[:8] or [""]
-    if kind == "every" and len(words) == 1:
+    given = " ".join(words)[:80]
+    if kind == "every":
+        if len(words) != 1:
+            raise ValueError(f"{given!r} is not an interval; write every 30s")
         return Repetition(Repeat.EVERY, (_interval_ms(words[0]),))
-    if kind == "backoff" and len(words) == 3:
+    if kind == "backoff":
+        if len(words) != 3:
+            raise ValueError(f"{given!r} is not base, factor and cap; write backoff 1s 2 1h")
         base_ms, factor, cap_ms = _interval_ms(words[0]), _factor(words[1]), _interval_ms(words[2])
         if cap_ms < base_ms:
             raise ValueError(f"the cap {words[2]} is shorter than the base {words[0]}")
         return Repetition(Repeat.BACKOFF, (base_ms, factor, cap_ms))
-    if kind == "cron" and len(words) in (5, 6) and len(text) <= CRON_CHARACTERS_MAX:
+    if kind == "cron":
+        if len(words) not in (5, 6):
+            raise ValueError(f"{given!r} is not a cron expression: it does not have 5 or 6 fields")
+        if len(text) > CRON_CHARACTERS_MAX:
+            raise ValueError(f"{given!r} is not a cron expression: it has more than {CRON_CHARACTERS_MAX} characters")
         return Repetition(Repeat.CRON, cron=" ".join(words))
     raise ValueError(
-        f"{text[:80]!r} is not a repetition; write every 30s, backoff 1s 2 1h (base, factor, cap), or cron with 5 or 6 fields"
+        f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: every 30s, backoff 1s 2 1h (base, factor, cap),"
+        " cron 0 9 * * 1-5"
     )
+
+
+def check_units(text: str) -> None:
+    """Raise ValueError, with a text for users, for a repetition with an interval that has no unit and is too small to be meant so."""
+    kind, *words = text.split()[:8] or [""]
+    for at, word in enumerate(words):
+        if kind == "every" or (kind == "backoff" and at != 1):
+            check_unit(word)
 
 
 def _interval_ms(text: str) -> int:

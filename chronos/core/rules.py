@@ -19,11 +19,23 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 HOP_SOURCE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/(0|[1-9][0-9]{0,9})")
 """Topic and partition of a hop."""
 
+NO_LIMIT_MS = 2 * MS_MAX
+"""More than any time or duration."""
+
 ATTEMPTS_MAX = 1_000
 """Greatest value of `delivery.attempts_max`."""
 
 TARGETS_SEEN_MAX = 10_000
 """Accepted target topics that are remembered: about 1 MB."""
+
+NAMES_SEEN_MAX = 10_000
+"""Names of producers' own headers that are remembered."""
+
+UNITLESS_TARGETS_MAX = 100
+"""Targets whose records with a delay or spread without a unit are counted."""
+
+NAME_SEEN_CHARACTERS = 100
+"""Longest name that is remembered: at most 5 MB for all, and usually a few kB."""
 
 
 class Rules:
@@ -38,6 +50,7 @@ class Rules:
         allow: Sequence[str] = ("*",),
         deny: Sequence[str] = (),
         max_delay_ms: int = 3_650 * 86_400_000,
+        max_past_ms: int = NO_LIMIT_MS,
         deduplication_ms: int = 6 * 3_600_000,
         misplaced: Literal["forward", "reject"] | None = None,
         delay_topic: str | None = None,
@@ -58,6 +71,7 @@ class Rules:
         self.allow = tuple(allow)
         self.deny = tuple(deny)
         self.max_delay_ms = max_delay_ms
+        self.max_past_ms = max_past_ms
         self.deduplication_ms = deduplication_ms
         self.misplaced = misplaced
         self.delay_topic = delay_topic
@@ -67,13 +81,18 @@ class Rules:
         self.number = number
         self.topics_seen: dict[bytes, str] = {}
         """Raw header value -> topic, for targets that were accepted before; at most TARGETS_SEEN_MAX."""
+        self.names_seen: set[str] = set()
+        """Names of headers that are the producers' own by rules of every number; at most NAMES_SEEN_MAX."""
+        self.unitless: dict[str, int] = {}
+        """Target -> records whose delay or spread lacks its unit, of at most UNITLESS_TARGETS_MAX targets; a record that is parsed again
+        counts again."""
         self._sources_seen: set[bytes] = set()
         """The other partitions of the delay topic, once a hop named them."""
 
     def for_replay(self, number: int = RULES) -> "Rules":
         """Return the rules of a replica that executes decisions made by rules `number`: they reject nothing that a setting could
         reject."""
-        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=2 * MS_MAX, min_time_ms=0, number=number)
+        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=NO_LIMIT_MS, min_time_ms=0, number=number)
 
     def may_forward(self, source: bytes) -> bool:
         """Return whether a hop may come from `<topic>/<partition>`: another partition of the delay topic."""
@@ -87,6 +106,20 @@ class Rules:
         if self.delay_topic is not None:
             self._sources_seen.add(source)
         return True
+
+    def remember_name(self, name: str) -> None:
+        """Remember the name of a header that is the producer's own."""
+        if len(name) > NAME_SEEN_CHARACTERS:
+            return
+        if len(self.names_seen) >= NAMES_SEEN_MAX:
+            self.names_seen.clear()
+        self.names_seen.add(name)
+
+    def count_unitless(self, raw_target: bytes | None) -> None:
+        """Count a record whose delay or spread lacks its unit; an action has no target."""
+        target = "" if raw_target is None else raw_target[:249].decode("utf-8", "replace")
+        if target in self.unitless or len(self.unitless) < UNITLESS_TARGETS_MAX:
+            self.unitless[target] = self.unitless.get(target, 0) + 1
 
     def target(self, raw: bytes) -> str | Rejection:
         """Return the topic that a `chronos-target-topic` names, or the rejection."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from chronos.core.timefmt import parse_time_ms
+from chronos.core.message import Reason, Rejection
+from chronos.core.timefmt import BeyondAll, parse_time_ms
 
 
 def text_of(raw: bytes | None) -> str:
@@ -22,6 +23,12 @@ def time_of(raw: bytes | None, timestamp_ms: int, min_time_ms: int) -> int:
     if time_ms < min_time_ms <= timestamp_ms and text.isdigit():
         raise ValueError(f"{text} looks like seconds; a number is taken as epoch milliseconds")
     return time_ms
+
+
+def bad_value(name: str, error: ValueError) -> Rejection:
+    """Return the rejection of a control header whose value could not be read."""
+    reason = Reason.BEYOND_MAX_DELAY if isinstance(error, BeyondAll) else Reason.BAD_VALUE
+    return Rejection(reason, f"{name}: {error}")
 
 
 def shown(raw: bytes | None) -> str:

@@ -9,7 +9,7 @@ from chronos.core.cron import next_cron
 from chronos.core.health import Verdict
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
-from chronos.core.rules import Rules
+from chronos.core.rules import NO_LIMIT_MS, Rules
 from chronos.core.selector import Selector
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
@@ -68,6 +68,7 @@ def make_shard(
         allow=config.targets.allow,
         deny=config.targets.deny,
         max_delay_ms=config.limits.max_delay,
+        max_past_ms=config.limits.max_past or NO_LIMIT_MS,
         deduplication_ms=config.retention.deduplication,
         misplaced=topics.misplaced,
         delay_topic=topics.delay,

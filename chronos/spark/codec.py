@@ -14,16 +14,21 @@ from pyspark.sql import functions as f
 from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection, Verb
 from chronos.core.parsing import parse
-from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.progress import RULES, Outcome, Progress, unpack_progress
 from chronos.core.repetition import shift_ms
-from chronos.core.rules import Rules
-from chronos.core.timefmt import MS_MAX
+from chronos.core.rules import NO_LIMIT_MS, Rules
 from chronos.spark.decisions import LEFT_LANE, OUTCOMES, WRITTEN_ON
 
 Batches = Iterator[pa.RecordBatch]
 
 RANGE_OFFSETS_MAX = 2_000_000
 """Offsets listed of one range that was stepped over: more than a batch of 1 MiB holds unless it exists only to be large."""
+
+REFUSED = "refused"
+"""The verb of a record that asks for nothing that can be done."""
+
+BEFORE_FOLDING = 2
+"""The last rules by which a header in another spelling was the producer's own."""
 
 PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason",
           "first_ms")  # fmt: skip
@@ -40,31 +45,43 @@ def parse_messages(shards: int) -> Callable[[Batches], Batches]:
     """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same and `PARSED`.
 
     Parsed by the newest rules of replay, which depend on no settings. The refusals of a master are in the progress records, those of
-    older rules too, which refused what newer ones accept.
+    older rules too, which refused what newer ones accept. What only newer rules refuse is parsed by those that accept it.
     """
 
     def parsed(batches: Batches) -> Batches:
-        rules: dict[int, Rules] = {}
+        rules: dict[tuple[int, int], Rules] = {}
         for batch in batches:
             yield _parse_batch(batch, rules, shards)
 
     return parsed
 
 
-def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) -> pa.RecordBatch:
+def _parse_batch(batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], shards: int) -> pa.RecordBatch:
     rows: list[Parsed] = []
     headers = batch.column("headers")
     ends = headers.offsets.to_pylist()
     pairs = list(zip(headers.values.field(0).to_pylist(), headers.values.field(1).to_pylist(), strict=True))
     columns = (batch.column(name).to_pylist() for name in ("shard", "offset", "timestamp_ms", "key", "value"))
     for begin, end, shard, offset, timestamp_ms, key, value in zip(ends, ends[1:], *columns, strict=False):
-        own = rules.get(shard)
-        if own is None:
-            own = rules[shard] = Rules(shard=shard, shards=max(shards, shard + 1), max_delay_ms=2 * MS_MAX)
-        rows.append(_parsed(Record(offset, timestamp_ms, key, value, pairs[begin:end]), own))
+        record = Record(offset, timestamp_ms, key, value, pairs[begin:end])
+        parsed = _parsed(record, _rules(rules, shard, shards, RULES))
+        if parsed[0] == REFUSED:
+            older = _parsed(record, _rules(rules, shard, shards, BEFORE_FOLDING))
+            parsed = parsed if older[0] == REFUSED else older
+        rows.append(parsed)
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
     added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
     return pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *PARSED])
+
+
+def _rules(rules: dict[tuple[int, int], Rules], shard: int, shards: int, number: int) -> Rules:
+    """The rules of this number of one shard, made once."""
+    found = rules.get((shard, number))
+    if found is None:
+        found = rules[shard, number] = Rules(
+            shard=shard, shards=max(shards, shard + 1), max_delay_ms=NO_LIMIT_MS, number=number
+        )
+    return found
 
 
 def _parsed(record: Record, rules: Rules) -> Parsed:
@@ -91,7 +108,7 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
         first_ms = _first_ms(record, command.first_ms)
         return verb, command.id or None, None, None, due_ms, due_ms, None, None, None, first_ms
     assert type(command) is Rejection
-    return "refused", record.key, None, None, None, None, None, None, command.reason.label, None
+    return REFUSED, record.key, None, None, None, None, None, None, command.reason.label, None
 
 
 def _first_ms(record: Record, first_ms: int | None) -> int | None:

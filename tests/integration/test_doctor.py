@@ -49,7 +49,7 @@ def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(brok
 
         # While it runs: topics, targets and clocks.
         service.start()
-        service.post("/v1/messages", {"target": {"topic": f"{topics.delay}.nowhere"}, "delay": "1h"})
+        service.post("/v1/messages", {"target": {"topic": f"{topics.delay}.nowhere"}, "value": "v", "delay": "1h"})
         service.wait_until(lambda: service.pending() == 1, "take the message in")
         code, found = examine(service)
         assert (code, found["problem"]) == (0, [])

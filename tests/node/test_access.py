@@ -63,7 +63,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """One node for all tests, with a message, a dead letter and a rejected record of each of two targets."""
     folder = tmp_path_factory.mktemp("access")
     path = token_file(folder, TOKENS)
-    with Inside(folder, admin__tokens=path, admin__host="0.0.0.0") as running:
+    with Inside(folder, admin__tokens=path, admin__host="0.0.0.0", limits__max_past="0") as running:
         for target in ("mine", "theirs"):
             body = {"target": {"topic": target}, "value": target, "delay": "1h", "id": f"{target}-1"}
             assert running.ask("POST", "/v1/messages", body, token="everything").status == 202

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -247,7 +248,7 @@ def test_arguments_that_are_not_utf_8_are_bytes(chronos):
 
 def test_control_characters_in_ids_are_escaped(chronos, service):
     """An id that another producer chose cannot break the table."""
-    service.post("/v1/messages", {"target": {"topic": "odd"}, "id": "odd\t\x1b[31m", "delay": "1h"})
+    service.post("/v1/messages", {"target": {"topic": "odd"}, "value": None, "id": "odd\t\x1b[31m", "delay": "1h"})
     listed = chronos("list", "--to", "odd")
     assert "odd\\t\\x1b[31m" in listed.out
     assert "\x1b" not in listed.out
@@ -380,6 +381,15 @@ def test_a_service_that_does_not_run_is_exit_code_3():
         (("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"), "--in and --at are both given"),
         (("send", "--to", "t", "--in", "1s", "--id", "a\tb", "x"), "holds a control character"),
         (("send", "--to", "t", "--at", "soon", "x"), "'soon' is not a time; write RFC 3339 with an offset, as 2030-"),
+        (("send", "--to", "t", "--in", "1s", "--every", "500", "x"), "--every: 500 has no unit; write 500s or 500ms"),
+        (
+            ("send", "--to", "t", "--cron", "0 9", "x"),
+            "--cron: '0 9' is not a cron expression: it does not have 5 or 6 fields",
+        ),
+        (
+            ("send", "--to", "t", "--in", "9999999999999999s", "x"),
+            "--in: '9999999999999999s' is longer than the longest",
+        ),
         (("list", "--from", "yesterday"), "relative to now: -2h, now, +30m"),
         (("tail", "t", "-n", "0"), "Invalid value for '-n' / '--count': 0 is less than 1"),
         (("--server", "http://h:1", "status"), "after the verb: chronos status --server http://h:1"),
@@ -395,6 +405,23 @@ def test_a_time_too_far_ahead_is_refused_in_the_words_of_the_user(chronos):
     expected = "due more than 3650d ahead, the limit set by limits.max_delay\n"
     assert chronos("send", "--to", "t", "--in", "5000d", "x").err == f"error: --in: {expected}"
     assert chronos("send", "--to", "t", "--at", "2090-01-01T00:00:00Z", "x").err == f"error: --at: {expected}"
+
+
+def test_a_time_in_the_past_is_accepted_with_a_warning_or_refused_if_it_is_long_ago(chronos):
+    """A warning is on stderr, and says how long ago."""
+    at = datetime.now(UTC) - timedelta(days=3)
+    done = chronos("send", "--to", "late", "--id", "late", "--at", at.isoformat(), "x")
+    assert (done.code, done.out) == (0, "late\n")
+    assert done.err.startswith(f"warning: due at {at:%Y-%m-%dT%H:%M:%S}.")
+    assert done.err.endswith(", 3 days ago\n")
+    refused = chronos("send", "--to", "late", "--at", "2020-01-01T00:00:00Z", "x")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == (
+        "error: --at: due at 2020-01-01T00:00:00.000Z, more than 30d in the past, the limit set by limits.max_past\n"
+    )
+    chronos("send", "--to", "late", "--id", "moved", "--in", "1h", "x")
+    moved = chronos("reschedule", "moved", "--at", at.isoformat())
+    assert (moved.out, moved.err.endswith(", 3 days ago\n")) == ("rescheduled\n", True)
 
 
 @pytest.mark.parametrize(

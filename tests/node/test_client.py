@@ -332,15 +332,15 @@ def test_the_headers_are_what_a_shard_understands():
     """All of them together."""
     headers = chronos.headers(
         target="orders",
-        deliver_at="1970-01-01T00:33:20Z",
+        deliver_at="2030-01-01T00:00:00Z",
         key="k",
         on_conflict="replace",
-        expire_at="1970-01-01T00:50:00Z",
+        expire_at="2030-01-01T00:00:01Z",
     )
     found = asked(headers, b"id")
     assert type(found) is ConditionalSchedule
     assert (found.entry.target, found.entry.due_ms, found.entry.key, found.entry.expire_at_ms) == (
-        "orders", 2_000_000, b"k", 3_000_000,
+        "orders", 1_893_456_000_000, b"k", 1_893_456_001_000,
     )  # fmt: skip
 
 
@@ -351,6 +351,7 @@ def test_the_headers_are_what_a_shard_understands():
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
         ({"deliver_at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
         ({"deliver_at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
+        ({"delay": "0"}, 1_000_000),
         ({"delay": "250ms"}, 1_000_250),
         ({"delay": "1.5s"}, 1_001_500),
         ({"delay": "1m30s"}, 1_090_000),
@@ -368,8 +369,8 @@ def test_times_are_rounded_up_to_the_millisecond(time, due_ms):
 def test_actions_need_no_target():
     """The key of the record names the message."""
     assert asked(chronos.headers(action="cancel"), b"a") == Action(Verb.CANCEL, b"a")
-    assert asked(chronos.headers(action="reschedule", deliver_at="1970-01-01T01:23:20Z"), b"a") == Action(
-        Verb.RESCHEDULE, b"a", 5_000_000
+    assert asked(chronos.headers(action="reschedule", deliver_at="2030-01-01T00:00:00Z"), b"a") == Action(
+        Verb.RESCHEDULE, b"a", 1_893_456_000_000
     )
 
 
@@ -377,8 +378,8 @@ def test_actions_need_no_target():
     ("arguments", "says"),
     [
         ({"target": "t", "deliver_at": datetime(2030, 1, 1)}, "no time zone"),
-        ({"target": "t"}, "deliver_at or delay"),
-        ({"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "not both"),
+        ({"target": "t"}, "neither deliver_at nor delay is given"),
+        ({"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "deliver_at and delay are both given"),
         ({"delay": "1s"}, "target is missing"),
         ({"target": "t", "delay": 30}, r"30 has no unit; write 30s, 30m or 30ms"),
         ({"target": "t", "delay": "30"}, r"30 has no unit"),
@@ -389,7 +390,34 @@ def test_actions_need_no_target():
         ({"target": "t", "delay": "1s", "on_conflict": "perhaps"}, "reject, replace, ignore"),
         ({"target": "t", "delay": timedelta(seconds=-1)}, "is negative; a delay is 0 or more"),
         ({"target": "t", "delay": "soon"}, "not a duration"),
-        ({"action": "explode"}, "is not valid; use one of schedule, replace"),
+        ({"action": "explode"}, "action: 'explode' is not one of schedule, replace"),
+        ({"target": "no topic", "delay": "1s"}, "target: 'no topic' is not a topic name"),
+        ({"target": "__x", "delay": "1s"}, "is a topic of Chronos or of Kafka itself"),
+        (
+            {"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "expire_at": "2029-01-01T00:00:00Z"},
+            "expire_at is before",
+        ),
+        ({"target": "t", "deliver_at": "2000-01-01T00:00:00Z"}, "deliver_at: 946684800000 looks like seconds"),
+        ({"target": "t", "delay": "1s", "attempts": 0}, "attempts: '0' is not a number from 1 to 1000"),
+        ({"target": "t", "delay": "1s", "repeat": "every 500"}, "500 has no unit; write 500s or 500ms"),
+        ({"target": "t", "delay": "1s", "repeat": "0 9 * * 1-5"}, "begin with every, backoff or cron"),
+        ({"target": "t", "delay": "1s", "repeat_times": 3}, "repeat_times without repeat"),
+        ({"target": "t", "delay": "1s", "repeat": "every 1s", "repeat_times": 0}, "repeat_times: '0' is not a number"),
+        (
+            {"target": "t", "delay": "1s", "repeat": "every 1s", "time_zone": "UTC"},
+            "time_zone goes with a cron expression only",
+        ),
+        (
+            {"target": "t", "delay": "1s", "repeat": "every 1s", "late_policy": "never"},
+            "late_policy: 'never' is not one of fire-once",
+        ),
+        ({"action": "cancel", "target": "t"}, "target does not go with 'cancel'"),
+        ({"action": "cancel", "delay": "1s"}, "delay does not go with 'cancel'"),
+        ({"action": "reschedule"}, "neither deliver_at nor delay is given"),
+        (
+            {"action": "replace", "target": "t", "delay": "1s", "on_conflict": "reject"},
+            "on_conflict goes with schedule, not with replace",
+        ),
     ],
 )
 def test_headers_that_would_be_refused_are_refused_before_they_are_sent(arguments, says):

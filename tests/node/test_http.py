@@ -29,6 +29,7 @@ from chronos.admin.schemas import (
     INSTANT_PATTERN,
     PATTERN_TEXTS,
     TIME_PATTERN,
+    UNITLESS_PATTERN,
 )
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
@@ -108,7 +109,7 @@ def test_bytes_that_are_not_text_are_sent_in_base64(service):
     raw = bytes(range(256))
     coded = base64.b64encode(raw).decode()
     name = "base64:" + base64.b64encode(b"\xff\xfe/1").decode()
-    body = {"target": {"topic": "raw", "key_base64": coded}, "value_base64": coded, "delay": 1, "id": name}
+    body = {"target": {"topic": "raw", "key_base64": coded}, "value_base64": coded, "delay": "1ms", "id": name}
     accepted = service.post("/v1/messages", body)
     assert accepted["id"] == name
     (record,) = records(service, "raw", 1)
@@ -118,10 +119,37 @@ def test_bytes_that_are_not_text_are_sent_in_base64(service):
 
 
 def test_a_null_payload_stays_null(service):
-    """An absent value is null; an empty string is not."""
-    service.post("/v1/messages", [{"target": {"topic": "nulls"}, "delay": 0}, message("nulls", delay=0, value=None),
-                                  message("nulls", delay=0, value="")])  # fmt: skip
-    assert sorted(str(record["value"]) for record in records(service, "nulls", 3)) == ["", "None", "None"]
+    """An empty string is not null."""
+    service.post("/v1/messages", [message("nulls", delay=0, value=None), message("nulls", delay=0, value="")])
+    assert sorted(str(record["value"]) for record in records(service, "nulls", 2)) == ["", "None"]
+
+
+def test_a_message_that_is_due_in_the_past_is_accepted_with_a_warning(service):
+    """It says how long ago; a minute is explained by clocks. A series may begin in the past."""
+    now_ms = time.time_ns() // 1_000_000
+    due = [now_ms - 3 * 86_400_000, now_ms - 5 * 3_600_000, now_ms - 150_000, now_ms - 5_000, now_ms + 3_600_000]
+    sent = [message("late", deliver_at=due_ms, id=f"late-{at}") for at, due_ms in enumerate(due)]
+    answers = service.post("/v1/messages", [*sent, message("late", delay="1h")])
+    told = [answer.get("warnings") for answer in answers]
+    assert [None if texts is None else texts[0].partition(", ")[2] for texts in told] == [
+        "3 days ago", "5 hours ago", "2 minutes ago", None, None, None,
+    ]  # fmt: skip
+    assert told[0][0].startswith(f"due at {answers[0]['due_at']}, ")
+    status, changed = service.ask("PATCH", "/v1/messages/late-4", {"deliver_at": now_ms - 7_200_000})
+    assert (status, changed["result"]) == (200, "rescheduled")
+    assert changed["warnings"][0].endswith(", 2 hours ago")
+    old = message("late", deliver_at="2020-01-01T00:00:00Z", repeat="every 8760h", late_policy="skip", id="series")
+    assert service.post("/v1/messages", old)["warnings"][0].startswith("due at 2020-01-01T00:00:00.000Z, ")
+
+
+def test_a_change_to_a_time_long_ago_is_refused(service):
+    """The message keeps its time."""
+    service.post("/v1/messages", message(id="kept"))
+    status, problem = service.ask("PATCH", "/v1/messages/kept", {"deliver_at": "2020-01-01T00:00:00Z"})
+    assert (status, problem["errors"][0]["field"], problem["errors"][0]["reason"]) == (422, "deliver_at", "past")
+    status, problem = service.ask("PATCH", "/v1/messages/kept", {"delay": 30})
+    assert (status, problem["detail"]) == (422, "delay: 30 has no unit; write 30s or 30ms")
+    assert service.get("/v1/messages/kept")["state"] == "pending"
 
 
 def test_a_message_without_an_id_gets_its_address_as_id(service):
@@ -174,6 +202,21 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
+        ({"deliver_at": 1_700_000_000_000_000}, "deliver_at", "1700000000000000 looks like microseconds"),
+        ({"deliver_at": "1700000000000000000"}, "deliver_at", "1700000000000000000 looks like nanoseconds"),
+        ({"delay": "9999999999999999"}, "delay", "is longer than the longest duration"),
+        ({"delay": "9999999999999999s"}, "delay", "is longer than the longest duration"),
+        ({"deliver_at": "2020-01-31T09:00:00Z"}, "deliver_at", "more than 30d in the past, the limit set by limits.max_past"),
+        ({"delay": 5}, "delay", "5 has no unit; write 5s or 5ms"),
+        ({"delay": "999"}, "delay", "999 has no unit; write 999s or 999ms"),
+        ({"delay": "1h", "spread": 30}, "spread", "30 has no unit; write 30s or 30ms"),
+        ({"delay": "1h", "repeat": "every 500"}, "repeat", "500 has no unit; write 500s or 500ms"),
+        ({"delay": "1h", "repeat": "backoff 1s 2 900"}, "repeat", "900 has no unit; write 900s or 900ms"),
+        ({"delay": "1h", "repeat": "0 9 * * 1-5"}, "repeat", "begin with every, backoff or cron"),
+        ({"delay": "1h", "headers": {"a": "b"}}, "headers", "unknown field; did you mean target.headers?"),
+        ({"delay": "1h", "key": "k"}, "key", "unknown field; did you mean target.key?"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"Chronos_Spread": "1s"}}}, "target.headers", "own"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos_dely": "1s"}}}, "target.headers", "did you mean chronos-delay?"),
         ({"delay": "1h", "expire_at": 10**12}, "expire_at", "before"),
         ({"delay": "1h", "expire_at": 5}, "expire_at", "looks like seconds"),
         ({"delay": "1h", "expire_at": "never"}, "expire_at", "never"),
@@ -184,9 +227,9 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "value_base64": "eA=="}, "value_base64", "value is given too"),
         ({"delay": "1h", "value": "x" * 1_100_000}, "value", "message_bytes_max"),
         ({"delay": "1h", "repeat": "every 5ms"}, "repeat", "shorter than the shortest interval, 100ms"),
-        ({"delay": "1h", "repeat": "hourly"}, "repeat", "is not a repetition; write every 30s"),
+        ({"delay": "1h", "repeat": "hourly"}, "repeat", "is not a repetition; begin with every, backoff or cron"),
         ({"repeat": "every 5s"}, "deliver_at", "neither deliver_at nor delay is given"),
-        ({"repeat": "cron 0 9 * *"}, "repeat", "is not a repetition"),
+        ({"repeat": "cron 0 9 * *"}, "repeat", "'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"),
         ({"repeat": "cron 0 25 * * *"}, "repeat", "is not a cron expression: bad hour"),
         ({"repeat": "cron 0 0 30 2 *"}, "repeat", "is not a cron expression: bad day-of-month"),
         ({"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"}, "time_zone", "is not a time zone"),
@@ -227,14 +270,20 @@ def test_an_invalid_message_is_refused_with_field_and_text(service, change, fiel
     assert "index" not in fault
 
 
+NO_VALUE = "neither value nor value_base64 is given; null is a null payload, a tombstone"
+
+
 def test_an_empty_message_names_all_that_is_missing(service):
-    """The target, and a time."""
+    """The target, a time, and a value: without one it would be a tombstone."""
     status, problem = service.ask("POST", "/v1/messages", {})
-    assert (status, problem["detail"]) == (422, "target: required field is missing (and 1 more)")
+    assert (status, problem["detail"]) == (422, "target: required field is missing (and 2 more)")
     assert problem["errors"] == [
         {"field": "target", "detail": "required field is missing"},
         {"field": "deliver_at", "detail": "neither deliver_at nor delay is given", "reason": "no-time"},
+        {"field": "value", "detail": NO_VALUE},
     ]
+    status, problem = service.ask("POST", "/v1/messages", {"target": {"topic": "o"}, "delay": "1h"})
+    assert (status, problem["errors"]) == (422, [{"field": "value", "detail": NO_VALUE}])
 
 
 def test_all_errors_of_a_message_are_listed(service):
@@ -255,9 +304,9 @@ def test_all_errors_of_a_batch_are_listed_with_index_and_field(service):
     status, problem = service.ask("POST", "/v1/messages", batch)
     assert status == 422
     assert [(fault["index"], fault.get("field")) for fault in problem["errors"]] == [
-        (1, "target"), (1, "deliver_at"), (2, None), (3, "target.topic"), (5, "dealy"),
+        (1, "target"), (1, "deliver_at"), (1, "value"), (2, None), (3, "target.topic"), (5, "dealy"),
     ]  # fmt: skip
-    assert problem["detail"] == "message 1: target: required field is missing (and 4 more)"
+    assert problem["detail"] == "message 1: target: required field is missing (and 5 more)"
     assert "errors_total" not in problem
 
 
@@ -305,7 +354,14 @@ def test_no_error_of_a_pattern_shows_a_regular_expression():
             collect(child)
 
     collect(list(msgspec.json.schema_components(types)))
-    checked_elsewhere = {HEADER_NAME_PATTERN, BASE64_ID_PATTERN, "^base64:", INSTANT_PATTERN, TIME_PATTERN}
+    checked_elsewhere = {
+        UNITLESS_PATTERN,
+        HEADER_NAME_PATTERN,
+        BASE64_ID_PATTERN,
+        "^base64:",
+        INSTANT_PATTERN,
+        TIME_PATTERN,
+    }
     assert patterns - checked_elsewhere == set(PATTERN_TEXTS)
 
 

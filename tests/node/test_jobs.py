@@ -102,7 +102,7 @@ def test_a_filter_cancels_exactly_its_messages_and_a_second_run_finds_none(servi
 def test_a_filter_reschedules_and_fires(service):
     """A message that was moved is not found again at its new place; one that expires before the new time is refused."""
     ids = schedule(service, "moved", 12)
-    service.post("/v1/messages", {"target": {"topic": "moved"}, "delay": "1h", "id": "moved/x",
+    service.post("/v1/messages", {"target": {"topic": "moved"}, "value": None, "delay": "1h", "id": "moved/x",
                                   "expire_at": time.time_ns() // 1_000_000 + 7_000_000})  # fmt: skip
     job = run_job(service, "reschedule", {"target": "moved"}, delay="3h")
     assert outcome(job) == ("done", 13, 12, 0, 1)
@@ -119,10 +119,12 @@ def test_a_filter_reschedules_and_fires(service):
 def test_a_job_leaves_messages_alone_that_are_scheduled_after_its_start(service):
     """The due window is compared with the time of the next delivery."""
     at_ms = time.time_ns() // 1_000_000 + 30 * 86_400_000
-    first = service.post("/v1/messages", [{"target": {"topic": "w"}, "deliver_at": at_ms + n} for n in range(10)])
+    first = service.post(
+        "/v1/messages", [{"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + n} for n in range(10)]
+    )
     job = run_job(service, "cancel", {"due_from": at_ms + 2, "due_to": at_ms + 5})
     assert outcome(job) == ("done", 3, 3, 0, 0)
-    later = service.post("/v1/messages", {"target": {"topic": "w"}, "deliver_at": at_ms + 3})
+    later = service.post("/v1/messages", {"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + 3})
     expected = ["cancelled" if 2 <= n < 5 else "pending" for n in range(10)] + ["pending"]
     assert states(service, [one["id"] for one in [*first, later]]) == expected
 

@@ -112,7 +112,13 @@ BODIES = [
     ({"value": None, "value_base64": "QQ=="}, True),
     ({"on_conflict": "ignore"}, False),
     ({"on_conflict": "ignore", "id": "limits"}, True),
-    ({"delay": 5.0}, True),
+    ({"delay": 5000.0}, True),
+    ({"delay": 0}, True),
+    ({"delay": 999}, False),
+    ({"delay": "999"}, False),
+    ({"delay": "0"}, True),
+    ({"delay": "1000"}, True),
+    ({"spread": 5}, False),
     ({"delay": 5.5}, False),
     ({"delay": -1}, False),
     ({"delay": 10**15}, False),
@@ -131,6 +137,8 @@ BODIES = [
 def test_the_description_and_the_service_agree_on_the_limits_of_a_message(service, change, is_valid):
     """A validator of JSON Schema accepts exactly the bodies at these limits that the service accepts."""
     body: dict[str, object] = {"target": {"topic": "limits"}} | change if change else {}
+    if body and "value_base64" not in body:
+        body = {"value": "v"} | body
     if body and not {"deliver_at", "delay"} & body.keys():
         body["delay"] = "1h"
     schema = {"$ref": "#/components/schemas/Message", "components": document()["components"]}
@@ -142,7 +150,7 @@ def test_the_description_and_the_service_agree_on_the_limits_of_a_message(servic
 @pytest.mark.parametrize(("count", "is_valid"), [(0, False), (1, True), (10_000, True), (10_001, False)])
 def test_the_description_and_the_service_agree_on_the_size_of_a_batch(service, count, is_valid):
     """1 to 10,000 messages."""
-    batch = [{"target": {"topic": "sizes"}, "delay": "1h"}] * count
+    batch = [{"target": {"topic": "sizes"}, "value": "v", "delay": "1h"}] * count
     schemas = document()["paths"]["/v1/messages"]["post"]["requestBody"]["content"]["application/json"]["schema"][
         "anyOf"
     ]

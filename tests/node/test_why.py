@@ -29,7 +29,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         ]
         binary = {"id": "binary", "target": {"topic": "bills"}, "value_base64": "/wA=", "delay": "1h", "attempts": 2}
         now_ms = int(time.time() * 1_000)
-        stale = {"id": "stale", "target": {"topic": "bills"}, "deliver_at": now_ms, "expire_at": now_ms + 1}
+        stale = {
+            "id": "stale",
+            "target": {"topic": "bills"},
+            "value": "v",
+            "deliver_at": now_ms,
+            "expire_at": now_ms + 1,
+        }
         running.post("/v1/messages", [*messages, binary, stale])
         running.wait_until(lambda: running.pending() == DOOMED + 2, "accept the messages")
         assert not warnings(running)

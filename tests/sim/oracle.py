@@ -34,7 +34,7 @@ from tests.sim.oracle_model import Service
 from tests.sim.oracle_stores import compare
 from tests.sim.oracle_targets import Targets
 from tests.sim.oracle_values import SKEW_MS, TOLERANCE_MS, Message, Step, Terms, Written, wrong
-from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, Producers
+from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, MAX_PAST_MS, Producers
 from tests.sim.simulation import quiet
 from tests.sim.store import Disk, SimStore
 from tests.sim.thread import DeletingReplica
@@ -136,6 +136,7 @@ class OracleReplica:
             own_topics=OWN,
             deny=("forbidden",),
             max_delay_ms=MAX_DELAY_MS,
+            max_past_ms=MAX_PAST_MS,
             deduplication_ms=settings.deduplication_ms,
             misplaced="forward" if oracle.terms.forwards else "reject",
             delay_topic=DELAY,
@@ -302,7 +303,7 @@ class Oracle:
         self.world = world = World(seed, lines=lines)
         self.dice = dice = Random(f"oracle {seed}")
         self.shards = dice.choice([1, 2, 3])
-        self.rules = dice.choice([1, 2, 2, 2])
+        self.rules = dice.choice([1, 2, RULES, RULES])
         """The newest rules that all nodes know."""
         self.settings = self._draw_settings()
         self.brokers = SkewedBrokers(world, self._committed)
@@ -327,8 +328,8 @@ class Oracle:
         )
         self.service = OracleService(self.terms, self.targets, self.brokers)
         self.service.partitions = self.targets.partitions
-        self.producers = Producers(world, self.brokers, self.service, self.targets, dice)
-        self.producers.always_upgraded = self.rules == 2
+        self.producers = Producers(world, self.brokers, self.service, self.targets, dice, seed=seed)
+        self.producers.first_rules = self.rules
         rate = parse_rate("20/s burst 5")
         self.rates = RateLimits({"limited": rate})
         self.roles = [Assignment(kind="master", epoch=1, rules=self.rules)] * self.shards
@@ -364,7 +365,7 @@ class Oracle:
                 push=True,
             ),
             # By rules 1 it depends on a delete worker what a late record finds.
-            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS]) if self.rules == 2 else 24 * HOUR_MS,
+            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS]) if self.rules > 1 else 24 * HOUR_MS,
             delivered_ms=dice.choice([3_000, MINUTE_MS, HOUR_MS]),
         )
 

@@ -92,6 +92,18 @@ FAULTS: dict[str, list[Change]] = {
     "messages are selected beyond the watermark": [
         (Master, "step", "min(now_ms, max(reached_ms, staged.watermark_ms))", "now_ms"),
     ],
+    "a header in another case is the producer's own": [
+        (parsing, "_header", "rules.number <= 2", "name[:8] != PREFIX"),
+    ],
+    "a mistyped header is the producer's own": [
+        (parsing, "_header", 'return Rejection(Reason.UNKNOWN_HEADER, str(error))', "return name if name[:8] == PREFIX else None"),
+    ],
+    "a time long ago is accepted": [
+        (parsing, "_past", "past_ms <= rules.max_past_ms", "True"),
+    ],
+    "a backfill is refused for its time": [
+        (parsing, "_message", "verb not in (Verb.REPLAY, Verb.BACKFILL)", "verb is not Verb.REPLAY"),
+    ],
     "fire-now delays a message": [
         (_Staging, "_move", "min(", "max("),
     ],

@@ -20,6 +20,7 @@ TARGETS = ("a", "a", "a", "b", "keyed", "tiny", "limited", "flaky")
 """Targets of messages; their faults are in `oracle.Targets`."""
 
 MAX_DELAY_MS = 40 * 86_400_000
+MAX_PAST_MS = 10 * 86_400_000
 ATTEMPTS_MAX = 3
 
 FLAWS = {
@@ -74,7 +75,9 @@ class Habits:
 class Producers:
     """Writes records to the delay topic."""
 
-    def __init__(self, world: World, brokers: Brokers, service: Service, targets: Targets, dice: Random) -> None:
+    def __init__(
+        self, world: World, brokers: Brokers, service: Service, targets: Targets, dice: Random, *, seed: int
+    ) -> None:
         self.world = world
         self.targets = targets
         self.brokers = brokers
@@ -87,8 +90,13 @@ class Producers:
         """Every id that was ever used."""
         self.sent = 0
         self.transaction: Transaction | None = None
-        self.always_upgraded = True
-        """The masters used rules 2 from the beginning."""
+        self.first_rules = 1
+        """The rules that the masters used in the beginning."""
+        self.names_dice = Random(f"names {seed}")
+        self.misspelled = self.names_dice.choice([0.0, 0.2, 0.5])
+        """Records whose headers are in another case, or have `_` for `-`."""
+        self.long_past = self.names_dice.choice([0.0, 0.1])
+        """Messages and changes to a time that is refused because it is too long ago, or accepted as a backfill."""
         self.ends_series = False
         """New series have an end."""
 
@@ -134,7 +142,11 @@ class Producers:
     @property
     def is_upgraded(self) -> bool:
         """The order of records of several partitions is that of rules 2."""
-        return self.always_upgraded or all(shard.rules > 1 for shard in self.service.shards)
+        return self._decides_by(2)
+
+    def _decides_by(self, rules: int) -> bool:
+        """Return whether every master decides by these rules, or by later ones."""
+        return self.first_rules >= rules or all(shard.rules >= rules for shard in self.service.shards)
 
     def cancel_series(self) -> None:
         """Cancel every series without an end, at its own partition."""
@@ -236,7 +248,20 @@ class Producers:
 
     def _send_message(self, verb: str) -> None:
         command, headers, key = self._message(verb)
+        command, headers = self._as_long_past(command, headers)
         self._write(self._partition(command), command, headers, key)
+
+    def _as_long_past(self, command: Command, headers: Pairs) -> tuple[Command, Pairs]:
+        """Move some due times so far into the past that they are refused, unless the record is a backfill's."""
+        if command.at_ms is None or command.rhythm is not None or command.expire_at_ms is not None:
+            return command, headers
+        if not self._decides_by(3) or self.names_dice.random() >= self.long_past:
+            return command, headers
+        at_ms = self.world.now_ms - MAX_PAST_MS - 10_000
+        headers = [(name, b"%d" % at_ms if name == "chronos-deliver-at" else value) for name, value in headers]
+        if command.verb != "schedule" or self.names_dice.random() < 0.5:
+            return replace(command, at_ms=at_ms, flaw="past"), headers
+        return replace(command, at_ms=at_ms), [*headers, ("chronos-action", b"backfill")]
 
     # Actions
 
@@ -256,6 +281,8 @@ class Producers:
         if verb == "reschedule":
             command = replace(command, at_ms=self._due_ms())
             headers.append(("chronos-deliver-at", b"%d" % (command.at_ms or 0)))
+            if is_keyed:
+                command, headers = self._as_long_past(command, headers)
         key: bytes | None = named
         if not is_keyed or dice.random() < 0.3:
             headers.append(("chronos-id", named))
@@ -312,6 +339,9 @@ class Producers:
                 pair for pair in headers if pair[0] not in [name for name, _ in added] or kind == "repeated-header"
             ]
             headers += added
+            if kind == "unknown-header" and self._decides_by(3):
+                near = self.names_dice.choice(["chronos-wish", "chronos_dely", "ChronosTarget-Key", "chronos.spread"])
+                headers[-1] = (near, b"1")
         elif kind == "no-time":
             if command.leaves_first_time:
                 return
@@ -378,6 +408,8 @@ class Producers:
         partition = self.brokers.topics[DELAY][shard]
         if headers is not None and not command.flaw and command.id is not None and self.shards > 1:
             command = self._pretend(shard, command, headers)
+        if headers is not None and self._decides_by(3) and self.names_dice.random() < self.misspelled:
+            headers = self._misspell(headers)
         value = command.value if command.verb not in ("probe", "cancel", "reschedule", "fire-now") else None
         offset = self.brokers.append(partition, key, value, headers, self.transaction, create_time_ms)
         self.service.commands[shard, offset] = command
@@ -390,6 +422,14 @@ class Producers:
         elif command.id is not None and command.id not in self.named:
             self.named.append(command.id)
         self.world.trace(f"send {shard}/{offset} {command.verb} {(command.id or b'').decode()} {command.flaw}")
+
+    def _misspell(self, headers: Pairs) -> Pairs:
+        """Write headers of Chronos in another case, or with `_` for `-`: they mean the same. A hop is only as Chronos writes it."""
+        spell = self.names_dice.choice([str.title, str.upper, lambda name: name.replace("-", "_")])
+        return [(spell(name) if self._may_be_spelled(name) else name, value) for name, value in headers]
+
+    def _may_be_spelled(self, name: str) -> bool:
+        return name.startswith("chronos-") and name != "chronos-forwarded" and self.names_dice.random() < 0.8
 
     def _pretend(self, shard: int, command: Command, headers: Pairs) -> Command:
         """Write a hop that Chronos did not write: the record looks as if it had been forwarded."""

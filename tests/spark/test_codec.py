@@ -239,3 +239,20 @@ def test_a_first_timestamp_ahead_of_the_record_s_own_is_kept_within_half_a_secon
         {"verb": "schedule", "due_ms": 1_800_000_006_000, "first_ms": 1_800_000_001_000},
         {"verb": "schedule", "due_ms": 1_800_000_005_499, "first_ms": None},
     ]
+
+
+@pytest.mark.parametrize("name", ["chronosdelay", "Chronos-Wish"])
+def test_a_record_that_only_newer_rules_refuse_is_parsed_by_older_ones(name: str) -> None:
+    """If newer rules decided, the progress record says that it was refused."""
+    headers = [("chronos-deliver-at", b"1800000000000"), ("chronos-target-topic", b"orders"), (name, b"1")]
+    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])]))
+    (row,) = made.to_pylist()
+    assert (row["verb"], row["target"], row["reason"]) == ("schedule", "orders", None)
+
+
+def test_a_header_in_another_spelling_counts_in_the_archive() -> None:
+    headers = [("Chronos-Deliver-At", b"1800000000000"), ("CHRONOS_TARGET_TOPIC", b"orders"), ("chronos_spread", b"1h")]
+    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])]))
+    (row,) = made.to_pylist()
+    assert (row["verb"], row["requested_due_ms"]) == ("schedule", 1_800_000_000_000)
+    assert row["due_ms"] > row["requested_due_ms"]

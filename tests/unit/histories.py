@@ -22,7 +22,7 @@ SHARDS = 3
 START_MS = 1_000 * MINUTE_MS - 20
 """Shortly before the end of a minute, so that close messages are counted in two minutes."""
 
-MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
+MAX_DELAY_MS, MAX_PAST_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 10 * MINUTE_MS, 15
 LANES = (WHOLE_TOPIC, 0, 1, LIMITED)
 """The partitions whose lanes messages are parked in."""
 USER_IDS = (b"a", b"c", b"0-5")
@@ -51,6 +51,8 @@ class Sent:
     hop_ms: int | None = None
     hop_from: int = 0
     elsewhere: bool = False
+    spelling: int = 0
+    is_backfill: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ sents = st.builds(
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
     policy=st.sampled_from(["reject", "replace", "ignore"]),
     form=st.integers(0, 2),
-    flaw=_often("", "forbidden", "far", "unknown-header", "create-time", "forged-hop"),
+    flaw=_often("", "forbidden", "far", "past", "unknown-header", "near-header", "create-time", "forged-hop"),
     lasts_ms=st.sampled_from([None, None, None, 0, 3, 8]),
     size=st.sampled_from([0, 0, 30, 300]),
     gap=st.sampled_from([1, 1, 1, 2]),
@@ -104,6 +106,8 @@ sents = st.builds(
     hop_ms=st.sampled_from([None] * 8 + [0, 0, 1, 4, 400, 700, -3, -450, -501]),
     hop_from=st.sampled_from([0, 2]),
     elsewhere=st.sampled_from([False, False, False, False, True]),
+    spelling=st.sampled_from([0, 0, 0, 1, 2, 3]),
+    is_backfill=st.sampled_from([False, False, False, True]),
 )
 
 disturbances = st.sampled_from(
@@ -162,7 +166,8 @@ class Producers:
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
         intent = self._intent(sent)
         self.intents.append(intent)
-        self.records.append(render(intent, sent.form, self._newest))
+        record = render(intent, sent.form, self._newest)
+        self.records.append(record if self.number <= 2 else _as_spelled(record, sent))
 
     def skip_to(self, offset: int) -> None:
         """The next record comes behind this offset."""
@@ -171,10 +176,15 @@ class Producers:
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
         flaw = sent.flaw if sent.verb in SCHEDULING or sent.flaw in ("create-time", "forged-hop") else ""
+        if flaw in ("past", "near-header") and self.number <= 2:
+            flaw = ""
+        may_be_past = sent.verb == "replay" or bool(sent.repeat) or (sent.verb == "schedule" and sent.is_backfill)
         rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
+            "past": None if may_be_past else Reason.PAST,
             "unknown-header": Reason.UNKNOWN_HEADER,
+            "near-header": Reason.UNKNOWN_HEADER,
             "create-time": Reason.CREATE_TIME,
             "forged-hop": Reason.BAD_VALUE,
         }.get(flaw)
@@ -187,6 +197,8 @@ class Producers:
         first_is_left = repetition is not None and repetition.kind == Repeat.CRON and flaw != "far" and sent.form != 1
         if first_is_left:
             due_ms = self._timestamp_ms - (hop_ms if hop_ms is not None and hop_ms >= -SKEW_MS else 0)
+        elif flaw in ("far", "past"):
+            due_ms += 2 * MAX_DELAY_MS if flaw == "far" else -2 * MAX_PAST_MS
         message_id = self._id(sent)
         expires = is_message and sent.lasts_ms is not None and flaw != "far" and not first_is_left
         return Intent(
@@ -197,7 +209,7 @@ class Producers:
             hop_ms=hop_ms,
             hop_from=sent.hop_from,
             elsewhere=ELSEWHERE if message_id in (ELSEWHERE_ID, ELSEWHERE_ADDRESS) else None,
-            due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
+            due_ms=due_ms,
             expire_at_ms=due_ms + spread_ms + (sent.lasts_ms or 0) if expires else None,
             policy=sent.policy,
             target="secret" if flaw == "forbidden" else "orders",
@@ -275,6 +287,19 @@ def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
     if intent.rejection is Reason.CREATE_TIME:
         return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)
+
+
+def _as_spelled(record: Record, sent: Sent) -> Record:
+    """The same record with headers in another case or with underscores, as a backfill, or with a mistyped header."""
+    headers = list(record.headers or ())
+    if sent.is_backfill and sent.verb == "schedule":
+        headers = [("chronos-action", b"backfill"), *(pair for pair in headers if pair[0] != "chronos-action")]
+    if sent.spelling:
+        spell = (str.title, str.upper, lambda name: name.replace("-", "_"))[sent.spelling - 1]
+        headers = [(name if name == "chronos-forwarded" else spell(name), value) for name, value in headers]
+    if sent.flaw == "near-header" and sent.verb in SCHEDULING:
+        headers.append((("chronos_dely", "Chronosspread", "hronos-expire-at")[sent.form], b"1"))
+    return replace(record, headers=headers)
 
 
 def disturb(shard: Shard, what: str, amount: int, now_ms: int) -> None:

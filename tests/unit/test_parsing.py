@@ -23,10 +23,11 @@ from chronos.core.message import (
     Verb,
 )
 from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.rules import NAMES_SEEN_MAX, UNITLESS_TARGETS_MAX, Rules
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, RULES, TO, action, message, parsed
 from tests.unit.settings import examples
 
+DAY_MS = 86_400_000
 FEW_ATTEMPTS = Rules(shard=0, shards=1, attempts_max=3)
 
 
@@ -162,7 +163,7 @@ def test_a_probe_is_accepted_from_any_producer() -> None:
 
 
 def test_the_producers_headers_pass_through_in_order_with_null_and_empty_values() -> None:
-    own = [("b", b"1"), ("a", None), ("", b""), ("Chronos-Delay", b"\xff"), ("chronos", b"2"), ("é", b"3")]
+    own = [("b", b"1"), ("a", None), ("", b""), ("x-chronos-delay", b"\xff"), ("chronos", b"2"), ("é", b"3")]
     entry = message(own[0], AT, own[1], TO, *own[2:])
     assert isinstance(entry.headers, dict)
     assert list(entry.headers.items()) == own
@@ -181,6 +182,167 @@ def test_receipts_of_an_earlier_delivery_are_dropped_even_when_they_repeat(name:
     assert message(AT, TO, (name, b"\xff"), key=b"order-7").headers == {}
 
 
+# --- names
+
+
+def _spellings(name: str) -> list[str]:
+    return [name.title(), name.upper(), name.replace("-", "_"), name.title().replace("-", "_")]
+
+
+@pytest.mark.parametrize("spelling", range(4))
+def test_a_header_means_the_same_in_any_case_and_with_underscores(spelling: int) -> None:
+    headers = [
+        AT, TO, action("schedule"), ("chronos-target-key", b"k"), ("chronos-on-conflict", b"ignore"),
+        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("chronos-attempts", b"3"), ("chronos-repeat", b"every 1h"),
+        ("chronos-repeat-times", b"3"), ("chronos-repeat-until", b"2023-11-15T00:00:00Z"), ("chronos-late-policy", b"skip"),
+        ("chronos-source", b"a/0/1"), ("trace", b"1"),
+    ]  # fmt: skip
+    spelled = [(_spellings(name)[spelling] if name.startswith("chronos-") else name, value) for name, value in headers]
+    expected = parsed(*headers, key=b"order-7")
+    assert isinstance(expected, ConditionalSchedule)
+    assert parsed(*spelled, key=b"order-7") == expected
+    cancel = [(_spellings(name)[spelling], value) for name, value in (action("cancel"), ("chronos-id", b"order-7"))]
+    assert parsed(*cancel) == Action(Verb.CANCEL, b"order-7")
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULING | RECEIPT))
+def test_a_name_that_is_one_edit_away_from_a_header_is_refused_with_the_right_name(name: str) -> None:
+    moved = name[:9] + name[10] + name[9] + name[11:] if len(name) > 10 else name
+    for near in (
+        name[:8] + "x" + name[8:],
+        name[1:],
+        name[:7] + name[8:],
+        name.replace("-", ".", 1),
+        moved.title(),
+        name + "s",
+    ):
+        if near.lower() in SCHEDULING | RECEIPT:
+            continue
+        result = parsed(AT, TO, (near, b"1"))
+        assert isinstance(result, Rejection)
+        assert result.reason is Reason.UNKNOWN_HEADER
+        meant = result.detail.partition("did you mean ")[2].rstrip("?")
+        assert meant == name or name in ("chronos-attempt", "chronos-attempts"), result.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["x-chronos-id", "chrono", "chronos", "content-type", "chronograph-delay", "delay", "", "chrönös-delay"]
+)
+def test_other_names_are_the_producers_own_also_the_second_time(name: str) -> None:
+    for _ in range(2):
+        assert message(AT, TO, (name, b"1")).headers == {name: b"1"}
+
+
+def test_names_of_producers_are_remembered_within_a_bound() -> None:
+    rules = Rules(shard=0, shards=1)
+    for number in range(NAMES_SEEN_MAX + 10):
+        parse(Record(1, NOW_MS, None, b"v", [AT, TO, (f"trace-{number}", b"1")]), rules)
+    assert len(rules.names_seen) <= NAMES_SEEN_MAX
+    parse(Record(1, NOW_MS, None, b"v", [AT, TO, ("x" * 1_000, b"1")]), rules)
+    assert max(map(len, rules.names_seen)) < 1_000
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_by_older_rules_other_spellings_are_the_producers_own_on_replay_too(number: int) -> None:
+    own = [("Chronos-Delay", b"\xff"), ("chronos_spread", b"5s"), ("chronosdelay", b"1"), ("Chronos-Forwarded", b"1")]
+    rules = Rules(shard=0, shards=1, number=number, max_past_ms=1_000)
+    for each in (rules, rules.for_replay(number)):
+        entry = parse(Record(1, NOW_MS, None, b"v", [AT, TO, *own]), each)
+        assert isinstance(entry, Entry)
+        assert entry.headers == dict(own)
+        assert entry.options is None
+        for _ in range(2):
+            wish = parse(Record(1, NOW_MS, None, b"v", [AT, TO, ("chronos-Delay", b"1s")]), each)
+            assert isinstance(wish, Rejection)
+            assert wish.reason is Reason.UNKNOWN_HEADER
+    backfill = parse(Record(1, NOW_MS, None, b"v", [AT, TO, action("backfill")]), rules)
+    assert isinstance(backfill, Rejection)
+    assert backfill.reason is Reason.BAD_VALUE
+
+
+def test_a_master_that_adopts_rules_3_folds_the_names_that_it_has_passed_through_before() -> None:
+    rules = Rules(shard=0, shards=1, number=2)
+    record = Record(1, NOW_MS, None, b"v", [AT, TO, ("Chronos-Spread", b"5s")])
+    assert parse(record, rules) == Entry(None, NOW_MS + 1_000, "orders", None, {"Chronos-Spread": b"5s"}, b"v", NOW_MS)
+    rules.number = 3
+    entry = parse(record, rules)
+    assert isinstance(entry, Entry)
+    assert (entry.headers, entry.options) == ({}, Options(spread_ms=5_000))
+
+
+# --- the past
+
+PAST = Rules(shard=2, shards=4, max_past_ms=30 * DAY_MS)
+LONG_AGO = ("chronos-deliver-at", b"%d" % (NOW_MS - 30 * DAY_MS - 1))
+AGO = ("chronos-deliver-at", b"%d" % (NOW_MS - 30 * DAY_MS))
+
+
+@pytest.mark.parametrize(
+    "extra", [[], [action("schedule")], [action("replace")], [("chronos-attempts", b"2")], [("trace", b"1")]]
+)
+def test_a_time_that_is_too_long_ago_is_refused_by_a_master_and_not_on_replay(extra: list[tuple[str, bytes]]) -> None:
+    for _ in range(2):  # the second record has a target that was seen before
+        refused = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST)
+        assert refused == Rejection(
+            Reason.PAST, "due at 2023-10-15T22:13:19.999Z, more than 30d in the past, the limit set by limits.max_past"
+        )
+        assert isinstance(parsed(AGO, TO, *extra, key=b"order-7", rules=PAST), Entry | ConditionalSchedule)
+    replayed = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST.for_replay())
+    assert isinstance(replayed, Entry | ConditionalSchedule)
+
+
+def test_a_change_to_a_time_that_is_too_long_ago_is_refused() -> None:
+    assert parsed(LONG_AGO, action("reschedule"), key=b"a", rules=PAST).reason is Reason.PAST
+    assert isinstance(parsed(AGO, action("reschedule"), key=b"a", rules=PAST), Action)
+    assert isinstance(parsed(LONG_AGO, action("reschedule"), key=b"a", rules=PAST.for_replay()), Action)
+
+
+def test_the_first_timestamp_of_a_forwarded_record_counts_for_the_past() -> None:
+    first_ms = NOW_MS - 5_000
+    hop = ("chronos-forwarded", b"chronos.delay/1/7;%d" % first_ms)
+    for due_ms, is_refused in ((first_ms - 30 * DAY_MS - 1, True), (first_ms - 30 * DAY_MS, False)):
+        found = parsed(("chronos-deliver-at", b"%d" % due_ms), TO, hop, key=b"a", rules=PAST)
+        assert isinstance(found, Rejection) == is_refused
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [action("backfill")],
+        [("chronos-repeat", b"every 1h")],
+        [action("replay"), ("chronos-replayed", b"chronos.delay/2/7")],
+    ],
+    ids=["backfill", "series", "replay"],
+)
+def test_series_replays_and_backfills_may_be_due_at_any_time(extra: list[tuple[str, bytes]]) -> None:
+    found = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST)
+    assert isinstance(found, Entry | ConditionalSchedule)
+
+
+def test_a_backfill_is_a_schedule_otherwise() -> None:
+    ignore = ("chronos-on-conflict", b"ignore")
+    assert parsed(AT, TO, ignore, action("backfill"), key=b"a") == parsed(AT, TO, ignore, action("schedule"), key=b"a")
+    assert parsed(AT, TO, action("backfill")) == parsed(AT, TO, action("schedule"))
+
+
+# --- numbers without a unit
+
+
+def test_small_numbers_without_a_unit_are_milliseconds_and_counted_by_target() -> None:
+    rules = Rules(shard=0, shards=1)
+    for header in (("chronos-delay", b"5"), ("chronos-delay", b"999"), ("chronos-delay", b"0"), ("chronos-delay", b"5ms"),
+                   ("chronos-delay", b"1000"), ("chronos-delay", b"90s")):  # fmt: skip
+        assert isinstance(parsed(header, TO, rules=rules), Entry)
+    assert parsed(("chronos-delay", b"5"), TO, rules=rules).due_ms == NOW_MS + 5
+    assert rules.unitless == {"orders": 3}
+    assert parsed(AT, TO, ("chronos-spread", b"30"), rules=rules).options == Options(spread_ms=30)
+    assert isinstance(parsed(("chronos-delay", b"30"), action("reschedule"), key=b"a", rules=rules), Action)
+    assert rules.unitless == {"orders": 4, "": 1}
+    for number in range(200):
+        parsed(("chronos-delay", b"5"), ("chronos-target-topic", b"t%d" % number), rules=rules)
+    assert len(rules.unitless) == UNITLESS_TARGETS_MAX
+
+
 # --- refusals
 
 
@@ -191,12 +353,16 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
     return [
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-wish", b"1")], None),
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-", b"1")], None),
-        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-Delay", b"1s")], None),
+        (contradictory, [AT, TO, ("chronos-Delay", b"1s")], None),
         (Reason.UNKNOWN_HEADER, [action("cancel"), ("chronos-wish", b"1")], key),
-        (Reason.UNKNOWN_HEADER, [TO, ("chronos-deliver_at", b"1")], None),
+        (bad, [TO, ("chronos-deliver_at", b"1")], None),
+        *((repeated, [AT, TO, (name, b"1"), (name.title(), b"1")], key) for name in sorted(SCHEDULING)),
+        (repeated, [AT, TO, ("CHRONOS_SPREAD", b"1s"), ("chronos_spread", b"1s")], key),
+        (repeated, [action("cancel"), ("chronos-id", key), ("Chronos-Id", key)], key),
+        (bad, [AT, TO, ("Chronos-Forwarded", b"chronos.delay/0/7;1700000000000")], None),
         *((repeated, [AT, TO, (name, b"1"), (name, b"1")], key) for name in sorted(SCHEDULING)),
-        (repeated, [AT, TO, ("chronos-wish", b"1"), ("chronos-wish", b"1")], None),
-        (repeated, [("chronos-" + "x" * 5_000, b"1"), ("chronos-" + "x" * 5_000, b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-wish", b"1"), ("chronos-wish", b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("CHRONOS_" + "x" * 5_000, b"1")], None),
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-" + "x" * 5_000, b"1")], None),
         (repeated, [action("cancel"), ("chronos-id", key), ("chronos-id", b"another")], None),
         (repeated, [action("cancel"), ("chronos-id", key), ("chronos-id", key)], key),
@@ -216,12 +382,15 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         *((bad, [TO, (at, value)], None) for value in (
             None, b"", b" ", b"now", b"-0", b"-1", b"+1", b"1.5", b"1_7", b"1e12", b"\xff",
             b"1700000001000 ", b"\x001",
-            "١٧".encode(), "１７００００００００００１".encode(), b"9" * 16, b"9" * 5_000,
+            "١٧".encode(), "１７００００００００００１".encode(),
             b"2030-01-31T09:00:00",
         )),
         *((bad, [TO, (delay, value)], None) for value in (
-            None, b"", b"-0", b"-1s", b"1 s", b"30m1h", b"\xff", "³s".encode(), b"9" * 16,
-            b"999999999999999d",
+            None, b"", b"-0", b"-1s", b"1 s", b"30m1h", b"\xff", "³s".encode(), b"9" * 16 + b" s",
+        )),
+        *((Reason.BEYOND_MAX_DELAY, [TO, (at, value)], None) for value in (b"1700000001000000", b"9" * 19, b"9" * 5_000)),
+        *((Reason.BEYOND_MAX_DELAY, [TO, (delay, value)], None) for value in (
+            b"9" * 16, b"999999999999999d", b"9" * 5_000 + b"s", b"1h" + b"9" * 20 + b"m",
         )),
         *((bad, [AT, (to, value)], None) for value in (
             b"", b".", b"..", b"a b", b"a/b", b"\xff", "é".encode(), b"x" * 250, b"x" * 100_000,

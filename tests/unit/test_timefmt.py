@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from chronos.core.timefmt import (
     MS_MAX,
     UNIT_MS,
+    BeyondAll,
+    check_unit,
     format_duration,
     format_time,
+    lacks_unit,
     looks_like_seconds,
     parse_duration_ms,
     parse_time_ms,
@@ -50,6 +53,48 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
 def test_text_that_is_not_a_duration_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration|longer than the longest"):
         parse_duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1000000000000000",
+        "1000000000000000ms",
+        "1h1000000000000000m",
+        "999999999999999d1ms",
+        "9" * 5_000,
+        "9" * 5_000 + ".5s",
+    ],
+)
+def test_a_duration_that_is_too_long_is_called_so(text: str) -> None:
+    with pytest.raises(BeyondAll, match="longer than the longest"):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1700000000000000", "looks like microseconds; a number is taken as epoch milliseconds"),
+        ("1700000000000000000", "looks like nanoseconds; a number is taken as epoch milliseconds"),
+        ("9" * 5_000, "is later than any time"),
+    ],
+)
+def test_a_time_in_another_unit_is_called_so(text: str, says: str) -> None:
+    with pytest.raises(BeyondAll, match=says):
+        parse_time_ms(text)
+
+
+@pytest.mark.parametrize("text", ["1", "5", "999", "0005"])
+def test_a_small_number_without_a_unit_lacks_it(text: str) -> None:
+    assert lacks_unit(text)
+    with pytest.raises(ValueError, match=f"{text} has no unit; write {text}s or {text}ms"):
+        check_unit(text)
+
+
+@pytest.mark.parametrize("text", ["0", "000", "1000", "90000", "5ms", "30s", "1h30m", "٣", "", "soon"])
+def test_other_texts_do_not_lack_a_unit(text: str) -> None:
+    assert not lacks_unit(text)
+    check_unit(text)
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9 - 1), st.integers(1, 9), st.sampled_from(sorted(UNIT_MS)))
@@ -91,7 +136,6 @@ def test_a_time_is_epoch_milliseconds_rounded_up(text: str, ms: int) -> None:
     [
         "", " ", "now", "tomorrow", "-1", "-0", "+1", "1.5", "1e12", "1_700_000_000_000", " 0", "0\n",
         "0x0", "٣", "１７",
-        "1000000000000000", "9" * 5_000,
         "2030-01-31T09:00:00", "2030-01-31", "2030-01-31T09:00Z", "2030-01-31T09:00:00+1:00",
         "2030-01-31T09:00:00+0100",
         "2030-01-31T09:00:00+24:00", "2030-01-31T09:00:00+00:60", "2030-01-31T09:00:00.Z",

@@ -24,7 +24,7 @@ DELIVERY = (*TOKEN, "id", "target", "requested_due_ms", "due_ms", "outcome")
 PLAN = (*DELIVERY, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
 """Columns of a plan: the promised delivery, and the record that scheduled it."""
 
-ADDED_BYTES_MAX = 450
+ADDED_BYTES_MAX = 480
 """Most bytes of a replay besides its variable texts: header names, numbers, lengths, and the batch around it."""
 
 HEADER_BYTES = 8

@@ -6,6 +6,7 @@ headers byte for byte; added are the headers of `ledger.OWN` and Chronos's recei
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 from pyspark import TaskContext
 
+from chronos.core.header_names import folded_name
 from chronos.core.message import (
+    ACTION,
     DELIVER_AT,
     DUE_AT,
     EXPIRE_AT,
@@ -240,7 +243,7 @@ def records_of(batch: pa.RecordBatch, job: SendingJob, part: int, first: int, ra
     make = _direct if job.direct else _delayed
     run = job.run.encode()
     for at, row in enumerate(rows_of(batch)):
-        original = pairs[ends[at] : ends[at + 1]]
+        original = [(_spelled(name), value) for name, value in pairs[ends[at] : ends[at + 1]]]
         headers = [pair for pair in original if pair[0][:8] != PREFIX and pair[0] not in OWN]
         headers += (
             (REPLAY_OF, f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()),
@@ -249,6 +252,13 @@ def records_of(batch: pa.RecordBatch, job: SendingJob, part: int, first: int, ra
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))
         yield make(job, row, original, headers, first + at + rank)
+
+
+@lru_cache(maxsize=10_000)
+def _spelled(name: str) -> str:
+    """The name as Chronos spells it, if it stands for one of its headers."""
+    folded = folded_name(name)
+    return folded if folded.startswith(PREFIX) else name
 
 
 def _delayed(job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int) -> BulkRecord:
@@ -263,7 +273,12 @@ def _delayed(job: SendingJob, row: PlannedMessage, original: Headers, headers: H
     else:
         due_ms, id_ = job.base_ms + int(rank * job.pace_ms), replay_id(job, row)
         due_ms = due_ms if expire_at_ms is None else min(due_ms, expire_at_ms)
-    headers += ((DELIVER_AT, b"%d" % due_ms), (TARGET_TOPIC, row.target.encode()), (ON_CONFLICT, b"ignore"))
+    headers += (
+        (ACTION, b"backfill"),
+        (DELIVER_AT, b"%d" % due_ms),
+        (TARGET_TOPIC, row.target.encode()),
+        (ON_CONFLICT, b"ignore"),
+    )
     if row.target_key is not None:
         headers.append((TARGET_KEY, row.target_key))
     if expire_at_ms is not None:
