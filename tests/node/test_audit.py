@@ -57,7 +57,7 @@ def test_every_change_and_every_refusal_has_one_entry(tmp_path):
     """Also refusals inside of handlers, and of bodies that cannot be read; reads have none, those of payloads do."""
     path = tmp_path / "audit.jsonl"
     requests: list[tuple[str, str, str, object, tuple[str, list[str], int, str] | None]] = [
-        ("writer", "POST", "/v1/messages", message("a"), ("schedule", ["a"], 202, "done")),
+        ("writer", "POST", "/v1/messages", message("a"), ("schedule", ["a"], 202, "accepted")),
         ("reader", "GET", "/v1/messages/a", None, None),
         ("reader", "GET", "/v1/messages/a?payload=true", None, ("get", ["a"], 200, "pending")),
         ("reader", "GET", "/v1/dead-letters/a", None, ("dead_letter", ["a"], 404, "no-dead-letter")),

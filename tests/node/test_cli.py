@@ -384,7 +384,7 @@ def test_a_service_that_does_not_run_is_exit_code_3():
         (("send", "--to", "t", "--in", "1s", "--every", "500", "x"), "--every: 500 has no unit; write 500s or 500ms"),
         (
             ("send", "--to", "t", "--cron", "0 9", "x"),
-            "--cron: '0 9' is not a cron expression: it does not have 5 or 6 fields",
+            "--cron: '0 9' is not 5 or 6 cron fields, such as '0 9 * * 1-5'",
         ),
         (
             ("send", "--to", "t", "--in", "9999999999999999s", "x"),
