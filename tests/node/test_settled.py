@@ -17,7 +17,9 @@ KEPT = "2h"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """A node with three delivered messages of two customers, one that expired, one that was cancelled, one that is pending."""
-    with Inside(tmp_path_factory.mktemp("settled"), shards=3, retention__delivered=KEPT, limits__max_past="0") as running:
+    with Inside(
+        tmp_path_factory.mktemp("settled"), shards=3, retention__delivered=KEPT, limits__max_past="0"
+    ) as running:
         past = {"deliver_at": "2020-01-01T00:00:00Z"}
         bodies = [
             message("order-1", "anna", delay=0),
