@@ -339,3 +339,37 @@ def test_an_action_without_the_log_does_not_speak_of_scheduling(
     assert (cancelled.status, sent.status) == (503, 503)
     assert cancelled.json()["hint"].startswith("the action may be in the log")
     assert sent.json()["hint"].startswith("try again with the same id")
+
+
+# --- Five questions
+
+
+def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Path) -> None:
+    """Why is it late, why did it not arrive, what died, what was refused, is it safe now."""
+    with Inside(tmp_path / "node", delivery__rates="{mail: 0.001/s burst 1}") as inside:
+        url = inside.server.url
+        inside.ask("POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)])
+        stale = {"deliver_at": time.time_ns() // 1_000_000 - 120_000, "expire_at": time.time_ns() // 1_000_000 - 60_000}
+        inside.ask("POST", "/v1/messages?wait=5s", {"target": {"topic": "orders"}, "value": "v", "id": "stale", **stale})
+        record = ("chronos.delay", b"mistyped", b"v", [("chronos-target-topic", b"orders"), ("chronos-delay", b"soon")], 0)
+        (appended,) = inside.node.log.append([record], 30.0)
+        assert inside.node.shards[0].wait_pulled(appended.offset + 1, 30.0)
+        wait_until(lambda: inside.ask("GET", "/v1/messages/m2").json().get("parked", False))
+        wait_until(lambda: inside.ask("GET", "/v1/messages/stale").json()["state"] == "expired")
+        overdue(inside, "m2")
+
+        late = run("get", "m2", server=url)
+        assert "waits for  the rate of mail is limited to 0.001/s" in late.out
+        missing = run("get", "mistyped", server=url)
+        assert missing.code == 4
+        assert "was rejected at" in missing.err
+        assert "bad-value" in missing.err
+        died = run("dead-letters", "list", server=url)
+        assert "stale" in died.out
+        assert "expired" in died.out
+        refused = run("rejected", "count", "--by", "reason,target", server=url)
+        assert refused.out.split()[3:] == ["bad-value", "orders", "1"]
+        # A rate that the operator has set, and a message that was worthless by its own time, are no problems of the service.
+        safe = run("doctor", server=url, cwd=tmp_path)
+        assert safe.code == 0
+        assert "no problems found" in safe.out
