@@ -37,7 +37,7 @@ from chronos.core.cluster_records import (
     unpack_roles,
 )
 from chronos.core.heartbeats import GRACE_TIMEOUTS, Timing
-from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
+from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import Broker
@@ -711,7 +711,8 @@ def test_roles_are_published_only_over_those_that_the_plan_was_made_from(cluster
     until_controls(cluster, a)
 
     def overtaken(view: ClusterView) -> Roles:
-        cluster.publish(Roles(controller="other", controller_epoch=7, drained=("c",)))
+        shards = {0: ShardRoles(master="other", epoch=3)}
+        cluster.publish(Roles(controller="other", controller_epoch=7, shards=shards, drained=("c",)))
         return plan(view)
 
     a.control(overtaken)
