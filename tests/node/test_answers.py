@@ -350,8 +350,16 @@ def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Pa
         url = inside.server.url
         inside.ask("POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)])
         stale = {"deliver_at": time.time_ns() // 1_000_000 - 120_000, "expire_at": time.time_ns() // 1_000_000 - 60_000}
-        inside.ask("POST", "/v1/messages?wait=5s", {"target": {"topic": "orders"}, "value": "v", "id": "stale", **stale})
-        record = ("chronos.delay", b"mistyped", b"v", [("chronos-target-topic", b"orders"), ("chronos-delay", b"soon")], 0)
+        inside.ask(
+            "POST", "/v1/messages?wait=5s", {"target": {"topic": "orders"}, "value": "v", "id": "stale", **stale}
+        )
+        record = (
+            "chronos.delay",
+            b"mistyped",
+            b"v",
+            [("chronos-target-topic", b"orders"), ("chronos-delay", b"soon")],
+            0,
+        )
         (appended,) = inside.node.log.append([record], 30.0)
         assert inside.node.shards[0].wait_pulled(appended.offset + 1, 30.0)
         wait_until(lambda: inside.ask("GET", "/v1/messages/m2").json().get("parked", False))
