@@ -36,6 +36,10 @@ REPLAYING = frozenset({
 """States in which the progress log is applied as it can be read."""
 
 
+WORK_DUE = "messages are due"
+"""The work of a master whose cursor does not move."""
+
+
 class Facts(Struct, frozen=True, kw_only=True):
     """What one judgement is based on."""
 
@@ -109,7 +113,7 @@ class StallJudge:
     """Judges one replica again and again."""
 
     def __init__(self) -> None:
-        self._due = _Still("messages are due")
+        self._due = _Still(WORK_DUE)
         self._pull = _Still("records of the delay topic can be read")
         self._replay = _Still("progress records can be applied")
         self._judged_ms: int | None = None

@@ -120,7 +120,13 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     # What became of a message, and a list with all that was acknowledged.
     for node in nodes:
         for message_id in [message.id for message in written[-8:]]:
-            again = {"id": message_id, "target": {"topic": flow.target}, "value": "v", "delay": "1h", "on_conflict": "ignore"}
+            again = {
+                "id": message_id,
+                "target": {"topic": flow.target},
+                "value": "v",
+                "delay": "1h",
+                "on_conflict": "ignore",
+            }
             status, answer = node.ask("POST", "/v1/messages?wait=5s", again)
             assert (status, answer["result"]) == (200, "ignored"), answer
         assert "behind" not in node.get("/v1/messages", fresh="true", limit=1)

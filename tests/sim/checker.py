@@ -443,14 +443,13 @@ class Checker:
         )
         return max(counts.values(), default=0)
 
-    def moved_ms(self, shard: int, instance: str) -> int:
-        """When a data directory last committed a step that moved the cursor or the pull offset; 0: never."""
+    def moved_ms(self, shard: int, instance: str, *, delivers: bool) -> int:
+        """When a data directory last committed a step that moved the cursor, or else the pull offset; 0: never."""
         steps = self.steps[shard]
         for at in range(len(steps) - 1, 0, -1):
             now, before = steps[at].progress, steps[at - 1].progress
-            moved = (now.cursor_due_ms, now.cursor_offset, now.pull_offset) != (
-                before.cursor_due_ms, before.cursor_offset, before.pull_offset
-            )  # fmt: skip
+            cursors = [(each.cursor_due_ms, each.cursor_offset) for each in (before, now)]
+            moved = cursors[0] != cursors[1] if delivers else before.pull_offset != now.pull_offset
             if moved and now.instance == instance:
                 return steps[at].at_ms
         return 0

@@ -17,7 +17,7 @@ from chronos.workers.push import Pusher
 from chronos.workers.rates import ShardRates
 from chronos.workers.replica import Replica
 from chronos.workers.replica_state import ReplicaState
-from chronos.workers.stall import STALLED_MS, StallJudge, facts_of
+from chronos.workers.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog
 from tests.sim.world import CRASH, Crashed, Finding, broken
@@ -133,7 +133,8 @@ class ReplicaThread:
         )
         # A thread that was held between a commit and its application is behind the log.
         if self.judge.step(self.world.now_ms, facts) and replica.role == ReplicaState.MASTER and not self.was_held:
-            moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance)
+            delivers = self.judge.work == WORK_DUE
+            moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance, delivers=delivers)
             if self.world.now_ms - moved_ms < STALLED_MS:
                 raise broken("8", f"{self.name} is called stalled, and moved {self.world.now_ms - moved_ms} ms ago")
 
