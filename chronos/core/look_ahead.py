@@ -122,7 +122,7 @@ class LookAhead(Generic[T]):
         )
 
     def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
-        """Compute the writes of the step that is committing."""
+        """Compute the writes of the step that is committing. Raises Retry if the store cannot be read."""
         self._writes = _StepWrites(
             staged=staged, selection=selection, writes=self._shard.writes(staged, selection, progress)
         )

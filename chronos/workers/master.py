@@ -414,9 +414,9 @@ class Master:
             return None
 
         def prepare() -> None:
-            ahead.write(staged, selection, progress)
-            # The next step repeats a failed part and handles the failure.
+            # A part that fails is repeated after the commit, or by the next step, which handles the failure: the transaction is open here.
             with suppress(Retry):
+                ahead.write(staged, selection, progress)
                 if not selection.complete:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
                     following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
