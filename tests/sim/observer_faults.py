@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chronos.core import assignment, health
 from chronos.core.assignment import _Table
-from chronos.core.health import Observations, Window
+from chronos.core.health import Window
 from chronos.workers import observer
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.observer import HealthObserver
@@ -39,9 +39,6 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
     ],
     "the first node that reaches the brokers again takes all shards": [
         (_Table, "_is_steady", "node not in self.view.unsteady", "True"),
-    ],
-    "the window is not reset for a new master": [
-        (Observations, "add", "window = Window(self._rules)", "pass"),
     ],
     "a verdict on an earlier master counts": [
         (assignment, "verdicts", "0 < replica.judged == epoch", "replica.judged"),

@@ -12,7 +12,6 @@ from tests.sim.world import finds
 SEEDS = 120
 
 LATE = {
-    "the window is not reset for a new master": 130,
     "a follower in sync is not preferred at a promotion": 243,
     "a replica that is paused counts as in sync": 243,
 }
