@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from chronos.core.assignment import CUT_OFF
 from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, UNHEALTHY
 from chronos.core.roles import OK, UNREACHABLE, Change, ClusterView, Member, Roles, ShardRoles
 from tests.sim.observers import HealthSettings
@@ -126,6 +127,8 @@ class Moves:
             and node != before.master
             and node not in roles.drained
             and member.log == OK
+            # A master that answers, and is only cut off from the log, gives way to a steady node alone.
+            and not (change.why.startswith(CUT_OFF) and node in view.unsteady)
             and _is_in_sync(view, change.shard, member)
         ]
         if passed_over:
