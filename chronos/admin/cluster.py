@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 
-from chronos.admin.context import Call, Context, together
+from chronos.admin.context import Call, Context, during, together
 from chronos.admin.problems import ProblemError, shard_number
 from chronos.admin.schemas import (
     AwayNode,
@@ -32,7 +32,6 @@ from chronos.core.roles import (
     verdicts,
 )
 from chronos.core.timefmt import format_time
-from chronos.core.values import shards_text
 from chronos.node import IN_PLACE
 from chronos.ports import ClusterSnapshot
 from chronos.workers.membership import Membership
@@ -101,8 +100,7 @@ class Cluster:
             if replica.role not in IN_PLACE or replica.reason is not None
         }
         if member.log == UNREACHABLE:
-            brackets = f" ({shards_text(troubles)})" if troubles else ""
-            return self._info(member, drained, [f"no broker answers this node{brackets}"])
+            return self._info(member, drained, [during("no broker answers this node", troubles)])
         return self._info(member, drained, together(troubles))
 
     def _info(self, member: Member, drained: tuple[str, ...], reasons: list[str]) -> NodeInfo:

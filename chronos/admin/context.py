@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -220,7 +220,7 @@ class Context:
             if shard.role not in IN_PLACE or shard.paused is not None
         }
         if node.outage is not None:
-            return [node.outage + (f" ({shards_text(troubles)})" if troubles else "")]
+            return [during(node.outage, troubles)]
         return ([] if node.degraded is None else [node.degraded]) + together(troubles)
 
     def details(self) -> list[str]:
@@ -305,6 +305,12 @@ def together(troubles: Mapping[int, tuple[str, str | None]]) -> list[str]:
         f"{shards_text(numbers)} {'is' if len(numbers) == 1 else 'are'} {role}" + (f": {why}" if why else "")
         for (role, why), numbers in shards.items()
     ]
+
+
+def during(outage: str, shards: Iterable[int]) -> str:
+    """The outage as the one reason of all shards that are not ready."""
+    numbers = list(shards)
+    return f"{outage} ({shards_text(numbers)})" if numbers else outage
 
 
 def without_names(waits: str) -> str:

@@ -53,10 +53,8 @@ class KafkaTopics:
         self._advised: set[str] = set()
         self._brokers: set[int] = set()
         """Those that lead a partition of a described topic."""
-        self._single: set[str] = set()
-        """Topics with one replica."""
         self._warned: set[str] = set()
-        """Those of them that were logged."""
+        """Topics with one replica that were logged."""
         """Changes of settings that were logged as advice before."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
@@ -158,13 +156,10 @@ class KafkaTopics:
 
     def _warn_of_single_replicas(self, infos: Mapping[str, TopicInfo | None]) -> None:
         """Log each topic with one replica once, before a broker fails; unless there is one broker only, as far as its topics tell."""
-        for name, info in infos.items():
-            if info is not None:
-                self._brokers.update(broker for broker in info.leaders if broker >= 0)
-                if info.replicas == 1:
-                    self._single.add(name)
-        if len(self._brokers) > 1:
-            for name in sorted(self._single - self._warned):
+        found = {name: info for name, info in infos.items() if info is not None}
+        self._brokers.update(broker for info in found.values() for broker in info.leaders if broker >= 0)
+        for name, info in found.items():
+            if info.replicas == 1 and name not in self._warned and len(self._brokers) > 1:
                 self._warned.add(name)
                 log.warning("topic has one replica", topic=name)
 
