@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from chronos.errors import NoSpace
+
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file durably, by the old or the new content: new file, fsync, rename, fsync of the directory. Raises OSError."""
@@ -14,6 +16,16 @@ def replace_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     new.replace(path)
     sync(path.parent)
+
+
+def keep(path: Path, data: bytes) -> None:
+    """The same, for what a node keeps of its own. Raises NoSpace."""
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise NoSpace(
+            f"{path} could not be written ({error.strerror}). Make room on that disk; nothing is lost"
+        ) from error
 
 
 def sync(path: Path) -> None:

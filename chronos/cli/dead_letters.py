@@ -1,6 +1,5 @@
 """`chronos dead-letters`: list, show, replay, discard."""
 
-import base64
 import sys
 import time
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ import msgspec
 import typer
 
 from chronos.cli.connect import connect, given
+from chronos.cli.letters import header_facts, note_more, payload_facts, read_pages
 from chronos.cli.output import (
-    NOT_SHOWN,
     Format,
     counted,
     local,
@@ -27,10 +26,7 @@ from chronos.cli.output import (
 )
 from chronos.cli.times import moment
 from chronos.client import Client, DeadLetterTotals, NotFound, WholeDeadLetter, dead_letters, requests
-from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Verb
-
-SHOWN_CHARACTERS = 1_000
-"""Characters of a payload that are shown."""
+from chronos.client.dead_letters import DeadLetterFilter, Verb
 
 RETRIES = 6
 """Repetitions of one part, within about 6 s: a long replay outlasts a short failure of the log."""
@@ -43,19 +39,15 @@ DONE = {"replay": "replayed", "discard": "discarded"}
 
 def list_(server: str, output: Format, *, resolved: bool, limit: int, **which: str | None) -> None:
     """At most `limit` dead letters; as JSON one object, that of the HTTP interface."""
-    letters: list[dict[str, Any]] = []
-    after, records = None, 0
     with connect(server) as client:
         filter_ = _filter(which)
-        while len(letters) < limit:
-            asked = dead_letters.page(
-                filter_, resolved=resolved, limit=min(PAGE_LETTERS, limit - len(letters)), after=after
-            )
-            found = client.call(asked.as_json())
-            letters += found["letters"]
-            after, records = found["after"], records + found["records"]
-            if after is None:
-                break
+
+        def page(letters: int, after: str | None) -> dict[str, Any]:
+            asked = dead_letters.page(filter_, resolved=resolved, limit=letters, after=after)
+            answer: dict[str, Any] = client.call(asked.as_json())
+            return answer
+
+        letters, after, records = read_pages(page, "letters", limit)
     if output is Format.json:
         put_json({"letters": letters, "after": after, "records": records})
         return
@@ -64,8 +56,7 @@ def list_(server: str, output: Format, *, resolved: bool, limit: int, **which: s
         put(table([(heading, "left") for heading in headings], [_row(one) for one in letters]))
     else:
         note(f"no dead letters{'' if resolved else ' that are not resolved'}; {_read(records)}")
-    if after is not None:
-        note(f"there may be more; show them with -n {limit * 10}, or --until the time of the last one")
+    note_more(after, limit)
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -96,9 +87,7 @@ def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
     key = found.target.key if found.target.key_base64 is None else f"base64:{found.target.key_base64}"
     if key is not None:
         yield "key", printable(key)
-    for name, content in found.target.headers.items():
-        for one in content if isinstance(content, list) else [content]:
-            yield "header", printable(f"{name}={one if isinstance(one, str) else repr(one)}")
+    yield from header_facts(found.target.headers)
     yield "attempt", str(found.attempt)
     if found.occurrence > 1:
         yield "occurrence", str(found.occurrence)
@@ -106,10 +95,7 @@ def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
     if found.replayed is not None:
         yield "replay of", printable(found.replayed)
     yield "stored", f"partition {found.partition}, offset {found.offset} of the dead-letter topic"
-    yield "payload", "null" if found.value_bytes is None else size(found.value_bytes)
-    if found.value_bytes:
-        text = found.value if found.value_base64 is None else str(base64.b64decode(found.value_base64))
-        yield "", NOT_SHOWN if text is None else printable(text[:SHOWN_CHARACTERS])
+    yield from payload_facts(found.value_bytes, found.value, found.value_base64)
 
 
 def resolve(

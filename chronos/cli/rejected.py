@@ -1,6 +1,5 @@
 """`chronos rejected`: list, show, count."""
 
-import base64
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +8,8 @@ import msgspec
 import typer
 
 from chronos.cli.connect import connect, given
+from chronos.cli.letters import header_facts, note_more, payload_facts, read_pages
 from chronos.cli.output import (
-    NOT_SHOWN,
     Format,
     counted,
     local,
@@ -20,16 +19,12 @@ from chronos.cli.output import (
     put,
     put_json,
     relative,
-    size,
     table,
 )
 from chronos.cli.times import moment
 from chronos.client import Client, requests
-from chronos.client.dead_letters import PAGE_LETTERS, READ_S
+from chronos.client.dead_letters import READ_S
 from chronos.client.requests import id_path, id_text
-
-SHOWN_CHARACTERS = 1_000
-"""Characters of a payload that are shown."""
 
 FIELDS = {"reason": "reason", "target": "topic", "source": "source"}
 """What records are counted by, and the field of the answer."""
@@ -38,15 +33,13 @@ FIELDS = {"reason": "reason", "target": "topic", "source": "source"}
 def list_(server: str, output: Format, limit: int, **which: str | None) -> None:
     """At most `limit` rejected records; as JSON one object, that of the HTTP interface."""
     query = _query(which)
-    found: list[dict[str, Any]] = []
-    after, records = None, 0
     with connect(server) as client:
-        while len(found) < limit:
-            page = _ask(client, "/v1/rejected", query, limit=min(PAGE_LETTERS, limit - len(found)), after=after)
-            found += page["rejected"]
-            after, records = page["after"], records + page["records"]
-            if after is None:
-                break
+
+        def page(letters: int, after: str | None) -> dict[str, Any]:
+            answer: dict[str, Any] = _ask(client, "/v1/rejected", query, limit=letters, after=after)
+            return answer
+
+        found, after, records = read_pages(page, "rejected", limit)
     if output is Format.json:
         put_json({"rejected": found, "after": after, "records": records})
         return
@@ -55,8 +48,7 @@ def list_(server: str, output: Format, limit: int, **which: str | None) -> None:
         put(table([(heading, "left") for heading in headings], [_row(one) for one in found]))
     else:
         note(f"no rejected records; {counted(records, 'record')} of the topic read")
-    if after is not None:
-        note(f"there may be more; show them with -n {limit * 10}, or --until the time of the last one")
+    note_more(after, limit)
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -82,15 +74,10 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "detail", printable(found["detail"])
     yield "rejected", f"{local(found['rejected_at'])}  ({relative(found['rejected_at'])})"
     yield "target", printable(found["topic"]) or "-"
-    for name, content in found.get("headers", {}).items():
-        for one in content if isinstance(content, list) else [content]:
-            yield "header", printable(f"{name}={one if isinstance(one, str) else repr(one)}")
+    yield from header_facts(found.get("headers", {}))
     yield "source", printable(found["source"])
     yield "stored", f"partition {found['partition']}, offset {found['offset']} of the rejected topic"
-    yield "payload", "null" if found["value_bytes"] is None else size(found["value_bytes"])
-    if found["value_bytes"]:
-        value = str(base64.b64decode(found["value_base64"])) if "value_base64" in found else found.get("value")
-        yield "", NOT_SHOWN if value is None else printable(value[:SHOWN_CHARACTERS])
+    yield from payload_facts(found["value_bytes"], found.get("value"), found.get("value_base64"))
 
 
 def count(server: str, output: Format, by: str, **which: str | None) -> None:

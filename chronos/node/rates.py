@@ -13,11 +13,11 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from chronos.adapters.durable import replace_file
+from chronos.adapters.durable import keep
 from chronos.config import Config
 from chronos.core.rates import Rate, check_pattern, parse_rate, rate_text
 from chronos.core.roles import Request
-from chronos.errors import NoSpace, Stop
+from chronos.errors import Stop
 from chronos.node.shards import configured_rates
 from chronos.workers.rates import RateLimits
 
@@ -92,17 +92,10 @@ class NodeRates:
             changed = {each: rate for each, rate in self._changed.items() if each != pattern}
             if text:
                 changed[pattern] = parse_rate(text)
-            self._keep({each: rate_text(rate) for each, rate in changed.items()})
+            # The file has either the old or the new limits after a crash.
+            texts = {each: rate_text(rate) for each, rate in changed.items()}
+            keep(self._file, msgspec.json.encode(_Kept(rates=texts)))
             self._changed = changed
-
-    def _keep(self, rates: dict[str, str]) -> None:
-        """Write the file, so that it has either the old or the new limits after a crash."""
-        try:
-            replace_file(self._file, msgspec.json.encode(_Kept(rates=rates)))
-        except OSError as error:
-            raise NoSpace(
-                f"{self._file} could not be written ({error.strerror}). Make room on that disk; nothing is lost"
-            ) from error
 
     def _lengths(self, topic: str) -> list[int]:
         """Return the number of messages that wait for the rate of the topic in each shard of the service.

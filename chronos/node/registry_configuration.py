@@ -12,10 +12,10 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from chronos.adapters.durable import replace_file
+from chronos.adapters.durable import keep
 from chronos.core.registry import Configuration, configured
 from chronos.core.roles import Request
-from chronos.errors import NoSpace, Stop
+from chronos.errors import Stop
 
 if TYPE_CHECKING:
     from chronos.workers.membership import Membership
@@ -77,14 +77,7 @@ class RegistryConfiguration:
                 request = Request(kind="configure", node="", namespace=namespace, key=key, value=value, at_ms=at_ms)
                 self._membership.ask(request)
                 return
-            self._keep({name: dict(values) for name, values in changed.items()})
+            # The file has either the old or the new values after a crash.
+            namespaces = {name: dict(values) for name, values in changed.items()}
+            keep(self._file, msgspec.json.encode(_Kept(namespaces=namespaces)))
             self._known = changed
-
-    def _keep(self, namespaces: dict[str, dict[str, str]]) -> None:
-        """Write the file, so that it has either the old or the new values after a crash."""
-        try:
-            replace_file(self._file, msgspec.json.encode(_Kept(namespaces=namespaces)))
-        except OSError as error:
-            raise NoSpace(
-                f"{self._file} could not be written ({error.strerror}). Make room on that disk; nothing is lost"
-            ) from error
