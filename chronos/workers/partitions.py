@@ -11,6 +11,7 @@ import structlog
 
 from chronos.core.keys import partition_of
 from chronos.core.selector import FAILED_MS, NO_LEADER, BrokerLatency, Selector
+from chronos.errors import ProducerLost
 from chronos.ports import Clock, Sent, TopicInfo, Writer
 from chronos.workers.targets import Targets
 
@@ -91,10 +92,17 @@ class Partitions:
 
     @contextmanager
     def following(self, writer: Writer, clock: Clock) -> Iterator[None]:
-        """Follow a transaction from before its first record; at its end, the selector is told how the brokers answered."""
+        """Follow a transaction from before its first record; at its end, the selector is told how the brokers answered.
+
+        A ProducerLost for the transaction names the partitions that did not acknowledge.
+        """
         self._followed = writer, clock.now_ms()
         try:
             yield
+        except ProducerLost as error:
+            if named := self._named([sent for sent in writer.sent if sent.failed]):
+                error.args = (f"{error}; no acknowledgement from {named}",)
+            raise
         finally:
             self._followed = None
             if self._enabled:
@@ -164,14 +172,16 @@ class Partitions:
         if followed is None or now_ms - followed[1] < WAITS_MS:
             return None
         writer, since_ms = followed
-        places = sorted({(sent.topic, *self._led(sent)) for sent in list(writer.sent) if sent.latency_ms is None})
-        if not places:
-            return None
-        named = ", ".join(_named(*place) for place in places[:NAMED_MAX])
+        named = self._named([sent for sent in list(writer.sent) if sent.latency_ms is None])
+        return f"no acknowledgement for {(now_ms - since_ms) // 1_000} s from {named}" if named else None
+
+    def _named(self, silent: list[Sent]) -> str:
+        """Return the partitions of the records with their leaders, for people."""
+        places = sorted({(sent.topic, *self._led(sent)) for sent in silent})
         more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
-        return f"no acknowledgement for {(now_ms - since_ms) // 1_000} s from {named}{more}"
+        return ", ".join(_placed(*place) for place in places[:NAMED_MAX]) + more
 
 
-def _named(topic: str, partition: int, broker: int) -> str:
+def _placed(topic: str, partition: int, broker: int) -> str:
     led = "" if broker == NO_LEADER else f" (leader: broker {broker})"
     return f"{topic}{led}" if partition < 0 else f"{topic}/{partition}{led}"

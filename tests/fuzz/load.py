@@ -15,8 +15,8 @@ from tests.harness.service import Service
 from tests.integration.foreign import Tail
 
 TOPIC = "load"
-EVERY_S, TOGETHER = 0.01, 5
-"""A request every EVERY_S with TOGETHER messages: 500 messages a second."""
+SENDERS, EVERY_S, TOGETHER = 10, 0.1, 5
+"""Over each of SENDERS connections, a request every EVERY_S with TOGETHER messages: 500 messages a second, while answers take less."""
 
 AHEAD_MS = 300
 ALIVE_EVERY_S = 0.1
@@ -48,7 +48,7 @@ class Figures(NamedTuple):
 
 
 class Load:
-    """Schedules messages over one connection while it is entered, and reads what was delivered at the end."""
+    """Schedules messages over SENDERS connections while it is entered, and reads what was delivered at the end."""
 
     def __init__(self, service: Service, topic: str = TOPIC, bootstrap: str = "") -> None:
         """`bootstrap`: the brokers of the service; empty for the embedded log."""
@@ -56,7 +56,8 @@ class Load:
         self._topic = topic
         self._bootstrap = bootstrap
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch, self._ask)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._ask)]
+        self._threads += [threading.Thread(target=self._send, args=(one,), daemon=True) for one in range(SENDERS)]
         self._accepted: list[str] = []
         self._refused = 0
         self._answers_ms: list[int] = []
@@ -76,17 +77,18 @@ class Load:
         for thread in self._threads:
             thread.join(60)
 
-    def _send(self) -> None:
+    def _send(self, sender: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
         headers = {"Content-Type": "application/json"}
         if self._service.token:
             headers["Authorization"] = f"Bearer {self._service.token}"
         at = 0
+        self._stopping.wait(EVERY_S * sender / SENDERS)
         while not self._stopping.is_set():
             began_s = time.monotonic()
             due_ms = time.time_ns() // 1_000_000 + AHEAD_MS
             messages = [
-                {"target": {"topic": self._topic}, "value": "x" * 100, "deliver_at": due_ms, "id": f"{self._topic}-{number}"}
+                {"target": {"topic": self._topic}, "value": "x" * 100, "deliver_at": due_ms, "id": f"{self._topic}-{sender}-{number}"}
                 for number in range(at, at + TOGETHER)
             ]  # fmt: skip
             at += TOGETHER

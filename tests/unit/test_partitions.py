@@ -17,6 +17,7 @@ from chronos.core.rules import Rules
 from chronos.core.selector import Selector
 from chronos.core.shard import Shard
 from chronos.core.step import Selection
+from chronos.errors import ProducerLost
 from chronos.ports import Log, Sent, TopicInfo, Writer
 from chronos.workers.partitions import TURN_MESSAGES, WAITS_MS
 from chronos.workers.planned import PlannedTransaction
@@ -218,3 +219,15 @@ def test_the_partitions_that_have_not_acknowledged_are_named_with_their_leaders(
             " orders0/2 (leader: broker 3) and 1 more"
         )
     assert partitions.waits_for(NOW_MS + 9_000) is None
+
+
+def test_the_error_for_a_late_transaction_names_the_partitions_that_did_not_acknowledge() -> None:
+    pusher = pusher_of(selector=Selector())
+    planned(pusher, selected(1))
+    writer = cast("Writer", Answered(sent(0, 3, "orders0"), sent(1, None, "orders0")))
+    with pytest.raises(ProducerLost, match=r"late; no acknowledgement from orders0/1 \(leader: broker 2\)$"):
+        with pusher.partitions.following(writer, HandClock()):
+            raise ProducerLost("late")
+    with pytest.raises(ProducerLost, match=r"^fenced$"):
+        with pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"))), HandClock()):
+            raise ProducerLost("fenced")

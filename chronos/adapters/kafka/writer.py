@@ -24,9 +24,6 @@ from chronos.ports import Appended, Outgoing, Sent
 FOLLOWED_EVERY = 500
 """Of so many messages the report of one is asked for: a report costs as much as producing the message (measured)."""
 
-SILENT_NAMED = 3
-"""Most partitions that the error for a late transaction names."""
-
 FENCE_ATTEMPTS_S = (0.1, 0.1)
 """How long the first clients may take to fence. The broker needs some 20 ms to end the last transaction of a killed producer, but
 librdkafka asks only 500 ms later whether it is ended, a new client at once (measured beside a broker: 0.2 s instead of 0.6 to 1.0 s)."""
@@ -204,13 +201,10 @@ class KafkaWriter:
             raise self._timed_out("one of them is slow or gone")
 
     def _timed_out(self, why: str) -> ProducerLost:
-        """Return the error for a transaction that the brokers did not take in time, with some of the silent partitions."""
-        silent = [sent for sent in self.sent if sent.latency_ms is None]
-        for sent in silent:
-            sent.failed = True
-        places = sorted({sent.topic if sent.partition < 0 else f"{sent.topic}/{sent.partition}" for sent in silent})
-        named = f"; no acknowledgement from {', '.join(places[:SILENT_NAMED])}" if places else ""
-        return ProducerLost(f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}{named}")
+        """Return the error for a transaction that the brokers did not take in time, and mark what was not acknowledged."""
+        for sent in self.sent:
+            sent.failed = sent.failed or sent.latency_ms is None
+        return ProducerLost(f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}")
 
     def _commit(self, deadline: float) -> None:
         while True:
