@@ -1,6 +1,7 @@
 """Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -66,6 +67,9 @@ IN_LOOP_BYTES = 32_768
 
 IN_LOOP_EXPRESSIONS = 8
 """Different cron expressions that are checked in the event loop; each takes up to 0.3 ms."""
+
+WORK_S, PAUSE_S = 0.001, 0.0005
+"""A thread that checks a body pauses for PAUSE_S after WORK_S, so that no other thread waits longer for the interpreter's lock."""
 
 EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
@@ -220,12 +224,17 @@ class Messages:
     async def _plan(self, call: Call) -> tuple[list[Planned], bool]:
         """The messages of the body as records. What takes long is done in a thread, and ends when its client leaves or the node stops."""
         context, body, request = self._context, call.body, call.request
+        pauses_s = 0.0
 
         def go_on() -> None:
+            nonlocal pauses_s
             if context.stopping.is_set():
                 raise ProblemError(503, "stopping", "nothing of this request was written")
             if request.transport is None:
                 raise ConnectionAbortedError("the client has left")
+            if time.perf_counter() >= pauses_s:
+                time.sleep(PAUSE_S)
+                pauses_s = time.perf_counter() + WORK_S
 
         if len(body) <= IN_LOOP_BYTES:
             with suppress(ManyExpressions):
