@@ -186,6 +186,7 @@ def test_a_client_gives_up_a_frozen_broker_after_one_request(kafka: Cluster) -> 
     kafka.wait_in_sync()
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(400)
 def test_a_frozen_broker_costs_no_more_than_the_failover_and_is_avoided_afterwards(
     kafka: Cluster, tmp_path: Path
@@ -254,6 +255,7 @@ def test_a_frozen_broker_costs_no_more_than_the_failover_and_is_avoided_afterwar
         assert flow.complaints() == []
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(300)
 def test_a_target_with_one_replica_on_a_frozen_broker_waits_until_the_broker_is_back(
     kafka: Cluster, tmp_path: Path

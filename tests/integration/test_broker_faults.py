@@ -89,7 +89,7 @@ def check_outcome(flow: KafkaFlow, service: Service) -> None:
     assert flow.complaints() == []
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(240)
 def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path: Path) -> None:
     """Three kills under load: each time the service reports why it waits, and continues by itself."""

@@ -206,6 +206,7 @@ def test_failover_under_load_loses_doubles_and_delivers_early_no_message(
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(400)
 def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -> None:
     """The same with three brokers, three ZooKeeper servers, and every node behind links that can be cut."""

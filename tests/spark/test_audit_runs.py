@@ -222,6 +222,7 @@ def first_seed() -> int:
     return seed
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_a_run_with_kills_is_audited_as_clean(

@@ -296,7 +296,7 @@ def workers_below(pid: int) -> list[int]:
     return [each for each in workers if is_ours(each)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(1_500)
 def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     make: Callable[[int], Lost], tmp_path: Path

@@ -22,7 +22,7 @@ def documented() -> list[str]:
     return re.findall(r"`(\./scripts/bench[^`]*)`", section)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("command", documented())
 def test_a_documented_benchmark_of_the_spark_jobs_runs_at_a_small_size(command: str, tmp_path: Path) -> None:

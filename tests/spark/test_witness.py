@@ -124,6 +124,7 @@ def drill(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Drill
     made.brokers.close()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", range(RUNS))
 def test_no_audit_contradicts_what_readers_found(drill: Drill, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """After every operation; and in the end, when all is archived, exactly the lost messages are missing. A lost file is refused."""
