@@ -249,7 +249,14 @@ class Context:
             if len(brokers) > 1 and not found.is_available(now_ms)
         ]
         return (
-            self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages() + self._access_troubles()
+            self._unconfirmed()
+            + self.node.advice
+            + held_back
+            + deaths
+            + waiting
+            + avoided
+            + self._shortages()
+            + self._access_troubles()
         )
 
     def _access_troubles(self) -> list[str]:

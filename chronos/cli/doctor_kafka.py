@@ -110,6 +110,8 @@ def _own_topics(log: "KafkaLog", config: "Config") -> Generator[Finding, None, "
     yield from _permissions(log, [spec.name for spec in there])
     if there and not missing:
         yield ok("topics", f"{', '.join(found)}: {config.shards} partitions each")
+    for text in (text for info in found.values() for text in info.advice):
+        yield note("topics", text)
     single = [name for name, info in found.items() if info.replicas == 1]
     if single:
         yield note("topics", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")

@@ -322,7 +322,7 @@ class StoreConfig(Section):
         least="64KiB", most="4GiB",
     )  # fmt: skip
     flush_every: Duration = key(
-        "1m",
+        "30s",
         "Maximum time between two flushes of a shard. It bounds how much log a restart replays.",
         least="100ms", most="1h",
     )  # fmt: skip

@@ -36,6 +36,7 @@ from chronos.node.opening import (
     audit_topics,
     check_identity,
     check_progress_fits,
+    cluster_topic,
     identity,
     open_log,
     open_store,
@@ -181,7 +182,14 @@ class Node:
             topics = own_topics(config)
             infos = self.log.prepare([*topics, *audit_topics(config)], create=config.topics.create)
             check_progress_fits(config, infos[config.topics.progress])
-            self._topic_watch = TopicWatch(self.log, topics[:2], infos, letters=topics[2:], create=config.topics.create)
+            self._topic_watch = TopicWatch(
+                self.log,
+                topics[:2],
+                infos,
+                letters=topics[2:],
+                cluster=cluster_topic(config) if config.coordinator.kind == "kafka" else None,
+                create=config.topics.create,
+            )
             self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
             self._elsewhere = Elsewhere(
                 self.log, config.topics.progress, lambda: {shard.number: shard.state for shard in self.shards}
@@ -384,6 +392,11 @@ class Node:
     def degraded(self) -> str | None:
         """What is wrong with the topics, for people, although the shards work; None if nothing is."""
         return self._topic_watch.problem
+
+    @property
+    def advice(self) -> list[str]:
+        """What is wrong or unwise in the settings of the topics, for people, although the node goes on."""
+        return self._topic_watch.advice
 
     @property
     def outage(self) -> str | None:

@@ -18,6 +18,9 @@ log = structlog.get_logger("chronos.node")
 CHECK_EVERY_MS = 1_000
 """Time between two checks: three requests to a broker, about 5 ms."""
 
+ADVISE_EVERY_MS = 10_000
+"""Time between two checks of the settings of the topic of the cluster."""
+
 FAILED_CHECKS = 2
 """Checks in a row that must miss a topic, or find it changed: a broker that has just started may know less than the others."""
 
@@ -32,9 +35,11 @@ class TopicWatch:
         found: Mapping[str, TopicInfo],
         *,
         letters: Sequence[TopicSpec] = (),
+        cluster: TopicSpec | None = None,
         create: bool = False,
     ) -> None:
-        """`topics`: must stay the same. `letters`: only have to be there; with `create` a missing one is created again."""
+        """`topics`: must stay the same. `letters`: only have to be there; with `create` a missing one is created again.
+        `cluster`: the topic of the coordinator, which only has settings to check."""
         self._log = log_port
         self._topics = topics
         self._letters = letters
@@ -48,6 +53,17 @@ class TopicWatch:
         """Which letter topic is missing, and why it was not created; None while both are there."""
         self._failed = 0
         """Failed checks in a row."""
+        self._cluster = cluster
+        self._advise_ms = 0
+        """When the topic of the cluster is checked again."""
+        self._advice: dict[str, tuple[str, ...]] = {}
+        for name, info in found.items():
+            self._advise(name, info.advice)
+
+    @property
+    def advice(self) -> list[str]:
+        """What is wrong or unwise in the settings of topics, although the node goes on."""
+        return [text for texts in self._advice.values() for text in texts]
 
     def step(self, now_ms: int) -> int:
         """Check once; return when to be called again. Raises LogMismatch or ConfigurationError when the topics have changed."""
@@ -58,8 +74,14 @@ class TopicWatch:
             if not missing:
                 first = infos[self._topics[0].name]
                 self.leaders = () if first is None else first.leaders
-                self._compare(self._log.prepare(self._topics, create=False))
+                found = self._log.prepare(self._topics, create=False)
+                self._compare(found)
+                for name, info in found.items():
+                    self._advise(name, info.advice)
                 self._failed = 0
+                if self._cluster is not None and now_ms >= self._advise_ms:
+                    self._advise_ms = now_ms + ADVISE_EVERY_MS
+                    self._check_cluster(self._cluster)
                 return now_ms + CHECK_EVERY_MS
         except Retry:
             return now_ms + CHECK_EVERY_MS  # the shards pause for the same reason and report it
@@ -77,6 +99,23 @@ class TopicWatch:
                 " progress topic."
             )
         return now_ms + CHECK_EVERY_MS
+
+    def _check_cluster(self, spec: TopicSpec) -> None:
+        """Check the settings of the topic of the cluster; while it is missing, its members say so."""
+        if self._log.describe([spec.name])[spec.name] is None:
+            return
+        try:
+            advice = self._log.prepare([spec], create=False)[spec.name].advice
+        except ConfigurationError as error:
+            advice = tuple(error.problems)
+        self._advise(spec.name, advice)
+
+    def _advise(self, name: str, advice: tuple[str, ...]) -> None:
+        """Keep what is known of the settings of a topic, and log what is new."""
+        for text in advice:
+            if text not in self._advice.get(name, ()):
+                log.warning("topic setting", why=text)
+        self._advice[name] = advice
 
     def _check_letters(self, infos: Mapping[str, TopicInfo | None]) -> None:
         """Create a letter topic again that two checks in a row did not find."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.foreign import Topics
+from tests.integration.foreign import Topics, alter_topic
 
 
 def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[str]]]:
@@ -67,3 +67,35 @@ def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(brok
         assert any("all checksums match" in text for text in found["ok"])
         assert any(text.startswith("clock: within") for text in found["ok"])
         assert any(f"targets: missing: {topics.delay}.nowhere" in text for text in found["note"])
+
+
+@pytest.mark.timeout(180)
+def test_a_setting_of_the_cluster_topic_is_named_by_the_log_readyz_and_the_doctor(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topics = Topics.of("advised")
+    cluster = f"{topics.delay}.cluster"
+    broker.create_topic(cluster, partitions=2, config={"retention.ms": "60000", "cleanup.policy": "delete"})
+    advised = f"{cluster} has retention.ms=60000, -1 is advised: kafka-configs --alter --topic {cluster} --add-config retention.ms=-1"
+    settings = topics.settings(coordinator__kind="kafka", topics__cluster=cluster, node__id="a")
+
+    def details(service: Service) -> list[str]:
+        return service.get("/readyz").get("details", [])
+
+    with Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=settings) as service:
+        service.start()
+        service.wait_until(lambda: advised in details(service), "name the setting")
+        code, found = examine(service)
+        assert (code, found["problem"]) == (0, [])
+        assert f"kafka: {advised}" in found["note"]
+        alter_topic(broker, cluster, retention_ms="-1", cleanup_policy="compact")
+        wrong = f"{cluster} has cleanup.policy=compact, Chronos needs delete: "
+        service.wait_until(lambda: any(text.startswith(wrong) for text in details(service)), "name the new setting")
+        assert advised not in details(service)
+        lines = [str(line["why"]) for line in service.events() if line["event"] == "topic setting"]
+        assert lines.count(advised) == 1
+        assert sum(text.startswith(wrong) for text in lines) == 1
+        assert service.is_ready()
+        code, found = examine(service)
+        assert code > 0
+        assert any(wrong in text for text in found["problem"])

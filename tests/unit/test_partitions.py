@@ -225,9 +225,9 @@ def test_the_error_for_a_late_transaction_names_the_partitions_that_did_not_ackn
     pusher = pusher_of(selector=Selector())
     planned(pusher, selected(1))
     writer = cast("Writer", Answered(sent(0, 3, "orders0"), sent(1, None, "orders0")))
-    with pytest.raises(ProducerLost, match=r"late; no acknowledgement from orders0/1 \(leader: broker 2\)$"):
-        with pusher.partitions.following(writer, HandClock()):
-            raise ProducerLost("late")
-    with pytest.raises(ProducerLost, match=r"^fenced$"):
-        with pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"))), HandClock()):
-            raise ProducerLost("fenced")
+    following = pusher.partitions.following(writer, HandClock())
+    with pytest.raises(ProducerLost, match=r"late; no acknowledgement from orders0/1 \(leader: broker 2\)$"), following:
+        raise ProducerLost("late")
+    following = pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"))), HandClock())
+    with pytest.raises(ProducerLost, match=r"^fenced$"), following:
+        raise ProducerLost("fenced")

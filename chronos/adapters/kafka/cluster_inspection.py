@@ -27,7 +27,8 @@ def inspect(topic: ClusterTopic, timing: Timing) -> ClusterInspection:
         raise CoordinatorUnavailable(f"no Kafka broker answers for the cluster: {error}") from error
     finally:
         topic.close()
-    notes = [f"an ACL denies {word}: a node needs Read and Write on {topic.name}" for word in denied]
+    notes = [*topic.advice]
+    notes += [f"an ACL denies {word}: a node needs Read and Write on {topic.name}" for word in denied]
     if public:
         notes.append(
             f"every client of this Kafka may {' and '.join(public).lower()} {topic.name}: writing to it is commanding the cluster,"

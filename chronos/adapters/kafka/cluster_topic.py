@@ -63,6 +63,8 @@ class ClusterTopic:
         self.name = spec.name
         self.id = ""
         """Topic id, as of the last `open`; it changes when the topic is deleted and created again."""
+        self.advice: tuple[str, ...] = ()
+        """Settings that are only unwise, as of the last `open`."""
         self._spec = spec
         self._create = create
         self._topics = KafkaTopics(connection, spec.name)
@@ -80,7 +82,7 @@ class ClusterTopic:
                 f"{self.name} has {info.partitions} partitions, Chronos needs {len(PARTITIONS)}: name another topic"
                 " (topics.cluster), or delete this one while all nodes are stopped"
             ])  # fmt: skip
-        self.id = info.id
+        self.id, self.advice = info.id, info.advice
 
     def is_same(self) -> bool:
         """Return whether the topic is still the one that was opened; True also if no broker answers."""

@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     NewTopic,
 )
+from msgspec.structs import replace
 
 from chronos.adapters.kafka.batches import BatchHeader, batch_header
 from chronos.adapters.kafka.connection import Connection
@@ -50,12 +51,10 @@ class KafkaTopics:
         """Topics for which the last description was refused because a permission is missing; they may exist or not."""
         self._unchecked: set[str] = set()
         """Topics of Chronos whose settings it may not read; each was logged once."""
-        self._advised: set[str] = set()
         self._brokers: set[int] = set()
         """Those that lead a partition of a described topic."""
         self._warned: set[str] = set()
         """Topics with one replica that were logged."""
-        """Changes of settings that were logged as advice before."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         """Create missing topics and check all."""
@@ -71,13 +70,17 @@ class KafkaTopics:
             if time.monotonic() > deadline:
                 raise LogUnavailable("the topics just created do not appear")
             infos = self.describe(names)
-        problems = [problem for spec in topics for problem in self._problems(spec, infos[spec.name])]
+        problems, advice = [], {}
+        for spec in topics:
+            wrong, unwise = self._check(spec, infos[spec.name])
+            problems += wrong
+            advice[spec.name] = tuple(unwise)
         if problems:
             raise ConfigurationError(problems)
         # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
         # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
         self.ping(self._connection.request_timeout_s)
-        found = {name: info for name, info in infos.items() if info is not None}
+        found = {name: replace(info, advice=advice[name]) for name, info in infos.items() if info is not None}
         self.bytes_max.update((name, info.bytes_max) for name, info in found.items())
         return found
 
@@ -109,10 +112,10 @@ class KafkaTopics:
                         [f"the topic {name} exists, but Kafka does not let Chronos describe it"]
                     ) from error
 
-    def _problems(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
-        """Return the problems that make the topic unusable; log a setting that is only unwise, once."""
+    def _check(self, spec: TopicSpec, info: TopicInfo | None) -> tuple[list[str], list[str]]:
+        """Return the problems that make the topic unusable, and the settings that are only unwise."""
         assert info is not None
-        problems = []
+        problems, advice = [], []
         if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
                 f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. If it was created with"
@@ -131,10 +134,9 @@ class KafkaTopics:
             change = f"kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
             if name in REQUIRED_SETTINGS:
                 problems.append(f"{spec.name} has {name}={actual[name]}, Chronos needs {value}: {change}")
-            elif change not in self._advised:
-                self._advised.add(change)
-                log.warning("topic setting", topic=spec.name, has=f"{name}={actual[name]}", advised=change)
-        return problems
+            else:
+                advice.append(f"{spec.name} has {name}={actual[name]}, {value} is advised: {change}")
+        return problems, advice
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """Describe the topics in two requests, one for partitions and one for settings; neither creates a topic."""
