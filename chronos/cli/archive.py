@@ -1,18 +1,21 @@
-"""`chronos archive`, `chronos archive compact` and `chronos archive verify`."""
+"""`chronos archive`, and its verbs `compact`, `verify` and `find`."""
 
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chronos.cli.output import Format, note, number, put, put_json, table
+from chronos.cli.output import Format, local, note, number, printable, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
-from chronos.core.timefmt import parse_duration_ms
+from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed, ConfigurationError, Retry
 from chronos.logs import set_up
+
+if TYPE_CHECKING:
+    from chronos.spark.audit.find import Found
 
 
 def settings_of(path: str | None, overrides: Sequence[str], location: str | None) -> tuple[Config, str]:
@@ -198,3 +201,101 @@ def verify_archive(output: Format, *, location: str) -> None:
             put(f"whole: {number(found.files)} files with {number(found.rows)} rows, as they were written")
     if found.problems:
         raise typer.Exit(1)
+
+
+def find_in_archive(
+    output: Format,
+    *,
+    location: str,
+    ids: list[str],
+    id_prefix: str,
+    targets: list[str],
+    headers: list[str],
+    start: str | None,
+    end: str | None,
+    limit: int,
+    master: str,
+    conf: list[str],
+) -> None:
+    """Show the archived messages that match, and their outcomes; exit code 1 if there is none."""
+    from chronos.admin.encoding import id_bytes
+    from chronos.cli.audit import parse_moment
+    from chronos.spark.requests import Request
+
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        wanted = [id_bytes(each).hex() for each in ids]
+    except ValueError as error:
+        raise typer.BadParameter(f"ID: {error}") from None
+    request = Request(
+        mode="all", targets=targets, headers=[pair for each in headers for pair in pairs([each], "--header").items()],
+        ids=wanted, from_ms=None if start is None else parse_moment(start, now_ms, "--from"),
+        to_ms=None if end is None else parse_moment(end, now_ms, "--to"),
+    )  # fmt: skip
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.jobs import spark_job
+    from chronos.spark.audit.find import find
+    from chronos.spark.audit.job import EmptyWindow
+    from chronos.spark.storage import ArchiveStorage
+
+    try:
+        with spark_job("archive find", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
+            try:
+                found = find(
+                    spark, ArchiveStorage(location), request, id_prefix=id_prefix, limit=limit, now_ms=now_ms, watch=display
+                )  # fmt: skip
+            except EmptyWindow as error:
+                raise typer.BadParameter(str(error)) from None
+    except KeyboardInterrupt:
+        note("stopped; nothing was found so far")
+        raise typer.Exit(1) from None
+    _show_found(found, output)
+    if not found.deliveries:
+        raise typer.Exit(1)
+
+
+def _show_found(found: "Found", output: Format) -> None:
+    from chronos.admin.encoding import id_text
+
+    window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
+    if output is Format.json:
+        put_json(
+            {
+                "from": format_time(found.span.from_ms),
+                "to": format_time(found.span.to_ms),
+                "messages": [
+                    {
+                        "id": None if each.id is None else id_text(each.id),
+                        "target": each.target,
+                        "outcome": each.outcome,
+                        "reason": each.reason,
+                        "due_at": format_time(each.due_ms),
+                        "accepted_at": None if each.accepted_ms is None else format_time(each.accepted_ms),
+                        "delivered_at": None if each.delivered_ms is None else format_time(each.delivered_ms),
+                        "shard": each.shard,
+                        "offset": each.offset,
+                        "occurrence": each.occurrence,
+                        "attempt": each.attempt,
+                    }
+                    for each in found.deliveries
+                ],
+                "has_more": found.has_more,
+            }
+        )
+        return
+    if found.deliveries:
+        columns = [("id", "left"), ("target", "left"), ("due", "left"), ("outcome", "left"), ("delivered", "left")]
+        put(table(columns, [
+            (
+                "-" if each.id is None else printable(id_text(each.id)), printable(each.target or "-"), local(format_time(each.due_ms)),
+                each.outcome if each.reason is None else f"{each.outcome} ({each.reason})",
+                "-" if each.delivered_ms is None else local(format_time(each.delivered_ms)),
+            )
+            for each in found.deliveries
+        ]))  # fmt: skip
+    note(f"{number(len(found.deliveries))} of the messages due {window}")
+    if found.has_more:
+        note("there are more: give a greater --limit, or a shorter window")

@@ -37,7 +37,7 @@ def list_(server: str, output: Format, matching: FilterOptions, limit: int, stat
         note(f"there may be more; show them with -n {limit * 10}")
     elif kept_from:
         note(
-            f"what ended before {local(kept_from[0])} is not kept: `chronos audit` reads it from the archive, if there is one"
+            f"what ended before {local(kept_from[0])} is not kept: `chronos archive find` looks in the archive, if there is one"
         )
 
 

@@ -54,7 +54,7 @@ archive_app = typer.Typer(
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
     when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
     The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files,
-    `chronos archive verify` looks for lost ones.
+    `chronos archive verify` looks for lost ones, and `chronos archive find` for messages.
 
     \b
     Examples:
@@ -150,6 +150,59 @@ def verify(location: Location, output: Output = Format.text) -> None:
     from chronos.cli.archive import verify_archive
 
     verify_archive(output, location=location)
+
+
+@archive_app.command()
+def find(
+    location: Location,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids; bytes that are not UTF-8 as base64:....")
+    ] = None,
+    id_prefix: Annotated[str, typer.Option("--id-prefix", metavar="TEXT", help="Only ids that begin so.")] = "",
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", metavar="TOPIC", help="Only this target: a name or a shell-style pattern. May be repeated."
+        ),
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", metavar="NAME=VALUE", help="Only messages with this header. May be repeated: all of them."
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="TIME", help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N.")] = 100,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Find messages that `chronos list` no longer knows, and what became of them.
+
+    Each is judged as `chronos audit` does: delivered, missing, cancelled, expired, dead-lettered, rejected, pending and so on.
+    The window is the last 30 archived days unless --from and --to name another; a shorter one is found sooner.
+    Exit code 1 if nothing is found.
+
+    \b
+    Examples:
+      chronos archive find order-17-reminder -l /var/lib/chronos-archive
+      chronos archive find -l s3a://bucket/chronos --id-prefix order-17 --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z
+      chronos archive find -l /var/lib/chronos-archive --target 'mail*' --header customer=42 --from -2d -o json
+    """
+    from chronos.cli.archive import find_in_archive
+
+    find_in_archive(
+        output, location=location, ids=ids or [], id_prefix=id_prefix, targets=targets or [], headers=headers or [],
+        start=start, end=end, limit=limit, master=master, conf=conf or [],
+    )  # fmt: skip
 
 
 def audit(

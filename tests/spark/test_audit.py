@@ -28,9 +28,11 @@ from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
+from chronos.spark.audit.find import Found, find
 from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, TargetCoverage, audit, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
+from chronos.spark.requests import Request
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
@@ -516,6 +518,55 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     again = chronos_audit("-l", str(archived), "--details", str(details))
     what = f"error: {details} exists already; choose another folder for the details, or remove it\n"
     assert (again.returncode, again.stdout, again.stderr) == (1, "", what)
+
+
+def test_messages_are_found_by_id_target_and_window_with_their_outcomes(spark: SparkSession, archived: Path) -> None:
+    def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> Found:
+        request = Request(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
+        return find(spark, ArchiveStorage(str(archived)), request, id_prefix=id_prefix, limit=limit)
+
+    everything = found()
+    outcomes = Counter(each.outcome for each in everything.deliveries)
+    assert outcomes == {"delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1}
+    assert not everything.has_more
+    assert [each.due_ms for each in everything.deliveries] == sorted(each.due_ms for each in everything.deliveries)
+    (hostile,) = found(targets=[HOSTILE]).deliveries
+    assert (hostile.outcome, hostile.delivered_ms) == ("early", T + 60_000 - 9_000)
+    assert hostile.id is not None
+    assert found(ids=[hostile.id.hex()]).deliveries == [hostile]
+    whole = hostile.id.decode()
+    assert hostile in found(id_prefix=whole[:-1]).deliveries
+    assert found(id_prefix=f"{whole}-").deliveries == []
+    assert found(headers=[("customer", "42")]).deliveries == []
+    first = found(limit=2)
+    assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
+
+
+@pytest.mark.slow
+def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "archive",
+        "find",
+        "--master",
+        "local[2]",
+        *conf(small()),
+        "-l",
+        str(archived),
+    ]
+    window = ["--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z"]
+    done = subprocess.run(
+        [*command, "--target", "else*", *window], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unknown (target-not-archived)" in done.stdout
+    assert "1 of the messages due 2030-01-01T00:00:00.000Z to 2030-01-02T00:00:00.000Z" in done.stderr
+    nothing = subprocess.run(
+        [*command, "nobody", *window, "-o", "json"], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert (nothing.returncode, json.loads(nothing.stdout)["messages"]) == (1, [])
 
 
 @pytest.mark.slow

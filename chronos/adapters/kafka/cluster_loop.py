@@ -96,6 +96,8 @@ class ClusterLoop:
         """When the first heartbeat came back."""
         self._published_s = -PROGRESS_EVERY_S
         self._checked_s = time.monotonic()
+        self._is_same: Future[bool] | None = None
+        """The answer of the last look whether the topic is there, which may not have come yet."""
         self._trimmed_ms = _now_ms()
         self._trim_to: tuple[int, int] | None = None
         self._forgotten = ""
@@ -279,13 +281,27 @@ class ClusterLoop:
             self._look()
 
     def _check(self) -> None:
-        """While heartbeats do not come back, look whether the topic is there: the client does not tell for 30 s (measured)."""
-        now_s = time.monotonic()
-        if self.seen or self.place is not Place.MEMBER or now_s - self._checked_s < AGAIN_S:
+        """While heartbeats do not come back, look whether the topic is there: the client does not tell for 30 s (measured).
+
+        A frozen broker holds the answer up for the time of a request, and the loop must not wait for it when the broker wakes.
+        """
+        if self.seen or self.place is not Place.MEMBER:
             return
-        self._checked_s = now_s
-        if not self._topic.is_same():
-            raise Forgotten("the topic was deleted")
+        if self._is_same is not None:
+            if self._is_same.done():
+                is_same, self._is_same = self._is_same.result(), None
+                if not is_same:
+                    raise Forgotten("the topic was deleted")
+        elif time.monotonic() - self._checked_s >= AGAIN_S:
+            self._checked_s = time.monotonic()
+            self._is_same = Future()
+            threading.Thread(target=self._look_for_topic, args=(self._is_same,), name="topic", daemon=True).start()
+
+    def _look_for_topic(self, answer: "Future[bool]") -> None:
+        try:
+            answer.set_result(self._topic.is_same())
+        except Exception as error:
+            answer.set_exception(error)
 
     def _apply(self, entry: Entry) -> None:
         participant = self._participant
@@ -412,7 +428,7 @@ class ClusterLoop:
                 continue
             break
         with self._lock:
-            self._forgotten, self._returned_ms = "", None
+            self._forgotten, self._returned_ms, self._is_same = "", None, None
             self._kept = self.roles
             before = self._participant
             self._heartbeats = HeartbeatWriter(self._topic.connection, self._topic.name, self._timing.timeout_ms)

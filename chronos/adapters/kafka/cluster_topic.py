@@ -17,7 +17,7 @@ from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, UNREADABLE_CODES
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
 from chronos.adapters.kafka.permissions import public_operations
-from chronos.adapters.kafka.settings import CONSUMER
+from chronos.adapters.kafka.settings import CONSUMER, RECONNECTING
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.core.cluster_records import HEARTBEATS, ROLES
 from chronos.errors import ConfigurationError, LogUnavailable
@@ -32,6 +32,7 @@ STEP_OVER_AGAIN_S = 1.0
 
 READER: Mapping[str, Any] = {
     **CONSUMER,
+    **RECONNECTING,
     # A fetch is answered as soon as there is a record. The default of 10 ms of the other readers would cost a hundred
     # requests a second.
     "fetch.wait.max.ms": 500,

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from chronos.adapters.kafka.cluster_topic import ClusterTopic
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.settings import PRODUCER
+from chronos.adapters.kafka.settings import PRODUCER, RECONNECTING
 from chronos.adapters.kafka.writer import KafkaWriter, discard
 from chronos.core.cluster_records import HEARTBEATS, ROLES, ClusterRecord, RolesRecord, pack_record
 from chronos.core.controllership import Controllership, Stage
@@ -38,6 +38,7 @@ class HeartbeatWriter:
         self._topic = topic
         settings: Mapping[str, Any] = {
             **PRODUCER,
+            **RECONNECTING,
             "linger.ms": 0,
             "message.timeout.ms": timeout_ms,
             "topic.metadata.refresh.interval.ms": 1_000,

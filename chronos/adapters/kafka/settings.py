@@ -44,8 +44,19 @@ COMMON: Mapping[str, Any] = {
     # When a broker fails the client asks once for the leaders of its partitions, too early for the answer to have changed, and
     # not again for this long. With the default of 5 min a transaction waits for the failed broker until it times out.
     "topic.metadata.refresh.interval.ms": 1_000,
+    # The clients of a frozen broker connect again and again, until more connections wait for it than it keeps (50). What the others
+    # send is dropped, and TCP repeats it after 1, 3, 7 and 15 s from the first time on: a client that begins anew after 5 s finds
+    # the broker within 2 s after it wakes.
+    "socket.connection.setup.timeout.ms": 5_000,
+    "reconnect.backoff.max.ms": 1_000,
 }
 """Settings of every client."""
+
+RECONNECTING: Mapping[str, Any] = {
+    "socket.connection.setup.timeout.ms": 2_500,
+    "reconnect.backoff.max.ms": 500,
+}
+"""Settings of the clients of the coordinator: masters wait for it, and it is only two connections of each node."""
 
 CONSUMER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined: partitions are assigned by hand
