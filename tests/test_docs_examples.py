@@ -141,7 +141,7 @@ def check_value(verb: str, param: click.Parameter, value: Any) -> None:
     kind = getattr(param, "metavar", None)
     if "--set" in param.opts:
         load(None, {}, [value] if value.startswith("log.kind=embedded") else together(value))
-    elif kind == "TIME" and verb in ("audit", "backfill"):
+    elif kind == "TIME" and verb in ("audit", "backfill", "find"):
         parse_moment(value, NOW_MS, param.opts[0])
     elif kind == "TIME" and RELATIVE & set(param.opts) and re.match("now$|[+-]", value):
         assert value == "now" or parse_duration_ms(value[1:]) >= 0
