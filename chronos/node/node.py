@@ -117,6 +117,8 @@ class Node:
         """Set with `failure`."""
         self._cache = shared_cache(config.store.block_cache)
         self._from_checkpoint = from_checkpoint
+        self._bytes_max: dict[str, int] = {}
+        """Limits of the targets of recent dead letters, as of the last look."""
         self._flushed: dict[int, LogPosition] = {}
         """By shard, the position of its store at its last flush, from which it replays after a crash."""
         self._cluster: ClusterNode | None = None
@@ -187,7 +189,10 @@ class Node:
                 topics[:2],
                 infos,
                 letters=topics[2:],
-                cluster=cluster_topic(config) if config.coordinator.kind == "kafka" else None,
+                others=[
+                    *audit_topics(config),
+                    *([cluster_topic(config)] if config.coordinator.kind == "kafka" else []),
+                ],
                 create=config.topics.create,
             )
             self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
@@ -487,9 +492,13 @@ class Node:
         topics = sorted(self.outcomes.recent_targets(now_ms))[:CAUSES_MAX]
         if topics:
             infos, rules = self.log.describe(topics), self.shards[0].shard.rules
+            before = self._bytes_max
             self.outcomes.forget_recent(
-                lambda reason, topic: topic in infos and rules.allows(topic) and is_over(reason, infos[topic])
+                lambda reason, topic: (
+                    topic in infos and rules.allows(topic) and is_over(reason, infos[topic], before.get(topic))
+                )
             )
+            self._bytes_max = {topic: info.bytes_max for topic, info in infos.items() if info is not None}
 
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""

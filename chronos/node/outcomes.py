@@ -35,12 +35,17 @@ REJECTION_REASONS = tuple(reason for reason in Reason if reason < Reason.EXPIRED
 """Reasons for which records are rejected."""
 
 
-def is_over(reason: Reason, info: TopicInfo | None) -> bool:
-    """Return whether an allowed target takes messages again that died for this reason; False also if that is not known."""
+def is_over(reason: Reason, info: TopicInfo | None, bytes_max_before: int | None = None) -> bool:
+    """Return whether an allowed target takes messages again that died for this reason; False also if that is not known.
+
+    `bytes_max_before`: its limit when such messages died, if it is known.
+    """
     if info is None:
         return False
     if reason is Reason.NO_KEY:
         return not info.compacted
+    if reason is Reason.TOO_LARGE:
+        return bytes_max_before is not None and info.bytes_max > bytes_max_before
     # The progress topic of another Chronos is writable, and forbidden all the same.
     return reason is Reason.TARGET_MISSING or (reason is Reason.FORBIDDEN_TARGET and info.writable and not info.stamped)
 

@@ -18,8 +18,8 @@ log = structlog.get_logger("chronos.node")
 CHECK_EVERY_MS = 1_000
 """Time between two checks: three requests to a broker, about 5 ms."""
 
-ADVISE_EVERY_MS = 10_000
-"""Time between two checks of the settings of the topic of the cluster."""
+SETTINGS_EVERY_MS = 10_000
+"""Time between two checks of the settings of the topics that shards do not read."""
 
 FAILED_CHECKS = 2
 """Checks in a row that must miss a topic, or find it changed: a broker that has just started may know less than the others."""
@@ -35,11 +35,11 @@ class TopicWatch:
         found: Mapping[str, TopicInfo],
         *,
         letters: Sequence[TopicSpec] = (),
-        cluster: TopicSpec | None = None,
+        others: Sequence[TopicSpec] = (),
         create: bool = False,
     ) -> None:
         """`topics`: must stay the same. `letters`: only have to be there; with `create` a missing one is created again.
-        `cluster`: the topic of the coordinator, which only has settings to check."""
+        `others`: only have settings to check, as those of the coordinator and the audit."""
         self._log = log_port
         self._topics = topics
         self._letters = letters
@@ -53,9 +53,9 @@ class TopicWatch:
         """Which letter topic is missing, and why it was not created; None while both are there."""
         self._failed = 0
         """Failed checks in a row."""
-        self._cluster = cluster
-        self._advise_ms = 0
-        """When the topic of the cluster is checked again."""
+        self._others = others
+        self._settings_ms = 0
+        """When the settings of letters and others are checked again."""
         self._advice: dict[str, tuple[str, ...]] = {}
         for name, info in found.items():
             self._advise(name, info.advice)
@@ -79,9 +79,9 @@ class TopicWatch:
                 for name, info in found.items():
                     self._advise(name, info.advice)
                 self._failed = 0
-                if self._cluster is not None and now_ms >= self._advise_ms:
-                    self._advise_ms = now_ms + ADVISE_EVERY_MS
-                    self._check_cluster(self._cluster)
+                if now_ms >= self._settings_ms:
+                    self._settings_ms = now_ms + SETTINGS_EVERY_MS
+                    self._check_settings()
                 return now_ms + CHECK_EVERY_MS
         except Retry:
             return now_ms + CHECK_EVERY_MS  # the shards pause for the same reason and report it
@@ -100,15 +100,18 @@ class TopicWatch:
             )
         return now_ms + CHECK_EVERY_MS
 
-    def _check_cluster(self, spec: TopicSpec) -> None:
-        """Check the settings of the topic of the cluster; while it is missing, its members say so."""
-        if self._log.describe([spec.name])[spec.name] is None:
-            return
-        try:
-            advice = self._log.prepare([spec], create=False)[spec.name].advice
-        except ConfigurationError as error:
-            advice = tuple(error.problems)
-        self._advise(spec.name, advice)
+    def _check_settings(self) -> None:
+        """Check the settings of letters and others; that one is missing is said elsewhere."""
+        specs = (*self._letters, *self._others)
+        infos = self._log.describe([spec.name for spec in specs])
+        for spec in specs:
+            advice: tuple[str, ...] = ()
+            if infos[spec.name] is not None:
+                try:
+                    advice = self._log.prepare([spec], create=False)[spec.name].advice
+                except ConfigurationError as error:
+                    advice = tuple(error.problems)
+            self._advise(spec.name, advice)
 
     def _advise(self, name: str, advice: tuple[str, ...]) -> None:
         """Keep what is known of the settings of a topic, and log what is new."""

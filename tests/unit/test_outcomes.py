@@ -146,3 +146,5 @@ def test_the_cause_of_a_dead_letter_is_over_when_its_target_takes_such_messages(
     for reason, expected in cases.items():
         assert [is_over(reason, each) for each in (info, barred, compacted, stamped)] == expected, reason
         assert not is_over(reason, None)
+    assert is_over(Reason.TOO_LARGE, info, bytes_max_before=0)
+    assert not is_over(Reason.TOO_LARGE, info, bytes_max_before=1)

@@ -4,8 +4,10 @@ from msgspec import Struct
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
+from chronos.spark import ledger
 from chronos.spark.audit.job import DAY_MS, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.replays import with_replays
 from chronos.spark.backfill.selection import has_headers, requested
 from chronos.spark.progress import Step, Watch, ignore
 from chronos.spark.requests import Request
@@ -64,7 +66,10 @@ def find(
         from_ms = (archived_ms if request.to_ms is None else request.to_ms) - DAYS * DAY_MS
     span = default_span(archived_ms, from_ms, request.to_ms, now_ms)
     watch(Step(name="reading the coverage of the archive"))
-    rows = requested(judge(tables, delay_topic, span).outcomes, request).where(_begins_with(id_prefix))
+    rows = judge(tables, delay_topic, span).outcomes
+    if ledger.runs(storage):
+        rows = with_replays(rows, ledger.sent_rows(spark, storage))
+    rows = requested(rows, request).where(_begins_with(id_prefix))
     if request.headers:
         records = tables.messages.where(has_headers(request)).select("shard", f.col("offset").alias("source_offset"))
         rows = rows.join(records, ["shard", "source_offset"], "left_semi")
