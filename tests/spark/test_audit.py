@@ -530,14 +530,14 @@ def test_messages_are_found_by_id_target_and_window_with_their_outcomes(spark: S
     assert outcomes == {"delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1}
     assert not everything.has_more
     assert [each.due_ms for each in everything.deliveries] == sorted(each.due_ms for each in everything.deliveries)
-    (hostile,) = found(targets=[HOSTILE]).deliveries
-    assert (hostile.outcome, hostile.delivered_ms) == ("early", T + 60_000 - 9_000)
+    assert [each.outcome for each in found(targets=["else*"]).deliveries] == ["unknown"]
+    (hostile,) = (each for each in everything.deliveries if each.outcome == "early")
+    assert hostile.delivered_ms == T + 60_000 - 9_000
     assert hostile.id is not None
-    assert found(ids=[hostile.id.hex()]).deliveries == [hostile]
-    whole = hostile.id.decode()
-    assert hostile in found(id_prefix=whole[:-1]).deliveries
-    assert found(id_prefix=f"{whole}-").deliveries == []
-    assert found(headers=[("customer", "42")]).deliveries == []
+    of_id = found(ids=[hostile.id.hex()], id_prefix=hostile.id.decode()[:-1]).deliveries
+    assert hostile in of_id
+    assert {each.id for each in of_id} == {hostile.id}
+    assert found(id_prefix=f"{hostile.id.decode()}-", headers=[("customer", "42")]).deliveries == []
     first = found(limit=2)
     assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
 
@@ -563,10 +563,6 @@ def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "unknown (target-not-archived)" in done.stdout
     assert "1 of the messages due 2030-01-01T00:00:00.000Z to 2030-01-02T00:00:00.000Z" in done.stderr
-    nothing = subprocess.run(
-        [*command, "nobody", *window, "-o", "json"], capture_output=True, text=True, timeout=500, check=False
-    )
-    assert (nothing.returncode, json.loads(nothing.stdout)["messages"]) == (1, [])
 
 
 @pytest.mark.slow
