@@ -43,6 +43,11 @@ def pairs(given: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
+def header_pairs(given: Sequence[str]) -> list[tuple[str, str]]:
+    """`--header NAME=VALUE` options; a name may be repeated."""
+    return [pair for each in given for pair in pairs([each], "--header").items()]
+
+
 def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """The librdkafka properties that the Java client has under the same name, as options of Spark's Kafka source."""
     shared = ("security.protocol", "client.id")
@@ -219,7 +224,7 @@ def find_in_archive(
 ) -> None:
     """Show the archived messages that match, and their outcomes; exit code 1 if there is none."""
     from chronos.admin.encoding import id_bytes
-    from chronos.cli.audit import parse_moment
+    from chronos.cli.audit import parse_window
     from chronos.spark.requests import Request
 
     now_ms = time.time_ns() // 1_000_000
@@ -227,11 +232,10 @@ def find_in_archive(
         wanted = [id_bytes(each).hex() for each in ids]
     except ValueError as error:
         raise typer.BadParameter(f"ID: {error}") from None
+    from_ms, to_ms = parse_window(start, end, now_ms)
     request = Request(
-        mode="all", targets=targets, headers=[pair for each in headers for pair in pairs([each], "--header").items()],
-        ids=wanted, from_ms=None if start is None else parse_moment(start, now_ms, "--from"),
-        to_ms=None if end is None else parse_moment(end, now_ms, "--to"),
-    )  # fmt: skip
+        mode="all", from_ms=from_ms, to_ms=to_ms, targets=targets, headers=header_pairs(headers), ids=wanted
+    )
     set_up("warning", "auto")
     from chronos.spark.session import need_spark
 

@@ -46,6 +46,15 @@ def parse_moment(text: str, now_ms: int, option: str) -> int:
         raise typer.BadParameter(f"{option}: {error}; or a time before now, such as -2h") from None
 
 
+def parse_window(start: str | None, end: str | None, now_ms: int) -> tuple[int | None, int | None]:
+    """Epoch ms of `--from` and `--to`, each None if it is not given."""
+    from_ms = None if start is None else parse_moment(start, now_ms, "--from")
+    to_ms = None if end is None else parse_moment(end, now_ms, "--to")
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise typer.BadParameter("--from must lie before --to")
+    return from_ms, to_ms
+
+
 def run(
     output: Format,
     *,
@@ -59,10 +68,7 @@ def run(
 ) -> None:
     """Audit and show the result; exit code 1 if a promise was broken, NOT_PROVED if not every outcome is proved."""
     now_ms = time.time_ns() // 1_000_000
-    from_ms = None if start is None else parse_moment(start, now_ms, "--from")
-    to_ms = None if end is None else parse_moment(end, now_ms, "--to")
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise typer.BadParameter("--from must lie before --to")
+    from_ms, to_ms = parse_window(start, end, now_ms)
     set_up("warning", "auto")
     from chronos.spark.session import need_spark
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chronos.cli.archive import java_properties, pairs, settings_of
-from chronos.cli.audit import LOST, parse_moment
+from chronos.cli.archive import header_pairs, java_properties, pairs, settings_of
+from chronos.cli.audit import LOST, parse_window
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
@@ -51,14 +51,11 @@ def request_of(
     _check(mode, start, targets, purpose, over, rate, direct=direct)
     try:
         over_ms = None if over is None else parse_duration_ms(over)
-        wanted_headers = [pair for each in headers for pair in pairs([each], "--header").items()]
+        wanted_headers = header_pairs(headers)
         wanted_ids = [id_bytes(each).hex() for each in ids]
     except ValueError as error:
         raise typer.BadParameter(f"--over or --id: {error}") from None
-    from_ms = None if start is None else parse_moment(start, now_ms, "--from")
-    to_ms = None if end is None else parse_moment(end, now_ms, "--to")
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise typer.BadParameter("--from must lie before --to")
+    from_ms, to_ms = parse_window(start, end, now_ms)
     options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
     options += map(str, (over, rate, direct, expired))
     options += ["compacted"] if compacted else []

@@ -44,6 +44,33 @@ OtherCluster = Annotated[
         help="Accept a Kafka cluster with another cluster id than the one that was archived, such as a new one after a loss.",
     ),
 ]
+DueFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two hours ago.",
+    ),
+]
+DueTo = Annotated[
+    str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
+]
+TargetPatterns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="TOPIC",
+        help="Only messages for this target: a name or a shell-style pattern. May be repeated.",
+    ),
+]
+WantedHeaders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME=VALUE",
+        help="Only messages with this header. May be repeated: a message must have all of them.",
+    ),
+]
 AUTO_MASTER = "auto"
 
 archive_app = typer.Typer(
@@ -159,27 +186,10 @@ def find(
         list[str] | None, typer.Argument(metavar="[ID]...", help="Ids; bytes that are not UTF-8 as base64:....")
     ] = None,
     id_prefix: Annotated[str, typer.Option("--id-prefix", metavar="TEXT", help="Only ids that begin so.")] = "",
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target", metavar="TOPIC", help="Only this target: a name or a shell-style pattern. May be repeated."
-        ),
-    ] = None,
-    headers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header", metavar="NAME=VALUE", help="Only messages with this header. May be repeated: all of them."
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="TIME", help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h."
-        ),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
-    ] = None,
+    targets: TargetPatterns = None,
+    headers: WantedHeaders = None,
+    start: DueFrom = None,
+    end: DueTo = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N.")] = 100,
     master: Master = AUTO_MASTER,
     conf: Conf = None,
@@ -207,17 +217,8 @@ def find(
 
 def audit(
     location: Location,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TIME",
-            help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two hours ago.",
-        ),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
-    ] = None,
+    start: DueFrom = None,
+    end: DueTo = None,
     details: Annotated[
         str | None,
         typer.Option(
@@ -254,17 +255,8 @@ def audit(
 
 def backfill(
     location: Location,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="TIME",
-            help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two hours ago.",
-        ),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
-    ] = None,
+    start: DueFrom = None,
+    end: DueTo = None,
     missing_only: Annotated[
         bool,
         typer.Option("--missing-only", help="Messages that the audit proves missing, never unknown ones; the default."),
@@ -283,22 +275,8 @@ def backfill(
             help="Pending messages that are no longer in the delay topic: after Chronos lost all its disks.",
         ),
     ] = False,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="TOPIC",
-            help="Only messages for this target: a name or a shell-style pattern. May be repeated.",
-        ),
-    ] = None,
-    headers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header",
-            metavar="NAME=VALUE",
-            help="Only messages with this header. May be repeated: a message must have all of them.",
-        ),
-    ] = None,
+    targets: TargetPatterns = None,
+    headers: WantedHeaders = None,
     ids: Annotated[
         list[str] | None,
         typer.Option(

@@ -5,7 +5,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.spark import ledger
-from chronos.spark.audit.job import DAY_MS, archive_end, default_span, judge
+from chronos.spark.audit.job import archive_end, default_span, judge
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.audit.replays import with_replays
 from chronos.spark.backfill.selection import has_headers, requested
@@ -61,10 +61,7 @@ def find(
     """
     tables, _, delay_topic = open_tables(spark, storage)
     archived_ms = archive_end(tables, storage.uri, needs_window=request.from_ms is None and request.to_ms is None)
-    from_ms = request.from_ms
-    if from_ms is None:
-        from_ms = (archived_ms if request.to_ms is None else request.to_ms) - DAYS * DAY_MS
-    span = default_span(archived_ms, from_ms, request.to_ms, now_ms)
+    span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=DAYS)
     watch(Step(name="reading the coverage of the archive"))
     rows = judge(tables, delay_topic, span).outcomes
     if ledger.runs(storage):

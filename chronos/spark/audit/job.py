@@ -150,13 +150,13 @@ def archive_end(tables: Tables, location: str, *, needs_window: bool) -> int:
     return archived_ms
 
 
-def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0) -> Span:
-    """The window; by default the last 24 hours that are archived, or up to `now_ms` where it begins behind the archive's end.
+def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0, *, days: int = 1) -> Span:
+    """The window; by default the last days that are archived, or up to `now_ms` where it begins behind the archive's end.
 
     EmptyWindow if it ends before it begins.
     """
     end_ms = archived_ms if to_ms is None else to_ms
-    start_ms = end_ms - DAY_MS if from_ms is None else from_ms
+    start_ms = end_ms - days * DAY_MS if from_ms is None else from_ms
     if to_ms is None and start_ms >= end_ms:
         if start_ms >= now_ms:
             raise EmptyWindow(
