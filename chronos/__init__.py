@@ -1,5 +1,5 @@
-"""Chronos delivers messages later: a producer says when a message is due, Chronos keeps it on disk and hands it
-to its target topic at that time, exactly once, even if machines fail in between.
+"""Chronos delivers messages later: a producer says when a message is due, Chronos keeps it on disk
+and hands it to its target topic at that time, exactly once, even if machines fail in between.
 
     chronos.Client, chronos.AsyncClient     schedule, find and cancel messages over HTTP
     chronos.message(...)                    a message for `schedule_many`
@@ -18,7 +18,8 @@ __all__ = ["AsyncClient", "Client", "__version__", "headers", "message"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public names of the client, imported on first use: the command line starts without them."""
+    """The public names of the client, imported on first use: the command line starts without
+    them."""
     if name in ("AsyncClient", "Client", "headers", "message"):
         from chronos import client
 

@@ -25,7 +25,7 @@
 
 A message that must be refused is not an exception but a value, `core.message.Rejection`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
-"""
+"""  # noqa: E501
 
 from collections.abc import Sequence
 
@@ -61,7 +61,8 @@ class StoreInUse(Stop):
 
 
 class LogMismatch(Stop):
-    """A topic was recreated, trimmed ahead of the store, given another number of partitions, or has unknown records."""
+    """A topic was recreated, trimmed ahead of the store, given another number of partitions, or has
+    unknown records."""
 
 
 class Deposed(Stop):
@@ -73,7 +74,8 @@ class NodeIdTaken(Stop):
 
 
 class SparkMissing(Stop):
-    """Spark cannot be started: PySpark, Java or the Kafka connector is missing. The text says what to install."""
+    """Spark cannot be started: PySpark, Java or the Kafka connector is missing. The text says what
+    to install."""
 
     exit_code = 3
 
@@ -83,7 +85,8 @@ class ArchiveInUse(Stop):
 
 
 class ArchiveUnusable(Stop):
-    """The location cannot hold an archive, holds the archive of another cluster, topic or format, or has lost files."""
+    """The location cannot hold an archive, holds the archive of another cluster, topic or format,
+    or has lost files."""
 
 
 class Retry(ChronosError):
@@ -97,7 +100,8 @@ class LogUnavailable(Retry):
 
 
 class BatchUnreadable(LogUnavailable):
-    """The next batch of a partition cannot be decompressed within bounds, or is damaged; every reader would fail there.
+    """The next batch of a partition cannot be decompressed within bounds, or is damaged; every
+    reader would fail there.
 
     `offset` is an offset of the batch. The master decides what follows: see `workers.pull`.
     """
@@ -125,9 +129,9 @@ class ClockDisagrees(Retry):
 class TransactionAborted(Retry):
     """The transaction was aborted and the producer may be used again.
 
-    `poison_likely` is true if the broker refused a message for a property of its own (its size, its topic), false if a
-    broker was slow or gone: after a time-out no message is suspected. `too_large` is true if the property was the size.
-    """
+    `poison_likely` is true if the broker refused a message for a property of its own (its size, its
+    topic), false if a broker was slow or gone: after a time-out no message is suspected.
+    `too_large` is true if the property was the size."""
 
     def __init__(self, text: str, *, poison_likely: bool, too_large: bool = False) -> None:
         self.poison_likely = poison_likely
@@ -136,10 +140,11 @@ class TransactionAborted(Retry):
 
 
 class ProducerLost(Retry):
-    """The producer was fenced, timed out or failed: only the progress log shows whether its last transaction committed.
+    """The producer was fenced, timed out or failed: only the progress log shows whether its last
+    transaction committed.
 
-    `poison_likely` means the same as for TransactionAborted: some refusals also make the producer unusable.
-    """
+    `poison_likely` means the same as for TransactionAborted: some refusals also make the producer
+    unusable."""
 
     too_large = False
 
@@ -149,7 +154,8 @@ class ProducerLost(Retry):
 
 
 class ApplyFailed(Retry):
-    """A write to the store failed, possibly that of a committed step: start again from the store and replay the log."""
+    """A write to the store failed, possibly that of a committed step: start again from the store
+    and replay the log."""
 
 
 class CoordinatorUnavailable(Retry):
@@ -159,12 +165,15 @@ class CoordinatorUnavailable(Retry):
 
 
 class CoordinatorFull(CoordinatorUnavailable):
-    """What the coordinator would have to store is too large for it: no role changes until nodes are forgotten."""
+    """What the coordinator would have to store is too large for it: no role changes until nodes are
+    forgotten."""
 
 
 class RoleStale(Retry):
-    """Another node wrote a progress record with the same or a greater role epoch: wait for a newer role."""
+    """Another node wrote a progress record with the same or a greater role epoch: wait for a newer
+    role."""
 
 
 class ArchiveFailed(Retry):
-    """The archive could not be read or written. Its contents stay; the same command continues where it stopped."""
+    """The archive could not be read or written. Its contents stay; the same command continues where
+    it stopped."""

@@ -12,11 +12,15 @@ from chronos.core.values import printable, printable_json
 
 
 def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Log from this level on, as `json` or `console`; `auto` is `console` if stdout and stderr are terminals."""
+    """Log from this level on, as `json` or `console`; `auto` is `console` if stdout and stderr are
+    terminals."""
     out = sys.stderr if stream is None else stream
     for_people = form == "console" or (form == "auto" and out.isatty() and sys.stdout.isatty())
     renderer: list[structlog.typing.Processor] = (
-        [_escaped, structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback)]
+        [
+            _escaped,
+            structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback),
+        ]
         if for_people
         else [
             structlog.processors.format_exc_info,
@@ -27,10 +31,14 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
         processors=[
             structlog.processors.add_log_level,
             _named,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if for_people else "iso", utc=not for_people),
+            structlog.processors.TimeStamper(
+                fmt="%H:%M:%S" if for_people else "iso", utc=not for_people
+            ),
             *renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=lambda *names: _Named(out, names[0] if names else ""),
         cache_logger_on_first_use=False,
     )
@@ -40,18 +48,24 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
 def _escaped(
     _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape control characters: a line shows what clients sent, and must not act on the terminal or look like two lines.
+    """Escape control characters: a line shows what clients sent, and must not act on the terminal
+    or look like two lines.
 
     What is no string is shown by its `repr`, which escapes them.
     """
-    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {
+        name: printable(value) if isinstance(value, str) else value for name, value in event.items()
+    }
 
 
 class _PrintableJson(structlog.processors.JSONRenderer):
     """Lines of JSON that have no effect on a terminal either."""
 
     def __call__(
-        self, logger: structlog.typing.WrappedLogger, name: str, event_dict: structlog.typing.EventDict
+        self,
+        logger: structlog.typing.WrappedLogger,
+        name: str,
+        event_dict: structlog.typing.EventDict,
     ) -> str:
         line = super().__call__(logger, name, event_dict)
         return printable_json(line if isinstance(line, str) else line.decode())
@@ -65,7 +79,8 @@ def _traceback(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
 
 
 class _Forward(logging.Handler):
-    """Sends the records of the standard library's logging to the same stream, in the same format."""
+    """Sends the records of the standard library's logging to the same stream, in the same
+    format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line without a traceback; a malformed HTTP request is not an error of the service."""
@@ -78,14 +93,16 @@ class _Forward(logging.Handler):
 
 
 class _Named(structlog.WriteLogger):
-    """A logger with a name. A line is one write: a process that is killed leaves no line without its end before those of the next."""
+    """A logger with a name. A line is one write: a process that is killed leaves no line without
+    its end before those of the next."""
 
     def __init__(self, out: TextIO, name: str) -> None:
         super().__init__(out)
         self.name = name
 
     def msg(self, message: str) -> None:
-        """Write a line. On a full disk the line is lost: logging an error must not raise another one."""
+        """Write a line. On a full disk the line is lost: logging an error must not raise another
+        one."""
         with suppress(OSError):
             super().msg(message)
 

@@ -1,26 +1,34 @@
-"""The ports of the workers: a log, a store, a clock, a coordinator and checkpoints, and the laws that they keep.
+"""The ports of the workers: a log, a store, a clock, a coordinator and checkpoints, and the laws
+that they keep.
 
-Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocksdb`, `adapters.memory`) implement them;
-`tests/contract` holds one suite for each port and runs it over all implementations.
+Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocksdb`, and one in
+memory for tests) implement them; `tests/contract` holds one suite for each port and runs it over
+all implementations.
 
-No implementation changes a value that it is given, and none keeps one to change it later: records, headers, rows and
-specifications are the caller's.
-"""
+No implementation changes a value that it is given, and none keeps one to change it later: records,
+headers, rows and specifications are the caller's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS as CLOCK_TOLERANCE_MS
-from chronos.core.codec import Identity
+from chronos.core.cluster.roles import ClusterView, Member, Request, Roles
 from chronos.core.message import Record
-from chronos.core.roles import ClusterView, Member, Request, Roles
-from chronos.core.step import StoreView
+from chronos.core.shard.codec import Identity
+from chronos.core.shard.step import StoreView
 
-Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
-"""A record to write: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
+Outgoing = tuple[
+    str,
+    bytes | None,
+    bytes | None,
+    Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]],
+    int,
+]
+"""A record to write: topic, key, value, headers, partition (-1: by key, or the adapter's choice
+without one)."""
 
 
 class Watermarks(Struct, frozen=True, kw_only=True):
@@ -33,7 +41,8 @@ class Watermarks(Struct, frozen=True, kw_only=True):
     high: int
     """High watermark; greater than `stable` while a transaction is open."""
     leader_epoch: int | None = None
-    """Leader epoch at the end of the partition; None if the log has none. An election begins a new one."""
+    """Leader epoch at the end of the partition; None if the log has none. An election begins a new
+    one."""
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
@@ -54,11 +63,13 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     replicas: int | None = None
     """Replicas of the partition that has the fewest; None if the log does not replicate."""
     short: frozenset[int] = frozenset()
-    """Partitions with fewer in-sync replicas than `min.insync.replicas`: they can be read, and take no records."""
+    """Partitions with fewer in-sync replicas than `min.insync.replicas`: they can be read, and take
+    no records."""
     leaders: tuple[int, ...] = ()
     """Id of the broker that leads each partition, -1 for none; empty if the log has no brokers."""
     stamped: bool = False
-    """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also if that is not known."""
+    """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also
+    if that is not known."""
     advice: tuple[str, ...] = ()
     """Settings of a topic of Chronos that are only unwise, for people; known after `prepare`."""
 
@@ -98,11 +109,13 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     settings: Mapping[str, str]
     """Kafka's topic settings; the embedded log reads `max.message.bytes` and `retention.ms`."""
     per_shard: bool = False
-    """A partition is a shard, so `partitions` must match exactly; otherwise it only counts when the topic is created."""
+    """A partition is a shard, so `partitions` must match exactly; otherwise it only counts when the
+    topic is created."""
 
 
 READING_BOUNDED = (
-    "reading in bounded memory, because the last process ended where this one begins, perhaps for want of memory"
+    "reading in bounded memory, because the last process ended where this one begins, perhaps for "
+    "want of memory"
 )
 """How `Reader.delayed` of a bounded reader begins, for people."""
 
@@ -115,17 +128,18 @@ class Reader(Protocol):
 
     @property
     def delayed(self) -> str | None:
-        """Why it reads slowly, or waits until others have read, for people; None if it does neither. Any thread may read it."""
+        """Why it reads slowly, or waits until others have read, for people; None if it does
+        neither. Any thread may read it."""
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records without waiting; at least one if there is one.
 
-        Raises LogUnavailable; BatchUnreadable when the very next batch cannot be read, each time until a `seek` past it;
-        LogMismatch when the offset is no longer in the log.
-        """
+        Raises LogUnavailable; BatchUnreadable when the very next batch cannot be read, each time
+        until a `seek` past it; LogMismatch when the offset is no longer in the log."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a record, or for the position to move past a marker; False if the time passes first."""
+        """Wait for a record, or for the position to move past a marker; False if the time passes
+        first."""
 
     def seek(self, offset: int) -> None:
         """Continue from another offset."""
@@ -135,29 +149,34 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """The transactional producer of one shard; creating one fences every earlier one of the same shard. For one thread."""
+    """The transactional producer of one shard; creating one fences every earlier one of the same
+    shard. For one thread."""
 
     @property
     def sent(self) -> Sequence[Sent]:
-        """Some records of the last transaction, evenly spread, the progress record and the first message among them; empty if
-        the log has no brokers. The answers are entered as they come; any thread may read."""
+        """Some records of the last transaction, evenly spread, the progress record and the first
+        message among them; empty if the log has no brokers. The answers are entered as they come;
+        any thread may read."""
 
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
-        """Begin a transaction and hand over the messages and one progress record; does not wait for the brokers.
+        """Begin a transaction and hand over the messages and one progress record; does not wait for
+        the brokers.
 
-        Neither the messages nor their headers are changed: the caller may use them again after an abort.
-        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost.
-        """
+        Neither the messages nor their headers are changed: the caller may use them again after an
+        abort. Raises TransactionAborted (nothing is written, this writer may go on) or
+        ProducerLost."""
 
-    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
-        """Commit what was sent, all of it or nothing, and return the position of the progress record.
+    def commit(
+        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
+    ) -> Appended:
+        """Commit what was sent, all of it or nothing, and return the position of the progress
+        record.
 
-        `verify` is called once before the commit, on any thread, with the broker's timestamp of the progress record; if
-        it raises, the transaction is aborted and the exception passed on. `meanwhile` is called once, on the caller's
-        thread, while a log with brokers waits for them.
-        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (only the progress log shows
-        whether the transaction committed; make a new writer).
-        """
+        `verify` is called once before the commit, on any thread, with the broker's timestamp of the
+        progress record; if it raises, the transaction is aborted and the exception passed on.
+        `meanwhile` is called once, on the caller's thread, while a log with brokers waits for them.
+        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (only
+        the progress log shows whether the transaction committed; make a new writer)."""
 
     def close(self) -> None:
         """Release the client; an open transaction is left as it is."""
@@ -167,11 +186,11 @@ class Appender(Protocol):
     """Writing records outside any transaction. Any thread may call."""
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Write records outside any transaction and return once all are durable; the records are not changed.
+        """Write records outside any transaction and return once all are durable; the records are
+        not changed.
 
-        After the time, everything that this appender holds is discarded, also records of other callers, which fail alike.
-        Raises LogUnavailable, NoSpace.
-        """
+        After the time, everything that this appender holds is discarded, also records of other
+        callers, which fail alike. Raises LogUnavailable, NoSpace."""
 
     def close(self) -> None:
         """Release all clients."""
@@ -181,7 +200,8 @@ class AuditSink(Protocol):
     """Where the audit trail is kept. One thread at a time calls."""
 
     def write(self, entries: Sequence[bytes]) -> None:
-        """Write entries, each one JSON object, and return once they are durable. Raises Retry, NoSpace.
+        """Write entries, each one JSON object, and return once they are durable. Raises Retry,
+        NoSpace.
 
         Entries of a write that failed may be there, in part or as a whole.
         """
@@ -193,23 +213,36 @@ class AuditSink(Protocol):
 class RecordLog(Appender, Protocol):
     """Reading and writing records."""
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False) -> Reader:
+    def reader(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bounded: bool = False,
+        alone: bool = False,
+        patient: bool = False,
+    ) -> Reader:
         """Return a reader that starts at the offset.
 
-        `bounded`: up to the end that the partition has at the first such request no batch takes more than a bounded amount of memory, however small it
-        is in the log; one that would is a BatchUnreadable. It is slower. `alone`: no batch is read before the records of the
-        one before it were taken, nor in the seconds after.
-        """
+        `bounded`: up to the end that the partition has at the first such request no batch takes
+        more than a bounded amount of memory, however small it is in the log; one that would is a
+        BatchUnreadable. It is slower. `alone`: no batch is read before the records of the one
+        before it were taken, nor in the seconds after. `patient`: the position may move past
+        transaction markers half a second late, and a reader that waits costs the brokers
+        little."""
 
     def writer(self, shard: int) -> Writer:
-        """Return a writer for the shard; fences the earlier ones and resolves their last transaction."""
+        """Return a writer for the shard; fences the earlier ones and resolves their last
+        transaction."""
 
 
 class TopicLog(Protocol):
     """Topics, and the offsets of their partitions. Any thread may call."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
-        """Create missing topics and check all. Raises ConfigurationError or LogMismatch naming every problem."""
+        """Create missing topics and check all. Raises ConfigurationError or LogMismatch naming
+        every problem."""
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """Describe topics as they are now, without creating any; None for a missing one."""
@@ -218,22 +251,34 @@ class TopicLog(Protocol):
         """Return the partition's first and last offsets, as the broker reports them now."""
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """Return the last stable offset only, over a connection of its own: a master with due messages calls it."""
+        """Return the last stable offset only, over a connection of its own: a master with due
+        messages calls it."""
+
+    def stable_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the last stable offset of each partition that answers now. One request to each
+        broker, however many the partitions; no error if none answers."""
+
+    def high_watermarks(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the high watermark of each partition, as `stable_ends` does."""
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset whose record is at or after that time; the last stable offset if there is none yet."""
+        """Return the first offset whose record is at or after that time; the last stable offset if
+        there is none yet."""
 
     def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
-        """Return the first and last offset of the batch that holds `offset`, from its own header; it is not decompressed."""
+        """Return the first and last offset of the batch that holds `offset`, from its own header;
+        it is not decompressed."""
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before the offset, never beyond the last stable offset; offsets are never reused."""
+        """Delete the records before the offset, never beyond the last stable offset; offsets are
+        never reused."""
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Return the committed offset of a consumer group; None if the group committed nothing."""
 
     def ping(self, timeout_s: float) -> bool:
-        """Return whether a broker answers within the time. It is called continually and keeps no resources."""
+        """Return whether a broker answers within the time. It is called continually and keeps no
+        resources."""
 
 
 class Log(RecordLog, TopicLog, Protocol):
@@ -241,23 +286,27 @@ class Log(RecordLog, TopicLog, Protocol):
 
 
 class StoreSnapshot(StoreView, Protocol):
-    """The rows of a store as they were when it was made. Any thread may read. Every method raises Retry once it is closed."""
+    """The rows of a store as they were when it was made. Any thread may read. Every method raises
+    Retry once it is closed."""
 
     def close(self) -> None:
         """Release the files and memory that it keeps. Closing the store does so too."""
 
 
 class Store(StoreView, Protocol):
-    """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
+    """The materialised state of one shard: sorted bytes, written atomically, durable once
+    flushed."""
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """Apply the deletes, then the puts, all or nothing. Raises NoSpace if nothing was written, StoreCorrupt."""
+        """Apply the deletes, then the puts, all or nothing. Raises NoSpace if nothing was written,
+        StoreCorrupt."""
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete `start <= key < stop` with one range tombstone."""
 
     def snapshot(self) -> StoreSnapshot:
-        """Return a view of the rows as they are now; later writes do not change it. Close it soon."""
+        """Return a view of the rows as they are now; later writes do not change it. Close it
+        soon."""
 
     def flush(self) -> None:
         """Make everything written so far durable."""
@@ -265,11 +314,12 @@ class Store(StoreView, Protocol):
     def checkpoint(self, path: Path) -> None:
         """Flush, and copy everything written so far to a folder that must not exist yet.
 
-        The copy contains complete writes only and can be opened as a store. Other threads may read and write meanwhile.
-        """
+        The copy contains complete writes only and can be opened as a store. Other threads may read
+        and write meanwhile."""
 
     def verify(self) -> int:
-        """Read every row, check every checksum and return the number of rows. StoreCorrupt names the damage."""
+        """Read every row, check every checksum and return the number of rows. StoreCorrupt names
+        the damage."""
 
     def size_bytes(self) -> int:
         """Return the bytes on disk."""
@@ -278,7 +328,8 @@ class Store(StoreView, Protocol):
         """Return the reason why the store refuses writes at the moment; None if it accepts them."""
 
     def reopen(self) -> None:
-        """Reopen after a background error, as after a crash, with the flushed writes. Raises NoSpace while the disk is full."""
+        """Reopen after a background error, as after a crash, with the flushed writes. Raises
+        NoSpace while the disk is full."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -291,11 +342,13 @@ class Clock(Protocol):
         """Return epoch milliseconds, rounded down."""
 
     def stepped_ms(self) -> int:
-        """Return the milliseconds by which the wall clock was stepped against the boot clock since the start."""
+        """Return the milliseconds by which the wall clock was stepped against the boot clock since
+        the start."""
 
 
 def steady_ms(clock: Clock) -> int:
-    """Return milliseconds that a step of the wall clock does not change: for durations, so that none looks like silence or lag."""
+    """Return milliseconds that a step of the wall clock does not change: for durations, so that
+    none looks like silence or lag."""
     return clock.now_ms() - clock.stepped_ms()
 
 
@@ -303,28 +356,32 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """The knowledge of a node about the cluster at one moment."""
 
     roles: Roles | None
-    """As last read; None before the first publication and after a lost session: this node then is not a master."""
+    """As last read; None before the first publication and after a lost session: this node then is
+    not a master."""
     members: Mapping[str, Member]
     """Nodes with a live session, as last read."""
     confirmed: bool
-    """The session is connected, so `roles` is up to date. False: the node keeps its current roles and takes no new one."""
+    """The session is connected, so `roles` is up to date. False: the node keeps its current roles
+    and takes no new one."""
 
 
 class Coordinator(Protocol):
-    """Membership, and one leader among the members. Safety never rests on it: the log fences (law 5).
+    """Membership, and one leader among the members. Safety never rests on it: the log fences (law
+    5).
 
-    Suspended (no server answers): `confirmed` is False, masters continue, the controller decides nothing. Lost (the session
-    has ended): `roles` is None, masters step down; `join` again.
-    """
+    Suspended (no server answers): `confirmed` is False, masters continue, the controller decides
+    nothing. Lost (the session has ended): `roles` is None, masters step down; `join` again."""
 
     def join(self, member: Member) -> None:
-        """Register this node, at once if its own data directory was registered under its id, else after a session time-out.
+        """Register this node, at once if its own data directory was registered under its id, else
+        after a session time-out.
 
         Raises NodeIdTaken when another data directory has the id; CoordinatorUnavailable.
         """
 
     def report(self, member: Member) -> None:
-        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is
+        lost."""
 
     def look(self) -> ClusterSnapshot:
         """Return the present knowledge, without a request to a server."""
@@ -333,20 +390,23 @@ class Coordinator(Protocol):
         """Store a request for the controller. Raises CoordinatorUnavailable."""
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """If this node is certain to be the controller, read, plan and publish the changes; return whether it is.
+        """If this node is certain to be the controller, read, plan and publish the changes; return
+        whether it is.
 
-        Roles are published only if no other node published since the read, and the requests read are answered with them.
-        """
+        Roles are published only if no other node published since the read, and the requests read
+        are answered with them."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the snapshot may have changed; False if the time passes first."""
 
     def leave(self) -> None:
-        """End the session and the registration, so that other nodes need not wait for them to expire."""
+        """End the session and the registration, so that other nodes need not wait for them to
+        expire."""
 
 
 class ClusterInspection(Struct, frozen=True, kw_only=True):
-    """The findings of an inspection of the coordinator from outside the cluster, for `chronos doctor`."""
+    """The findings of an inspection of the coordinator from outside the cluster, for `chronos
+    doctor`."""
 
     checked: str
     """The address of the coordinator, and what was tried there with success, for people."""
@@ -371,7 +431,8 @@ class CheckpointFile(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """The manifest of a checkpoint: its store, its positions in the two logs, and the digests that prove it complete."""
+    """The manifest of a checkpoint: its store, its positions in the two logs, and the digests that
+    prove it complete."""
 
     format: int
     """Version of the manifest."""
@@ -383,7 +444,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     made_at_ms: int
     """Clock of that node when it was made (epoch ms)."""
     identity: Identity
-    """Identity of the store: a checkpoint may be used only for a store with exactly this identity."""
+    """Identity of the store: a checkpoint may be used only for a store with exactly this
+    identity."""
     applied: int
     """Offset in the progress partition from which to replay."""
     pull_offset: int
@@ -395,7 +457,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     pending: int
     """Number of pending messages."""
     digest: str
-    """`core.digest` of the store, with `remembered_ms`."""
+    """`core.shard.digest` of the store, with `remembered_ms`."""
     remembered_ms: int
     """Time in ms for which the digest covers settled id states."""
     files: tuple[CheckpointFile, ...]
@@ -412,22 +474,27 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints(Protocol):
-    """Copies of stores in another location. Every method raises Retry while the location cannot be read or written."""
+    """Copies of stores in another location. Every method raises Retry while the location cannot be
+    read or written."""
 
     def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
-        """Make a checkpoint and read all of it back; it is complete only once every byte was verified."""
+        """Make a checkpoint and read all of it back; it is complete only once every byte was
+        verified."""
 
     def kept(self, shard: int, identity: Identity) -> Sequence[Checkpoint]:
-        """Return the complete checkpoints of the shard with this identity, those with the greatest `applied` first."""
+        """Return the complete checkpoints of the shard with this identity, those with the greatest
+        `applied` first."""
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
         """Return whether all its files still exist with the right sizes, without reading them."""
 
     def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
-        """Remove all but the `keep` furthest checkpoints, and the files of incomplete ones; return the names removed."""
+        """Remove all but the `keep` furthest checkpoints, and the files of incomplete ones; return
+        the names removed."""
 
     def archived(self, shard: int, identity: Identity) -> Mapping[str, int]:
         """By topic, the archive's positions in the shard's partitions that were kept last."""
 
     def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
-        """Keep the archive's positions: Kafka deletes the offsets of a group that was inactive for a week."""
+        """Keep the archive's positions: Kafka deletes the offsets of a group that was inactive for
+        a week."""

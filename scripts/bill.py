@@ -1,4 +1,5 @@
-"""Writes locks/sbom.json and locks/third-party.md from the bill of materials that cyclonedx-py has made; scripts/lock calls it.
+"""Writes locks/sbom.json and locks/third-party.md from the bill of materials that cyclonedx-py has
+made; scripts/lock calls it.
 
     bill.py MADE SBOM LICENCES
 
@@ -23,7 +24,7 @@ the packages.
 
 | package | version | licence | project |
 |---|---|---|---|
-"""
+"""  # noqa: E501
 
 
 def without_addresses(component: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +43,11 @@ def licence(component: dict[str, Any]) -> str:
     found = []
     for each in component.get("licenses", []):
         named = each.get("license", {})
-        found.append(str(each.get("expression") or named.get("id") or named.get("name")).rpartition(" :: ")[2])
+        found.append(
+            str(each.get("expression") or named.get("id") or named.get("name")).rpartition(" :: ")[
+                2
+            ]
+        )
     return ", ".join(found) or "not declared"
 
 

@@ -1,9 +1,9 @@
-"""Fixtures for every test: a real broker, a real ZooKeeper, unique names; and how tests are spread over workers.
+"""Fixtures for every test: a real broker, a real ZooKeeper, unique names; and how tests are spread
+over workers.
 
-Each pytest-xdist worker has a broker and a ZooKeeper server of its own, shared by all its tests: a session is a
-worker's. Two workers therefore never meet in a topic, a port or a file, and while one waits for a session to expire
-the other uses the processor.
-"""
+Each pytest-xdist worker has a broker and a ZooKeeper server of its own, shared by all its tests: a
+session is a worker's. Two workers therefore never meet in a topic, a port or a file, and while one
+waits for a session to expire the other uses the processor."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ _no_deadline = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
 settings.register_profile("dev", _no_deadline)
-# The same examples in every run: continuous integration judges the change, developers' machines find new examples.
-# It shows the first example that fails as it is: shrinking may take five minutes, and a test that exceeds its time limit
-# shows no reason. `TEST_EXAMPLES=whole HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the
-# same example and shrinks it.
+# The same examples in every run: continuous integration judges the change, developers' machines
+# find new examples. It shows the first example that fails as it is: shrinking may take five
+# minutes, and a test that exceeds its time limit shows no reason. `TEST_EXAMPLES=whole
+# HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the same example and shrinks it.
 settings.register_profile("shrink", _no_deadline, derandomize=True)
 settings.register_profile(
-    "ci", settings.get_profile("shrink"), phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target]
+    "ci",
+    settings.get_profile("shrink"),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 
 INTEGRATION_FOLDERS = {"integration"}
-"""All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks those of Spark."""
+"""All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks
+those of Spark."""
 
 SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""
@@ -63,7 +66,8 @@ SPARK_SECOND = {
     "test_unreadable.py",
     "test_witness.py",
 }
-"""Half of the tests of Spark, by time: one worker makes a session for these, and another one for the others."""
+"""Half of the tests of Spark, by time: one worker makes a session for these, and another one for
+the others."""
 
 LONG_WITH_ALL_EXAMPLES = {"test_digest.py", "test_series.py", "test_shard_model.py"}
 """Tests of these take up to half a minute with the examples of the run of everything."""
@@ -73,7 +77,8 @@ SLOW_MODULES = {"test_openapi.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules of which `./scripts/test fast` runs no test: that would take it seconds."""
+    """Do not import modules of which `./scripts/test fast` runs no test: that would take it
+    seconds."""
     deselected = config.getoption("markexpr")
     if "not integration" in deselected and collection_path.parent.name in INTEGRATION_FOLDERS:
         return True
@@ -81,21 +86,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives single tests to the workers, but all tests of a file that share a fixture or a value to one of them, which makes it
-    once; and so each half of the tests of Spark.
+    """Gives single tests to the workers, but all tests of a file that share a fixture or a value to
+    one of them, which makes it once; and so each half of the tests of Spark.
 
-    `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
-    """
+    `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2
+    does not read."""
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give every other worker tests of services first, and the other ones tests that compute; then what is left.
+        """Give every other worker tests of services first, and the other ones tests that compute;
+        then what is left.
 
-        A service's test waits more than it computes, so that the processor would idle while all workers run them. The
-        run of everything keeps its order, in which the longest tests are the first.
-        """
+        A service's test waits more than it computes, so that the processor would idle while all
+        workers run them. The run of everything keeps its order, in which the longest tests are the
+        first."""
         if "not integration" in self.config.getoption("markexpr"):
             serves = self.nodes.index(node) % 2 == 0
-            preferred = next((scope for scope in self.workqueue if scope.startswith(SERVICES) == serves), None)
+            preferred = next(
+                (scope for scope in self.workqueue if scope.startswith(SERVICES) == serves), None
+            )
             if preferred is not None:
                 self.workqueue.move_to_end(preferred, last=False)
         super()._assign_work_unit(node)
@@ -125,22 +133,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need Java as integration tests; put the tests that take longest first.
 
-    A worker takes the next test, or half of the tests of Spark, when it has finished one. With the long ones first, the
-    short ones fill up what is left at the end, and no worker idles while another one runs the longest test.
-    """
+    A worker takes the next test, or half of the tests of Spark, when it has finished one. With the
+    long ones first, the short ones fill up what is left at the end, and no worker idles while
+    another one runs the longest test."""
     for item in items:
-        if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker(pytest.mark.integration)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: _order(item, slow))
 
 
 def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
-    """Spark, then slow tests, then the others that need a server, then those with many examples, then the rest; each in the order
-    of its file.
+    """Spark, then slow tests, then the others that need a server, then those with many examples,
+    then the rest; each in the order of its file.
 
-    Tests that share a fixture stay together, and one of them that is slow, by the files in `slow`, comes with all others.
-    """
+    Tests that share a fixture stay together, and one of them that is slow, by the files in `slow`,
+    comes with all others."""
     path = item.nodeid.partition("::")[0]
     return (
         item.path.parent.name != "spark",
@@ -151,7 +161,8 @@ def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
 
 
 _stderr = pytest.StashKey[int]()
-"""Where the stacks of a test that hangs are written: while a test runs, pytest captures the other one."""
+"""Where the stacks of a test that hangs are written: while a test runs, pytest captures the other
+one."""
 
 WATCHDOG_S = 120.0
 """Time in s that a test and its fixtures have beyond the time limit."""
@@ -164,12 +175,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process with all stacks if the time limit does not end a test: that is a signal, which a call of a library in C that
-    never returns does not see. The run ends then, and names the test."""
+    """End the process with all stacks if the time limit does not end a test: that is a signal,
+    which a call of a library in C that never returns does not see. The run ends then, and names the
+    test."""
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker is not None else item.config.getini("timeout"))
     if item.config.getoption("timeout") is None:
-        faulthandler.dump_traceback_later(limit_s + WATCHDOG_S, exit=True, file=item.config.stash[_stderr])
+        faulthandler.dump_traceback_later(
+            limit_s + WATCHDOG_S, exit=True, file=item.config.stash[_stderr]
+        )
     try:
         return (yield)
     finally:
@@ -177,10 +191,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """An integration test that is skipped has failed: without it the real broker would silently go untested."""
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """An integration test that is skipped has failed: without it the real broker would silently go
+    untested."""
     report = yield
-    if report.skipped and item.get_closest_marker("integration") is not None and not hasattr(report, "wasxfail"):
+    if (
+        report.skipped
+        and item.get_closest_marker("integration") is not None
+        and not hasattr(report, "wasxfail")
+    ):
         report.outcome = "failed"
         report.longrepr = f"integration tests must not be skipped: {report.longrepr}"
     return report
@@ -203,7 +224,8 @@ def own_broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[Ensemble]:
-    """The ZooKeeper server that all tests of a worker share: use a unique cluster name, and leave it running."""
+    """The ZooKeeper server that all tests of a worker share: use a unique cluster name, and leave
+    it running."""
     with Ensemble() as shared:
         yield shared
 

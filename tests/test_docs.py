@@ -1,4 +1,5 @@
-"""The documentation is true to the code: links, files, tests, settings, paths, headers, metrics and quoted texts exist.
+"""The documentation is true to the code: links, files, tests, settings, paths, headers, metrics and
+quoted texts exist.
 
 `tests/test_docs_examples.py` checks the examples.
 """
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import click
@@ -17,14 +18,22 @@ import pytest
 import typer
 
 from chronos import errors
-from chronos.admin.metrics import BROKER_METRICS, COUNTS, METRICS, NODE_METRICS
-from chronos.admin.routes import table
+from chronos.admin.cluster.metrics import BROKER_METRICS, COUNTS, METRICS, NODE_METRICS
+from chronos.admin.http.routes import table
 from chronos.cli.app import app
 from chronos.config.catalogue import PROPERTIES, keys
 from chronos.core import message
-from chronos.core.codec import HeldRecord, Identity, IdState, LaneState, QueueState, State, Totals
 from chronos.core.message import Entry, Reason
-from chronos.core.progress import Decision, Hold, LaneCursor, Progress, Written
+from chronos.core.shard.codec import (
+    HeldRecord,
+    Identity,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    Totals,
+)
+from chronos.core.shard.progress import Decision, Hold, LaneCursor, Progress, Written
 from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, prose, rows
 
 README_LINES_MAX = 150
@@ -35,7 +44,7 @@ KAFKAS_OWN = {"retention.ms", "retention.bytes"}
 pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
-# ----------------------------------------------------------------------------------------- Links and lengths
+# -------------------------------------------------------------------------------- Links and lengths
 
 
 def test_the_readme_is_short() -> None:
@@ -49,8 +58,12 @@ def test_the_readme_is_short() -> None:
 def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings]
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain)
+    plain = [
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings
+    ]
+    return frozenset(
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain
+    )
 
 
 @pages
@@ -71,10 +84,12 @@ def test_every_page_is_found_from_the_index() -> None:
     """Every page of docs/ is linked from docs/index.md."""
     links = re.findall(r"\]\(([^)\s]+)\)", prose(DOCS / "index.md"))
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in links}
-    assert {page.resolve() for page in DOCS.rglob("*.md")} - linked == {(DOCS / "index.md").resolve()}
+    assert {page.resolve() for page in DOCS.rglob("*.md")} - linked == {
+        (DOCS / "index.md").resolve()
+    }
 
 
-# ------------------------------------------------------------------------------------------------- Commands
+# ----------------------------------------------------------------------------------------- Commands
 
 
 @pages
@@ -97,7 +112,9 @@ def test_every_script_helps_without_setting_anything_up(script: Path, tmp_path: 
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     summary = (ROOT / script).read_text().splitlines()[1].removeprefix("# ")
     for arguments in (["--help"], ["-h"], ["--fix", "--help"]):
-        done = subprocess.run([tmp_path / script, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [tmp_path / script, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(summary + "\n")
     assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
@@ -118,7 +135,7 @@ def test_every_verb_exists(page: Path) -> None:
         assert said is None or said[1] in verbs(), text
 
 
-# ------------------------------------------------------------------------------- Configuration, HTTP, metrics
+# --------------------------------------------------------------------- Configuration, HTTP, metrics
 
 
 @pages
@@ -127,7 +144,9 @@ def test_every_setting_exists(page: Path) -> None:
     known = keys()
     sections = {path for path, key in known.items() if key.kind == "section" and "." not in path}
     named = [re.match(r"([a-z_]+(?:\.[a-z_]+)+)(?![\w(.*-])", text) for text in inline(page)]
-    found = {match[1] for match in named if match} | set(re.findall(r"--set ([a-z_.]+)=", page.read_text()))
+    found = {match[1] for match in named if match} | set(
+        re.findall(r"--set ([a-z_.]+)=", page.read_text())
+    )
     wrong = [
         path
         for path in found
@@ -158,11 +177,18 @@ def served() -> set[str]:
 def test_every_path_is_served(page: Path) -> None:
     """HTTP paths exist."""
     text = page.read_text()
-    named = set(re.findall(r"(?<![\w.])(/v1/[\w{}/.-]*|/livez|/readyz|/metrics|/openapi\.json)(?!\.md)", text))
+    named = set(
+        re.findall(
+            r"(?<![\w.])(/v1/[\w{}/.-]*|/livez|/readyz|/metrics|/openapi\.json)(?!\.md)", text
+        )
+    )
     wrong = [
         path
         for path in named
-        if not any(re.fullmatch(re.escape(known).replace(r"\{\}", "[^/]+"), path.rstrip("/.")) for known in served())
+        if not any(
+            re.fullmatch(re.escape(known).replace(r"\{\}", "[^/]+"), path.rstrip("/."))
+            for known in served()
+        )
     ]
     assert wrong == []
 
@@ -176,12 +202,16 @@ def test_every_metric_exists(page: Path) -> None:
         assert re.sub(r"_(bucket|sum|count)$", "", name) in known, name
 
 
-# ------------------------------------------------------------------------------------- Headers and reasons
+# ------------------------------------------------------------------------------ Headers and reasons
 
 
 def header_constants() -> set[str]:
     """Every header of `core.message`."""
-    named = {value for value in vars(message).values() if isinstance(value, str) and value.startswith("chronos-")}
+    named = {
+        value
+        for value in vars(message).values()
+        if isinstance(value, str) and value.startswith("chronos-")
+    }
     return named - {message.PREFIX}
 
 
@@ -221,7 +251,7 @@ def test_every_reason_is_described_and_no_other() -> None:
         assert all(len(cell) > 5 for cell in cells[1:])
 
 
-# ------------------------------------------------------------------------------------------ Errors and texts
+# --------------------------------------------------------------------------------- Errors and texts
 
 
 def test_every_error_is_described_with_its_exit_code() -> None:
@@ -232,12 +262,25 @@ def test_every_error_is_described_with_its_exit_code() -> None:
         if isinstance(kind, type) and issubclass(kind, errors.ChronosError)
     }
     page = DOCS / "reference/errors.md"
-    described = {cells[0].strip("`"): cells[1] for cells in rows(page, "## Errors") if cells[0].startswith("`")}
+    described = {
+        cells[0].strip("`"): cells[1]
+        for cells in rows(page, "## Errors")
+        if cells[0].startswith("`")
+    }
     roots = {"ChronosError", "Retry"}
     assert set(described) == set(classes) - roots
     for name, code in described.items():
         assert int(code) == classes[name].exit_code, name
-    assert {row[0] for row in rows(page, "## Exit codes")} == {"code", "0", "1", "2", "3", "4", "5", "6"}
+    assert {row[0] for row in rows(page, "## Exit codes")} == {
+        "code",
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+    }
 
 
 @cache
@@ -247,7 +290,12 @@ def texts() -> tuple[str, ...]:
     for file in sorted((ROOT / "chronos").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                found.append("".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values))  # type: ignore[misc]
+                found.append(
+                    "".join(
+                        part.value if isinstance(part, ast.Constant) else "\0"  # type: ignore[misc]
+                        for part in node.values
+                    )
+                )  # type: ignore[misc]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     return tuple(found)
@@ -257,7 +305,9 @@ def texts() -> tuple[str, ...]:
 def written() -> tuple[re.Pattern[str], ...]:
     """The texts of the code as patterns of what is shown."""
     return tuple(
-        re.compile(".*".join(map(re.escape, text.split("\0")))) for text in texts() if len(text.replace("\0", "")) > 8
+        re.compile(".*".join(map(re.escape, text.split("\0"))))
+        for text in texts()
+        if len(text.replace("\0", "")) > 8
     )
 
 
@@ -268,74 +318,149 @@ def test_every_error_that_is_shown_is_one_that_chronos_writes(page: Path) -> Non
         assert any(pattern.search(line) for pattern in written()), line
 
 
+RUNBOOKS = [DOCS / "operations.md", *sorted((DOCS / "operations").glob("*.md"))]
+"""The index of operations, the runbooks and the texts."""
+
+TEXTS = DOCS / "operations/texts.md"
+"""The page with every text, its meaning and its remedy."""
+
+QUOTING = {"text", "log line", "log line or text"}
+"""The first cell of the head of a table whose first column quotes texts."""
+
+
+def quotes(page: Path) -> list[str]:
+    """What the tables of texts of a page quote in their first columns."""
+    lines = prose(page).splitlines()
+    found = []
+    head = ""
+    for above, line in pairwise(["", *lines]):
+        if line.startswith("|") and not line.startswith("|---"):
+            first = re.split(r" \|(?= )", line.strip("|"))[0].strip()
+            if not above.startswith("|"):
+                head = first
+            elif head in QUOTING:
+                found += re.findall(r"`([^`]+)`", first)
+    return found
+
+
 @cache
 def explained() -> dict[str, re.Pattern[str]]:
-    """The texts that docs/operations.md quotes in its first columns; an ellipsis stands for what differs."""
-    tables = rows(DOCS / "operations.md", "## Texts and remedies")
+    """The texts that docs/operations/texts.md quotes in its first columns; an ellipsis stands for
+    what differs."""
     return {
         quoted: re.compile(".*?".join(re.escape(part) for part in quoted.split("…")), re.DOTALL)
-        for cells in tables
-        for quoted in re.findall(r"`([^`]+)`", cells[0])
+        for quoted in quotes(TEXTS)
     }
 
 
 def test_every_text_explained_to_operators_is_one_that_chronos_writes() -> None:
-    """What docs/operations.md quotes stands in the code; `Corruption` is RocksDB's own word."""
+    """What docs/operations/texts.md quotes stands in the code; `Corruption` is RocksDB's own
+    word."""
 
     def is_written(quoted: str, pattern: re.Pattern[str]) -> bool:
         longest = max(quoted.split("…"), key=len)
         return any(pattern.search(text) for text in texts() if longest in text)
 
+    assert len(explained()) > 300
     unknown = [quoted for quoted, pattern in explained().items() if not is_written(quoted, pattern)]
     assert unknown in ([], ["Corruption"])
 
 
+@pytest.mark.parametrize("page", RUNBOOKS, ids=page_name)
+def test_every_text_of_a_runbook_is_one_of_the_texts(page: Path) -> None:
+    """A runbook quotes a text as docs/operations/texts.md does, letter by letter, so a search finds
+    both; that page has no table of another kind but the one of its sections."""
+    assert [quoted for quoted in quotes(page) if quoted not in explained()] == []
+    if page == TEXTS:
+        heads = re.findall(r"^\| ([^|]+) \|.*\n\|---", page.read_text(), re.MULTILINE)
+        assert set(heads) - QUOTING == {"section"}
+
+
+def test_every_runbook_is_found_from_the_table_of_symptoms() -> None:
+    """docs/operations.md has a row for each; the first line of the texts says to search them."""
+    symptoms = " ".join(cells[-1] for cells in rows(DOCS / "operations.md", "## Symptoms"))
+    linked = set(re.findall(r"\]\(operations/([\w-]+\.md)[#)]", symptoms))
+    assert linked == {page.name for page in RUNBOOKS[1:]}
+    assert TEXTS.read_text().startswith(
+        "# Texts\n\nThis page is to be searched for a text, not read"
+    )
+
+
 def raised() -> Iterator[tuple[str, str]]:
-    """`(file, text)` of every error the code raises that stops or pauses a node, but for wrong settings."""
+    """`(file, text)` of every error the code raises that stops or pauses a node, but for wrong
+    settings."""
     kinds = {
         name
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.Stop | errors.Retry) and name != "ConfigurationError"
+        if isinstance(kind, type)
+        and issubclass(kind, errors.Stop | errors.Retry)
+        and name != "ConfigurationError"
     }
     for file in sorted((ROOT / "chronos").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in kinds
+                and node.args
+            ):
                 text = node.args[0]
                 if isinstance(text, ast.JoinedStr):
                     yield (
                         file.name,
-                        "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in text.values),
+                        "".join(
+                            str(part.value) if isinstance(part, ast.Constant) else "\0"
+                            for part in text.values
+                        ),
                     )
                 elif isinstance(text, ast.Constant):
                     yield file.name, str(text.value)
 
 
 def test_every_text_that_stops_or_pauses_a_node_is_explained_to_operators() -> None:
-    """A new text needs a row in a table of docs/operations.md that quotes a piece of it."""
+    """A new text needs a row in a table of docs/operations/texts.md that quotes a piece of it."""
     silent = [
         (file, text)
         for file, text in raised()
-        if len(text.replace("\0", "")) > 8 and not any(pattern.search(text) for pattern in explained().values())
+        if len(text.replace("\0", "")) > 8
+        and not any(pattern.search(text) for pattern in explained().values())
     ]
     assert silent == []
 
 
-# -------------------------------------------------------------------------------------------- Formats, tests
+# ----------------------------------------------------------------------------------- Formats, tests
 
 
 @pytest.mark.parametrize(
     "value",
-    [Entry, IdState, State, LaneState, HeldRecord, QueueState, Identity, Progress, Decision, LaneCursor, Hold, Written],
+    [
+        Entry,
+        IdState,
+        State,
+        LaneState,
+        HeldRecord,
+        QueueState,
+        Identity,
+        Progress,
+        Decision,
+        LaneCursor,
+        Hold,
+        Written,
+    ],
     ids=lambda value: value.__name__,
 )
 def test_every_field_of_a_format_is_written_down_in_its_order(value: type) -> None:
     """docs/reference/formats.md follows the structs."""
     text = (DOCS / "reference/formats.md").read_text()
     fields: tuple[str, ...] = value.__struct_fields__  # type: ignore[attr-defined]
-    assert re.search(r"\b[^|]*?\b".join(fields) if value is not Progress else r"\b.*?\b".join(fields), text, re.DOTALL)
+    assert re.search(
+        r"\b[^|]*?\b".join(fields) if value is not Progress else r"\b.*?\b".join(fields),
+        text,
+        re.DOTALL,
+    )
 
 
-# --------------------------------------------------------------------------------- Files, functions, tests
+# -------------------------------------------------------------------------- Files, functions, tests
 
 
 def repository_files() -> list[Path]:
@@ -345,7 +470,8 @@ def repository_files() -> list[Path]:
 
 @cache
 def defined() -> dict[str, ast.AST]:
-    """`core/shard.py:Shard.apply` and the like: every class, function, method and named value of the package."""
+    """`core/shard/shard.py:Shard.apply` and the like: every class, function, method and named value
+    of the package."""
     found: dict[str, ast.AST] = {}
     for file in sorted((ROOT / "chronos").rglob("*.py")):
         name = file.relative_to(ROOT / "chronos").as_posix()
@@ -363,21 +489,26 @@ def defined() -> dict[str, ast.AST]:
 @cache
 def all_tests() -> frozenset[str]:
     """The names of all tests."""
-    return frozenset(re.findall(r"def (test_\w+)\(", "".join(file.read_text() for file in repository_files())))
+    return frozenset(
+        re.findall(r"def (test_\w+)\(", "".join(file.read_text() for file in repository_files()))
+    )
 
 
 @pages
 def test_every_test_that_is_named_exists(page: Path) -> None:
     """A page claims nothing that is not there."""
     named = {
-        name for text in inline(page) for name in re.findall(r"\btest_\w+(?!\w*\.py)\b", text) if ".py" not in text
+        name
+        for text in inline(page)
+        for name in re.findall(r"\btest_\w+(?!\w*\.py)\b", text)
+        if ".py" not in text
     }
     assert named <= all_tests()
 
 
 def test_conformance_names_tests() -> None:
     """The search above finds them."""
-    assert len(re.findall(r"`test_\w+`", (DOCS / "conformance.md").read_text())) > 30
+    assert len(re.findall(r"`test_\w+`", (DOCS / "contributing/conformance.md").read_text())) > 30
 
 
 RULES = {"HA": 48, "CH": 10, "NS": 22, "LF": 19, "RH": 14, "DL": 36}
@@ -386,14 +517,18 @@ RULES = {"HA": 48, "CH": 10, "NS": 22, "LF": 19, "RH": 14, "DL": 36}
 
 def test_conformance_has_a_row_for_every_rule() -> None:
     """In the first column, alone or in a range as in `HA-01 to HA-11`."""
-    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "conformance.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \|", (DOCS / "contributing/conformance.md").read_text(), re.MULTILINE
+    )
     ranges = [re.findall(r"([A-Z]{2})-(\d+)(?: to [A-Z]{2}-(\d+))?", row) for row in rows]
     found = {
         (family, number)
         for family, first, last in chain.from_iterable(ranges)
         for number in range(int(first), int(last or first) + 1)
     }
-    assert found == {(family, number) for family, last in RULES.items() for number in range(1, last + 1)}
+    assert found == {
+        (family, number) for family, last in RULES.items() for number in range(1, last + 1)
+    }
 
 
 @pages
@@ -402,6 +537,40 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     for text in inline(page):
         if re.fullmatch(r"(chronos|tests|docs|scripts|config|examples|locks)/[\w./-]*", text):
             assert (ROOT / text).exists(), text
+
+
+def test_the_list_of_files_is_complete() -> None:
+    """Each module stands in docs/architecture.md, with the first sentence of its docstring."""
+    section = (DOCS / "architecture.md").read_text().split("## The files")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.M))
+    found = {}
+    for path in sorted((ROOT / "chronos").rglob("*.py")):
+        if path.name not in ("__init__.py", "__main__.py"):
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            found[str(path.relative_to(ROOT))] = " ".join(text.split("\n\n")[0].split())
+    assert listed.keys() == found.keys()
+    assert [path for path, text in listed.items() if not found[path].startswith(text[:-1])] == []
+
+
+def test_what_the_index_of_behaviours_names_exists() -> None:
+    """Each name of the index is a class, a function or a method of one of the files beside it."""
+    section = (DOCS / "architecture.md").read_text().split("## Where is ...?")[1]
+    rows_found = re.findall(r"^\| (.*) \| (`.*`) \| (`.*`) \|$", section, re.M)
+    assert len(rows_found) >= 60
+    for behaviour, files, names in rows_found:
+        known: set[str] = set()
+        for file in files.replace("`", "").split(", "):
+            for node in ast.parse((ROOT / file).read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    methods = [
+                        each
+                        for each in node.body
+                        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                    ]
+                    known |= {node.name, *(f"{node.name}.{each.name}" for each in methods)}
+                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    known.add(node.name)
+        assert known >= set(names.replace("`", "").split(", ")), behaviour
 
 
 def test_every_file_in_the_drawing_of_the_architecture_exists() -> None:
@@ -416,8 +585,14 @@ def test_the_architecture_has_a_row_for_every_package() -> None:
     """The table of packages is complete, and allows what `tests/test_architecture.py` allows."""
     from tests.test_architecture import MAY_IMPORT
 
-    table = {cells[0].strip("`"): cells[2] for cells in rows(DOCS / "architecture.md", "## The packages")[1:]}
-    parts = {path.removeprefix("chronos/").removesuffix(".py"): allowed for path, allowed in table.items()}
+    table = {
+        cells[0].strip("`"): cells[2]
+        for cells in rows(DOCS / "architecture.md", "## The packages")[1:]
+    }
+    parts = {
+        path.removeprefix("chronos/").removesuffix(".py"): allowed
+        for path, allowed in table.items()
+    }
     assert set(parts) == set(MAY_IMPORT) - {"__main__", "chronos"}
     for part, allowed in parts.items():
         if part != "cli":
@@ -425,12 +600,14 @@ def test_the_architecture_has_a_row_for_every_package() -> None:
 
 
 def laws() -> list[list[str]]:
-    """The rows of the second table of docs/concepts/laws.md: law, assertions, named errors, the simulator's checks."""
-    return rows(DOCS / "concepts/laws.md", "## Where they are checked")[1:]
+    """The rows of the second table of docs/contributing/laws.md: law, assertions, named errors, the
+    simulator's checks."""
+    return rows(DOCS / "contributing/laws.md", "## Where they are checked")[1:]
 
 
 def test_every_law_is_checked_in_the_service_and_in_the_simulator() -> None:
-    """The functions that docs/concepts/laws.md names exist, and they assert, raise, or find a broken law."""
+    """The functions that docs/contributing/laws.md names exist, and they assert, raise, or find a
+    broken law."""
     checker = ast.parse((ROOT / "tests/sim/checker.py").read_text())
     checks = {
         f"{node.name}.{inner.name}": inner
@@ -455,7 +632,9 @@ def test_every_law_is_checked_in_the_service_and_in_the_simulator() -> None:
 def test_every_counter_is_explained() -> None:
     """docs/how-to/monitor.md has a row for each of the totals of a shard."""
     explained = {
-        cells[0].strip("`") for cells in rows(DOCS / "how-to/monitor.md", "## The counters") if len(cells) == 2
+        cells[0].strip("`")
+        for cells in rows(DOCS / "how-to/monitor.md", "## The counters")
+        if len(cells) == 2
     }
     assert set(Totals.__struct_fields__) <= explained
 
@@ -463,8 +642,14 @@ def test_every_counter_is_explained() -> None:
 def test_the_glossary_names_classes_and_functions_that_exist() -> None:
     """Names in brackets are those of the code; every term has one row."""
     text = (DOCS / "reference/glossary.md").read_text()
-    names = {name.rsplit(":", 1)[1] for name in defined()} | {name.rsplit(".", 1)[1] for name in defined()}
-    named = {name for group in re.findall(r"\(((?:`\w+`(?:, )?)+)\)", text) for name in re.findall(r"`(\w+)`", group)}
+    names = {name.rsplit(":", 1)[1] for name in defined()} | {
+        name.rsplit(".", 1)[1] for name in defined()
+    }
+    named = {
+        name
+        for group in re.findall(r"\(((?:`\w+`(?:, )?)+)\)", text)
+        for name in re.findall(r"`(\w+)`", group)
+    }
     assert len(named) > 10
     assert named <= names
     terms = [
@@ -476,17 +661,38 @@ def test_the_glossary_names_classes_and_functions_that_exist() -> None:
 
 
 def test_no_file_refers_to_a_document_that_is_not_there() -> None:
-    """Comments and docstrings name pages of docs/ by their paths, and nothing that is not in the repository."""
+    """Comments and docstrings name pages of docs/ by their paths, and nothing that is not in the
+    repository."""
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "*.py", "*.md", "*.yaml", "*.toml", "scripts", "Dockerfile"],
-        capture_output=True, check=True, text=True,
-    ).stdout.split()  # fmt: skip
+        [
+            "git",
+            "-C",
+            str(ROOT),
+            "ls-files",
+            "*.py",
+            "*.md",
+            "*.yaml",
+            "*.toml",
+            "scripts",
+            "Dockerfile",
+        ],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.split()
     wrong = []
     for name in listed:
         file = ROOT / name
         if file.suffix in (".png", ".jar") or not file.is_file():
             continue
         text = file.read_text(errors="replace")
-        wrong += [f"{name}: {path}" for path in re.findall(r"\bdocs/[\w/-]+\.md\b", text) if not (ROOT / path).exists()]
-        wrong += [f"{name}: {word}" for word in re.findall(r"\bDESI" + r"GN\b(?: section \d+|\.md)?", text)]
+        wrong += [
+            f"{name}: {path}"
+            for path in re.findall(r"\bdocs/[\w/-]+\.md\b", text)
+            if not (ROOT / path).exists()
+        ]
+        wrong += [
+            f"{name}: {word}"
+            for word in re.findall(r"\bDESI" + r"GN\b(?: section \d+|\.md)?", text)
+        ]
     assert wrong == []

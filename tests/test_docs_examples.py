@@ -1,8 +1,8 @@
-"""Every example in the documentation can be copied: commands, settings, headers, requests and programs are accepted.
+"""Every example in the documentation can be copied: commands, settings, headers, requests and
+programs are accepted.
 
-Accepted by the code that will read them, with default settings: not only by a parser, also for their values. A page may show
-an example that is refused if it shows the error text too.
-"""
+Accepted by the code that will read them, with default settings: not only by a parser, also for
+their values. A page may show an example that is refused if it shows the error text too."""
 
 import ast
 import re
@@ -21,19 +21,26 @@ import yaml
 from typer.testing import CliRunner
 
 import chronos
-from chronos.admin.problems import ProblemError
-from chronos.admin.scheduling import Planner
-from chronos.admin.tokens import ANYBODY
+from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.tokens import ANYBODY
+from chronos.admin.messages.scheduling import Planner
 from chronos.cli.app import app
-from chronos.cli.audit import parse_moment
-from chronos.cli.send import Series
+from chronos.cli.messages.send import Series
+from chronos.cli.spark.audit import parse_moment
 from chronos.config import load
 from chronos.config.catalogue import keys
 from chronos.config.values import size_bytes
 from chronos.core.keys import partition_of
-from chronos.core.message import CONFLICT_POLICIES, DELAY, DELIVER_AT, TARGET_TOPIC, Record, Rejection
-from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.message import (
+    CONFLICT_POLICIES,
+    DELAY,
+    DELIVER_AT,
+    TARGET_TOPIC,
+    Record,
+    Rejection,
+)
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import parse_duration_ms, parse_time_ms
 from chronos.errors import ConfigurationError
 from tests.harness.pages import DOCS, PAGES, ROOT, blocks, inline, page_name, prose, rows
@@ -70,7 +77,7 @@ def shard_of(key: bytes | None) -> int:
     return 0 if key is None else partition_of(key, SHARDS)
 
 
-# ------------------------------------------------------------------------------------------------- Commands
+# ----------------------------------------------------------------------------------------- Commands
 
 
 @cache
@@ -81,10 +88,13 @@ def verbs() -> dict[str, click.Command]:
 
 
 def words(line: str) -> list[str]:
-    """The arguments of one command line, without the command, variables before it, comments and redirections."""
+    """The arguments of one command line, without the command, variables before it, comments and
+    redirections."""
     found = shlex.split(line, comments=True)
     found = found[found.index("chronos") + 1 :]
-    return found[: next((at for at, word in enumerate(found) if word in ("<", ">", "|", "&")), len(found))]
+    return found[
+        : next((at for at, word in enumerate(found) if word in ("<", ">", "|", "&")), len(found))
+    ]
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
@@ -98,7 +108,11 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 def inline_command_lines(page: Path) -> Iterator[list[str]]:
     """The commands with arguments in running text, unless they hold placeholders."""
     for text in inline(page):
-        if text.startswith("chronos ") and " " in text[8:] and not re.search(r"<|\.\.\.|…|\b[A-Z]{2,}\b", text):
+        if (
+            text.startswith("chronos ")
+            and " " in text[8:]
+            and not re.search(r"<|\.\.\.|…|\b[A-Z]{2,}\b", text)
+        ):
             yield words(text)
 
 
@@ -163,7 +177,11 @@ def check_value(verb: str, param: click.Parameter, value: Any) -> None:
 
 def together(setting: str) -> list[str]:
     """The setting, and those without which it would be refused."""
-    return ["log.kafka.bootstrap_servers=localhost:9092", setting] if setting.startswith("log.") else [setting]
+    return (
+        ["log.kafka.bootstrap_servers=localhost:9092", setting]
+        if setting.startswith("log.")
+        else [setting]
+    )
 
 
 def sent_by(context: click.Context) -> dict[str, Any] | None:
@@ -175,11 +193,18 @@ def sent_by(context: click.Context) -> dict[str, Any] | None:
     series = Series(**{field: given[field] for field in Series.__struct_fields__})
     found = {
         "target": {"topic": given["to"], "key": given["key"], "headers": headers},
-        "value": given["value"], "deliver_at": given["at"], "delay": given["in_"], "id": given["id"],
-        "on_conflict": given["on_conflict"], "expire_at": given["expire_at"], "attempts": given["attempts"],
+        "value": given["value"],
+        "deliver_at": given["at"],
+        "delay": given["in_"],
+        "id": given["id"],
+        "on_conflict": given["on_conflict"],
+        "expire_at": given["expire_at"],
+        "attempts": given["attempts"],
         **series.options(),
-    }  # fmt: skip
-    return {name: content for name, content in found.items() if content is not None or name == "value"}
+    }
+    return {
+        name: content for name, content in found.items() if content is not None or name == "value"
+    }
 
 
 def refusal(body: bytes) -> str | None:
@@ -217,7 +242,8 @@ def test_every_command_is_accepted(page: Path) -> None:
 
 @pages
 def test_every_command_in_running_text_is_accepted(page: Path) -> None:
-    """Required options may be left out there; the options that are named exist and have good values."""
+    """Required options may be left out there; the options that are named exist and have good
+    values."""
     for arguments in inline_command_lines(page):
         try:
             context = context_of(arguments)
@@ -258,13 +284,17 @@ def test_there_are_commands_to_check() -> None:
         ("chronos serve --set shards=many", ConfigurationError),
     ],
 )
-def test_a_command_with_a_wrong_value_is_found(line: str, error: type[Exception] | tuple[type[Exception], ...]) -> None:
+def test_a_command_with_a_wrong_value_is_found(
+    line: str, error: type[Exception] | tuple[type[Exception], ...]
+) -> None:
     """The checks above fail on what the command line would refuse."""
     with pytest.raises(error):
         check_values(context_of(words(line)))
 
 
-@pytest.mark.parametrize("verb", sorted({arguments[0] for page in PAGES for arguments in command_lines(page)}))
+@pytest.mark.parametrize(
+    "verb", sorted({arguments[0] for page in PAGES for arguments in command_lines(page)})
+)
 def test_every_verb_that_is_shown_explains_itself(verb: str) -> None:
     """`--help` works."""
     shown = CliRunner().invoke(app, [verb, "--help"])
@@ -272,7 +302,7 @@ def test_every_verb_that_is_shown_explains_itself(verb: str) -> None:
     assert "Usage" in shown.output
 
 
-# ------------------------------------------------------------------------------------------------- Settings
+# ----------------------------------------------------------------------------------------- Settings
 
 
 def configurations(page: Path) -> Iterator[str]:
@@ -313,17 +343,23 @@ def test_every_setting_in_running_text_has_a_value_that_it_takes(page: Path) -> 
             continue
         besides = {"coordinator.kind": "kafka"} if match[1].startswith("replication.") else {}
         besides |= (
-            {"audit.to": "file", "audit.path": "/var/log/chronos/audit.log"} if match[1] == "audit.required" else {}
+            {"audit.to": "file", "audit.path": "/var/log/chronos/audit.log"}
+            if match[1] == "audit.required"
+            else {}
         )
         settings = NEEDED | besides | {match[1]: match[2]}
         overrides = [f"{key}={value}" for key, value in settings.items() if key in keys()]
         load(None, {}, overrides)
 
 
-# -------------------------------------------------------------------------------------------------- Headers
+# ------------------------------------------------------------------------------------------ Headers
 
 
-def command(key: bytes | None, value: bytes | None, headers: Mapping[str, str | bytes] | list[tuple[str, Any]]) -> Any:
+def command(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Mapping[str, str | bytes] | list[tuple[str, Any]],
+) -> Any:
     """The command that a record stands for, in the shard its id belongs to."""
     pairs = [
         (name, content.encode() if isinstance(content, str) else content)
@@ -339,7 +375,9 @@ def test_the_record_of_the_readme_is_accepted() -> None:
     """Its first table is a complete record."""
     found = {cells[0]: cells[1] for cells in rows(ROOT / "README.md", "## What it is")}
     first = {cell: re.findall(r"`([^`]+)`", text)[0] for cell, text in found.items() if "`" in text}
-    headers = {name.split("`")[1]: value for name, value in first.items() if name.startswith("header ")}
+    headers = {
+        name.split("`")[1]: value for name, value in first.items() if name.startswith("header ")
+    }
     assert set(headers) == {TARGET_TOPIC, DELAY}
     parsed = command(first["key"].encode(), b"{}", headers)
     assert not isinstance(parsed, Rejection), parsed
@@ -360,10 +398,15 @@ def test_every_header_in_running_text_has_a_value_that_is_accepted(page: Path) -
 
 
 def test_every_form_of_a_time_and_a_duration_is_read() -> None:
-    """The forms that docs/reference/headers.md names; a time without an offset is the one that is refused."""
+    """The forms that docs/reference/headers.md names; a time without an offset is the one that is
+    refused."""
     text = prose(DOCS / "reference/headers.md")
-    times = re.findall(r"`([^`]+)`", text[text.index("A **time** is") : text.index("A time without an offset")])
-    durations = re.findall(r"`([^`]+)`", text[text.index("A **duration** is") : text.index("It counts from")])
+    times = re.findall(
+        r"`([^`]+)`", text[text.index("A **time** is") : text.index("A time without an offset")]
+    )
+    durations = re.findall(
+        r"`([^`]+)`", text[text.index("A **duration** is") : text.index("It counts from")]
+    )
     assert len(times) == 3
     assert len(durations) >= 7
     assert len({parse_time_ms(time) for time in times}) == 2
@@ -379,7 +422,11 @@ def console_records(page: Path) -> Iterator[tuple[bytes, bytes | None, dict[str,
             *headers, key, value = text.split("\\t")
             pairs = dict(pair.split(":", 1) for pair in headers[0].split(",")) if headers else {}
             assert bool(headers) == ("parse.headers=true" in producer), text
-            yield key.encode(), None if value == "NULL" and "null.marker=NULL" in producer else value.encode(), pairs
+            yield (
+                key.encode(),
+                None if value == "NULL" and "null.marker=NULL" in producer else value.encode(),
+                pairs,
+            )
 
 
 @pages
@@ -395,7 +442,7 @@ def test_there_are_console_records_to_check() -> None:
     assert sum(1 for page in PAGES for _ in console_records(page)) >= 4
 
 
-# ------------------------------------------------------------------------------------------ Programs, requests
+# ------------------------------------------------------------------------------- Programs, requests
 
 
 class Unknown(str):
@@ -422,19 +469,36 @@ class Names(dict[str, Any]):
 
 
 NAMES = Names(
-    chronos=chronos, datetime=datetime, date=date, timedelta=timedelta, UTC=UTC, ZoneInfo=ZoneInfo,
-    instant=Unknown("x"), json=__import__("json"), range=range,
+    chronos=chronos,
+    datetime=datetime,
+    date=date,
+    timedelta=timedelta,
+    UTC=UTC,
+    ZoneInfo=ZoneInfo,
+    instant=Unknown("x"),
+    json=__import__("json"),
+    range=range,
     # A dead letter, for the example that resends one.
-    headers=[(TARGET_TOPIC, b"reminders"), ("chronos-reason", b"target-missing"), ("chronos-source", b"chronos.delay/0/1")],
-)  # fmt: skip
+    headers=[
+        (TARGET_TOPIC, b"reminders"),
+        ("chronos-reason", b"target-missing"),
+        ("chronos-source", b"chronos.delay/0/1"),
+    ],
+)
 
 
 def calls(page: Path, name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     """The arguments of each call of a method in the Python blocks, evaluated."""
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
-                whole = ast.Expression(ast.Call(ast.Name("seen", ast.Load()), node.args, node.keywords))
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == name
+            ):
+                whole = ast.Expression(
+                    ast.Call(ast.Name("seen", ast.Load()), node.args, node.keywords)
+                )
                 ast.fix_missing_locations(whole)
                 names = Names(NAMES, seen=lambda *args, **kwargs: (list(args), kwargs))
                 yield eval(compile(whole, str(page), "eval"), {"__builtins__": {}}, names)
@@ -452,7 +516,10 @@ def test_every_record_that_a_program_produces_is_accepted(page: Path) -> None:
     """Records for the delay topic, whatever their headers are made of."""
     for args, given in calls(page, "produce"):
         assert args == ["chronos.delay"]
-        key, value = (None if part is None else str(part).encode() for part in (given.get("key"), given.get("value")))
+        key, value = (
+            None if part is None else str(part).encode()
+            for part in (given.get("key"), given.get("value"))
+        )
         parsed = command(key, value, given.get("headers", {}))
         assert not isinstance(parsed, Rejection), (given, parsed)
 
@@ -476,4 +543,8 @@ def test_there_are_programs_and_requests_to_check() -> None:
     """The searches find them."""
     assert sum(1 for page in PAGES for _ in calls(page, "produce")) >= 9
     assert sum(1 for page in PAGES for _ in calls(page, "schedule")) >= 4
-    assert any("/v1/messages" in block and "-d '" in block for page in PAGES for block in blocks(page, "console"))
+    assert any(
+        "/v1/messages" in block and "-d '" in block
+        for page in PAGES
+        for block in blocks(page, "console")
+    )

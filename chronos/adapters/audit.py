@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from chronos.adapters.durable import sync
+from chronos.adapters.machine import sync
 from chronos.errors import ConfigurationError, Retry
 from chronos.ports import Appender
 
@@ -15,8 +15,8 @@ WRITE_S = 5.0
 class AuditFile:
     """Appends lines to a file. One thread at a time calls.
 
-    A file that was renamed or removed, as logrotate does, is followed by a new one under the same name.
-    """
+    A file that was renamed or removed, as logrotate does, is followed by a new one under the same
+    name."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError if the file cannot be written."""
@@ -27,7 +27,9 @@ class AuditFile:
         try:
             self._open()
         except OSError as error:
-            raise ConfigurationError([f"audit.path: {path} cannot be written: {error.strerror}"]) from None
+            raise ConfigurationError(
+                [f"audit.path: {path} cannot be written: {error.strerror}"]
+            ) from None
 
     def write(self, entries: Sequence[bytes]) -> None:
         """Append entries, one a line, and return once they are durable. Raises Retry."""
@@ -78,7 +80,8 @@ class AuditTopic:
         self._owns_log = owns_log
 
     def write(self, entries: Sequence[bytes]) -> None:
-        """Write one record for each entry, and return once they are durable. Raises Retry, and NoSpace."""
+        """Write one record for each entry, and return once they are durable. Raises Retry, and
+        NoSpace."""
         self._log.append([(self._topic, None, entry, {}, -1) for entry in entries], WRITE_S)
 
     def close(self) -> None:

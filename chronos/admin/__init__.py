@@ -1,8 +1,8 @@
 """The HTTP interface of a node: API, OpenAPI, metrics, and the page of the service.
 
-server -> routes -> messages, overview, cluster, topics, ... -> context -> scheduling, appending, waiting -> schemas
-"""
+server -> routes -> messages, overview, cluster, topics, ... -> context -> scheduling, appending,
+waiting -> schemas"""
 
-from chronos.admin.server import Server
+from chronos.admin.http.server import Server
 
 __all__ = ["Server"]

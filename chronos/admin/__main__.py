@@ -1,8 +1,10 @@
-"""Print a generated page: `http` (docs/reference/http.md), `metrics` (docs/reference/metrics.md) or `openapi` (the document)."""
+"""Print a generated page: `http` (docs/reference/http.md), `metrics` (docs/reference/metrics.md) or
+`openapi` (the document)."""
 
 import sys
 
-from chronos.admin import metrics, openapi
+from chronos.admin.cluster import metrics
+from chronos.admin.http import openapi
 
 MAKERS = {
     "http": openapi.reference,

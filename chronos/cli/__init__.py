@@ -2,10 +2,10 @@
 
     app (verbs, options, help) -> one module for each verb or group of verbs -> output
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, configuration or a missing
-package, 3 a dependency is unreachable, 4 not found, 5 store corrupt, 6 not proved (`chronos audit`). Each verb imports what it needs when it runs,
-so that the verbs that only ask a service start quickly and need the base installation alone.
-"""
+Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, configuration
+or a missing package, 3 a dependency is unreachable, 4 not found, 5 store corrupt, 6 not proved
+(`chronos audit`). Each verb imports what it needs when it runs, so that the verbs that only ask a
+service start quickly and need the base installation alone."""
 
 import sys
 from typing import NoReturn
@@ -60,7 +60,8 @@ def main() -> None:
 
 
 def _explain(error: ModuleNotFoundError) -> NoReturn:
-    """Say which extra has the module; a module of no extra is a fault of the installation, and stays a traceback."""
+    """Say which extra has the module; a module of no extra is a fault of the installation, and
+    stays a traceback."""
     from chronos.cli.output import complain
 
     module = (error.name or "").partition(".")[0]
@@ -69,5 +70,8 @@ def _explain(error: ModuleNotFoundError) -> NoReturn:
         raise error
     if sys.argv[1:2] and sys.argv[1] in SPARK_VERBS:
         extra = "spark"
-    complain(f"the Python package {module} is missing; install it with: pip install 'kafka-chronos[{extra}]'")
+    complain(
+        f"the Python package {module} is missing; install it with: pip install "
+        f"'kafka-chronos[{extra}]'"
+    )
     sys.exit(2)

@@ -1,34 +1,37 @@
-"""The verbs that ask or run a service, their options and their help. `spark_app` has those that run on Spark."""
+"""The verbs that ask or run a service, their options and their help. `spark_app` has those that run
+on Spark."""
 
 from typing import Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
-from chronos.cli.change_app import cancel, fire, jobs, reschedule
-from chronos.cli.dead_letters_app import dead_letters_app
-from chronos.cli.failover_app import failover_app
-from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Key, Target, filter_of
+from chronos.cli.messages.change_app import cancel, fire, jobs, reschedule
+from chronos.cli.messages.letters_app import dead_letters_app, rejected_app
 from chronos.cli.options import (
     HERE,
     At,
-    Authorities,
-    Cert,
-    CertKey,
     ConfigFile,
+    DueFrom,
+    DueTo,
+    HasHeader,
+    IdPrefix,
     In,
+    Key,
     MessageId,
     NamedServer,
     Output,
     Server,
     Settings,
-    TokenFile,
+    Target,
     at_least,
+    filter_of,
+    with_connection,
 )
 from chronos.cli.output import Format
-from chronos.cli.registry_app import registry_app
-from chronos.cli.rejected_app import rejected_app
-from chronos.cli.spark_app import archive_app, audit, backfill
+from chronos.cli.service.registry_app import registry_app
+from chronos.cli.service.status import failover_app
+from chronos.cli.spark.app import archive_app, audit, backfill
 
 app = typer.Typer(
     name="chronos",
@@ -46,7 +49,7 @@ app = typer.Typer(
 
     \b
     Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged.
-    """,
+    """,  # noqa: E501
 )
 
 
@@ -62,14 +65,18 @@ def _print_version(wanted: bool) -> None:
 def top(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Show the version and exit."
+        ),
     ] = False,
     server: Annotated[str | None, typer.Option("--server", hidden=True)] = None,
 ) -> None:
     """Options without a verb."""
     if server is not None:
         context.fail(
-            f"--server belongs after the verb: chronos {context.invoked_subcommand or 'VERB'} --server {server}"
+            f"--server belongs after the verb: chronos {context.invoked_subcommand or 'VERB'} "
+            f"--server {server}"
         )
 
 
@@ -80,11 +87,13 @@ def serve(
     from_checkpoint: Annotated[
         bool,
         typer.Option(
-            "--from-checkpoint", help="Start from the newest checkpoints, even if the data directory has stores."
+            "--from-checkpoint",
+            help="Start from the newest checkpoints, even if the data directory has stores.",
         ),
     ] = False,
 ) -> None:
-    """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second signal immediately.
+    """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second signal
+    immediately.
 
     Without settings: the embedded log in ./chronos-data, HTTP and the web page on 127.0.0.1:7700.
 
@@ -95,22 +104,31 @@ def serve(
       chronos serve --set log.kind=kafka --set log.kafka.bootstrap_servers=localhost:9092
       CHRONOS_ADMIN__PORT=7701 chronos serve --set node.data_dir=./second
     """
-    from chronos.cli.serve import run
+    from chronos.cli.service.serve import run
 
     run(config, settings or [], from_checkpoint=from_checkpoint)
 
 
 @app.command(name="send")
+@with_connection
 def send_message(
-    value: Annotated[str | None, typer.Argument(metavar="VALUE|-", help="The payload; - reads stdin.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE|-", help="The payload; - reads stdin.")
+    ] = None,
     to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="Topic to deliver to.")] = ...,  # type: ignore[assignment]
     in_: In = None,
     at: At = None,
     id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="A name of your choice, to find, cancel or replace the message by."),
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="A name of your choice, to find, cancel or replace the message by.",
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Kafka key to deliver with.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="Kafka key to deliver with.")
+    ] = None,
     header: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,10 +140,15 @@ def send_message(
     ] = None,
     on_conflict: Annotated[
         Literal["reject", "replace", "ignore"] | None,
-        typer.Option("--on-conflict", metavar="POLICY", help="If the id is taken: reject, replace or ignore."),
+        typer.Option(
+            "--on-conflict", metavar="POLICY", help="If the id is taken: reject, replace or ignore."
+        ),
     ] = None,
     expire_at: Annotated[
-        str | None, typer.Option("--expire-at", metavar="TIME", help="Do not deliver the message after this time.")
+        str | None,
+        typer.Option(
+            "--expire-at", metavar="TIME", help="Do not deliver the message after this time."
+        ),
     ] = None,
     attempts: Annotated[
         int | None,
@@ -136,51 +159,72 @@ def send_message(
             help="Attempt the delivery at most N times if the topic refuses the message.",
         ),
     ] = None,
-    every: Annotated[str | None, typer.Option("--every", metavar="DURATION", help="Repeat at this interval.")] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="DURATION", help="Repeat at this interval.")
+    ] = None,
     backoff: Annotated[
         str | None,
-        typer.Option("--backoff", metavar="'BASE FACTOR CAP'", help="Repeat at growing intervals, such as '1s 2 1h'."),
+        typer.Option(
+            "--backoff",
+            metavar="'BASE FACTOR CAP'",
+            help="Repeat at growing intervals, such as '1s 2 1h'.",
+        ),
     ] = None,
     cron: Annotated[
         str | None,
-        typer.Option("--cron", metavar="FIELDS", help="Repeat by 5 or 6 cron fields; needs neither --in nor --at."),
+        typer.Option(
+            "--cron",
+            metavar="FIELDS",
+            help="Repeat by 5 or 6 cron fields; needs neither --in nor --at.",
+        ),
     ] = None,
     times: Annotated[
-        int | None, typer.Option("--times", callback=at_least(1), metavar="N", help="Repeat N times in all.")
+        int | None,
+        typer.Option("--times", callback=at_least(1), metavar="N", help="Repeat N times in all."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Repeat until this time.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Repeat until this time.")
+    ] = None,
     time_zone: Annotated[
-        str | None, typer.Option("--time-zone", metavar="ZONE", help="Time zone of --cron, as Europe/Lisbon.")
+        str | None,
+        typer.Option("--time-zone", metavar="ZONE", help="Time zone of --cron, as Europe/Lisbon."),
     ] = None,
     late_policy: Annotated[
         Literal["fire-once", "fire-all", "skip"] | None,
-        typer.Option("--late-policy", metavar="POLICY", help="For missed repetitions: fire-once, fire-all or skip."),
+        typer.Option(
+            "--late-policy",
+            metavar="POLICY",
+            help="For missed repetitions: fire-once, fire-all or skip.",
+        ),
     ] = None,
     spread: Annotated[
         str | None,
-        typer.Option("--spread", metavar="DURATION", help="Deliver up to this much later, to smooth a burst."),
+        typer.Option(
+            "--spread", metavar="DURATION", help="Deliver up to this much later, to smooth a burst."
+        ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as a message.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Send each line of stdin as a message.")
+    ] = False,
     null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
     wait: Annotated[
         bool,
         typer.Option(
             "--wait",
-            help="Wait until it is known what became of the message; exit code 1 if it is rejected, or not known in 5 s.",
+            help=(
+                "Wait until it is known what became of the message; exit code 1 if it is "
+                "rejected, or not known in 5 s."
+            ),
         ),
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Send a message to be delivered later. Prints its id once it is on disk.
 
-    The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for the result: exit code 0
-    if the message is scheduled, or is ignored as --on-conflict ignore asks, which stderr says. What the target would not take now
-    is a warning on stderr.
+    The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for
+    the result: exit code 0 if the message is scheduled, or is ignored as --on-conflict ignore asks,
+    which stderr says. What the target would not take now is a warning on stderr.
 
     \b
     Examples:
@@ -191,18 +235,40 @@ def send_message(
       chronos send --to polls --in 1m --every 30s --times 10 --spread 5s 'poll'
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
-    """
-    from chronos.cli.send import Series, send
+    """  # noqa: E501
+    from chronos.cli.messages.send import Series, send
 
     send(
-        server, output, value=value, topic=to, delay=in_, at=at, id=id, key=key, headers=header or [],
-        on_conflict=on_conflict, expire_at=expire_at, attempts=attempts, lines=lines, null=null, wait=wait,
-        series=Series(every=every, backoff=backoff, cron=cron, times=times, until=until, time_zone=time_zone,
-                      late_policy=late_policy, spread=spread),
-    )  # fmt: skip
+        server,
+        output,
+        value=value,
+        topic=to,
+        delay=in_,
+        at=at,
+        id=id,
+        key=key,
+        headers=header or [],
+        on_conflict=on_conflict,
+        expire_at=expire_at,
+        attempts=attempts,
+        lines=lines,
+        null=null,
+        wait=wait,
+        series=Series(
+            every=every,
+            backoff=backoff,
+            cron=cron,
+            times=times,
+            until=until,
+            time_zone=time_zone,
+            late_policy=late_policy,
+            spread=spread,
+        ),
+    )
 
 
 @app.command()
+@with_connection
 def get(
     id: MessageId,
     payload: Annotated[
@@ -210,24 +276,22 @@ def get(
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
-    """Show a message: its state, times and target, and why it was not delivered. Exit code 4 if no message has the id.
+    """Show a message: its state, times and target, and why it was not delivered. Exit code 4 if no
+    message has the id.
 
     \b
     Examples:
       chronos get reminder-17
       chronos get 2-1893456000123-17 --payload -o json
     """
-    from chronos.cli import verbs
+    from chronos.cli.messages import verbs
 
     verbs.get(server, output, id, payload=payload)
 
 
 @app.command(name="list")
+@with_connection
 def list_messages(
     target: Target = None,
     due_from: DueFrom = None,
@@ -236,7 +300,10 @@ def list_messages(
     key: Key = None,
     header: HasHeader = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
+        int,
+        typer.Option(
+            "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages."
+        ),
     ] = 50,
     state: Annotated[
         Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"],
@@ -244,7 +311,10 @@ def list_messages(
             "--state",
             metavar="STATE",
             show_default=True,
-            help="pending, or messages that have ended: delivered, cancelled, expired, dead, or settled for all.",
+            help=(
+                "pending, or messages that have ended: delivered, cancelled, expired, dead, or "
+                "settled for all."
+            ),
         ),
     ] = "pending",
     count: Annotated[
@@ -252,14 +322,11 @@ def list_messages(
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """List messages in the order of their due times, or count pending ones by target.
 
-    Messages that have ended are kept for retention.delivered, cancelled ones at the time of their cancel; the archive has older ones.
+    Messages that have ended are kept for retention.delivered, cancelled ones at the time of their
+    cancel; the archive has older ones.
 
     \b
     Examples:
@@ -274,11 +341,11 @@ def list_messages(
     if count and state != "pending":
         raise typer.BadParameter("--count is for pending messages: leave --state out")
     if count:
-        from chronos.cli import bulk
+        from chronos.cli.messages import bulk
 
         bulk.count(server, output, matching)
         return
-    from chronos.cli.listing import list_
+    from chronos.cli.messages.listing import list_
 
     list_(server, output, matching, limit, state)
 
@@ -290,29 +357,40 @@ app.command()(jobs)
 
 
 @app.command()
+@with_connection
 def tail(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic.")],
     start: Annotated[
-        str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
+        str,
+        typer.Option(
+            "--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True
+        ),
     ] = "end",
     count: Annotated[
-        int | None, typer.Option("-n", "--count", callback=at_least(1), metavar="N", help="Stop after N records.")
+        int | None,
+        typer.Option(
+            "-n", "--count", callback=at_least(1), metavar="N", help="Stop after N records."
+        ),
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option("--partition", callback=at_least(0), metavar="N", help="Only this partition; without it, all."),
+        typer.Option(
+            "--partition",
+            callback=at_least(0),
+            metavar="N",
+            help="Only this partition; without it, all.",
+        ),
     ] = None,
-    headers: Annotated[bool, typer.Option("--headers", help="Also show offset, time, key and headers.")] = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Also show offset, time, key and headers.")
+    ] = False,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Follow a topic. With -o json, one record per line.
 
-    The service reads it: on Kafka a topic of Chronos, or one that targets.allow permits and that Chronos has the permission to read.
+    The service reads it: on Kafka a topic of Chronos, or one that targets.allow permits and that
+    Chronos has the permission to read.
 
     \b
     Examples:
@@ -320,20 +398,19 @@ def tail(
       chronos tail orders --from beginning -n 10 --headers
       chronos tail chronos.rejected --from beginning -o json
     """
-    from chronos.cli.follow import follow
+    from chronos.cli.messages.listing import follow
 
     follow(server, output, topic, start=start, count=count, partition=partition, headers=headers)
 
 
 @app.command()
+@with_connection
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the output every second.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the output every second.")
+    ] = False,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Show the node, its shards, and how late messages were delivered.
 
@@ -342,27 +419,32 @@ def status(
       chronos status
       chronos status --watch
     """
-    from chronos.cli.status import show
+    from chronos.cli.service.status import show
 
     show(server, output, watch=watch)
 
 
 @app.command()
+@with_connection
 def transfer(
     shard: Annotated[
-        int | None, typer.Argument(callback=at_least(0), metavar="SHARD", help="Number of the shard.")
+        int | None,
+        typer.Argument(callback=at_least(0), metavar="SHARD", help="Number of the shard."),
     ] = None,
-    to: Annotated[str | None, typer.Argument(metavar="NODE", help="Node that becomes its master.")] = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="NODE", help="Node that becomes its master.")
+    ] = None,
     drain: Annotated[
-        str | None, typer.Option("--drain", metavar="NODE", help="Instead: this node is no longer master of any shard.")
+        str | None,
+        typer.Option(
+            "--drain", metavar="NODE", help="Instead: this node is no longer master of any shard."
+        ),
     ] = None,
-    undrain: Annotated[str | None, typer.Option("--undrain", metavar="NODE", help="Instead: end a drain.")] = None,
+    undrain: Annotated[
+        str | None, typer.Option("--undrain", metavar="NODE", help="Instead: end a drain.")
+    ] = None,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Hand a shard over to another node, or all shards of a node to the others, without an outage.
 
@@ -374,7 +456,7 @@ def transfer(
       chronos transfer --drain node-a
       chronos transfer --undrain node-a
     """
-    from chronos.cli import verbs
+    from chronos.cli.messages import verbs
 
     given = [drain is not None, undrain is not None, shard is not None or to is not None]
     if sum(given) != 1 or (given[2] and (shard is None or to is None)):
@@ -382,53 +464,59 @@ def transfer(
     if shard is not None:
         path = f"/v1/shards/{shard}/transfer?to={quote(to or '', safe='')}"
     else:
-        path = f"/v1/nodes/{quote(drain or undrain or '', safe='')}/{'drain' if drain else 'undrain'}"
+        path = (
+            f"/v1/nodes/{quote(drain or undrain or '', safe='')}/{'drain' if drain else 'undrain'}"
+        )
     verbs.transfer(server, output, path)
 
 
 @app.command()
+@with_connection
 def forget(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Node that is away and will not come back.")],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="Node that is away and will not come back.")
+    ],
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Forget a node that will not come back, for example a pod that has got another name.
 
-    Its replicas are no longer listed, and the logs are no longer kept for it. After 7 days this happens without the command.
+    Its replicas are no longer listed, and the logs are no longer kept for it. After 7 days this
+    happens without the command.
 
     \b
     Examples:
       chronos forget node-b
     """
-    from chronos.cli import verbs
+    from chronos.cli.messages import verbs
 
     verbs.transfer(server, output, f"/v1/nodes/{quote(node, safe='')}/forget")
 
 
 @app.command()
+@with_connection
 def rates(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="A target topic, or a pattern in quotes, such as 'orders.*'.")
+        str | None,
+        typer.Argument(
+            metavar="TOPIC", help="A target topic, or a pattern in quotes, such as 'orders.*'."
+        ),
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Argument(metavar="RATE", help="200/s, '50/s burst 100' or unlimited; off removes what was set here."),
+        typer.Argument(
+            metavar="RATE",
+            help="200/s, '50/s burst 100' or unlimited; off removes what was set here.",
+        ),
     ] = None,
     output: Output = Format.text,
     server: Server = HERE,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Show or change the rate limits of target topics, and show what waits.
 
-    Without RATE: the limits in the order in which they are looked for, or the one in force for TOPIC, each with its source;
-    then the lanes. With RATE: set a limit, which wins over the configuration, survives restarts and acts within a second.
+    Without RATE: the limits in the order in which they are looked for, or the one in force for
+    TOPIC, each with its source; then the lanes. With RATE: set a limit, which wins over the
+    configuration, survives restarts and acts within a second.
 
     \b
     Examples:
@@ -438,10 +526,10 @@ def rates(
       chronos rates 'orders.*' 200/s
       chronos rates mail off
     """
-    from chronos.cli.rates import change, show
+    from chronos.cli.service.status import change, show_rates
 
     if topic is None or rate is None:
-        show(server, output, topic)
+        show_rates(server, output, topic)
     else:
         change(server, output, topic, rate)
 
@@ -458,27 +546,33 @@ app.command()(backfill)
 @app.command()
 def config(
     action: Annotated[
-        str, typer.Argument(metavar="check|show", help="check: only check; show: also print the settings in effect.")
+        str,
+        typer.Argument(
+            metavar="check|show", help="check: only check; show: also print the settings in effect."
+        ),
     ],
     config: ConfigFile = None,
     settings: Settings = None,
     output: Output = Format.text,
 ) -> None:
-    """Check the settings, or show those in effect with secrets masked. Exit code 2 if a setting is wrong.
+    """Check the settings, or show those in effect with secrets masked. Exit code 2 if a setting is
+    wrong.
 
-    Settings come from the file, then CHRONOS_* variables, then --set. All mistakes are listed at once.
+    Settings come from the file, then CHRONOS_* variables, then --set. All mistakes are listed at
+    once.
 
     \b
     Examples:
       chronos config check --config chronos.yaml
       chronos config show --set shards=8
     """
-    from chronos.cli.settings import check_or_show
+    from chronos.cli.service.settings import check_or_show
 
     check_or_show(action, config, settings or [], output)
 
 
 @app.command()
+@with_connection
 def doctor(
     config: ConfigFile = None,
     settings: Settings = None,
@@ -487,22 +581,23 @@ def doctor(
         typer.Option(
             "--tokens",
             metavar="FILE",
-            help="Check only this file of tokens: what each may do, and how an older format differs from the newest one.",
+            help=(
+                "Check only this file of tokens: what each may do, and how an older format "
+                "differs from the newest one."
+            ),
         ),
     ] = None,
     output: Output = Format.text,
     server: NamedServer = None,
-    token_file: TokenFile = None,
-    cert: Cert = None,
-    cert_key: CertKey = None,
-    ca: Authorities = None,
 ) -> None:
     """Find problems, and show the remedy for each.
 
-    Asks the service of --server or CHRONOS_SERVER, without them the one that runs on this machine. Beside it, checks settings, tokens,
-    cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first start, and says what it could not
-    check. If the service is stopped, every store is read and its checksums are verified. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
-    topics or permissions are missing, 1 for other problems.
+    Asks the service of --server or CHRONOS_SERVER, without them the one that runs on this machine.
+    Beside it, checks settings, tokens, cluster, data directory, disk, stores, brokers, topics,
+    targets and clocks, also before the first start, and says what it could not check. If the
+    service is stopped, every store is read and its checksums are verified. Use the same settings as
+    for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if topics or
+    permissions are missing, 1 for other problems.
 
     \b
     Examples:
@@ -511,7 +606,7 @@ def doctor(
       chronos doctor --server http://chronos-1:7700
       chronos doctor --tokens /etc/chronos/tokens.yaml
     """
-    from chronos.cli.doctor import examine
+    from chronos.cli.service.doctor import examine
 
     examine(config, settings or [], output, tokens=tokens, server=server)
 
@@ -525,6 +620,6 @@ def version(output: Output = Format.text) -> None:
       chronos version
       chronos version -o json
     """
-    from chronos.cli.settings import show_version
+    from chronos.cli.service.settings import show_version
 
     show_version(output)

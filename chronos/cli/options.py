@@ -1,13 +1,25 @@
-"""Options that several verbs share, and how their values are written."""
+"""Options that several verbs share, and how their values are written: times, durations, filters.
+Bare numbers are refused.
 
+Their unit is never guessed.
+"""
+
+import functools
+import inspect
 import os
+import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
 from chronos.cli.output import Format
-from chronos.client.tls import CA, CERT, CERT_KEY
+from chronos.client.connection import CA, CERT, CERT_KEY
+from chronos.client.requests import delay_ms, time_ms
+from chronos.core.timefmt import format_time
+
+if TYPE_CHECKING:
+    from chronos.client import FilterOptions
 
 
 def at_least(least: int) -> Callable[[int | None], int | None]:
@@ -24,7 +36,11 @@ def at_least(least: int) -> Callable[[int | None], int | None]:
 Output = Annotated[
     Format,
     typer.Option(
-        "-o", "--output", metavar="text|json", help="text for people, or json for programs.", show_default=True
+        "-o",
+        "--output",
+        metavar="text|json",
+        help="text for people, or json for programs.",
+        show_default=True,
     ),
 ]
 Server = Annotated[
@@ -46,23 +62,37 @@ NamedServer = Annotated[
         metavar="URL",
     ),
 ]
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="The id; bytes that are not UTF-8 as base64:....")]
+MessageId = Annotated[
+    str, typer.Argument(metavar="ID", help="The id; bytes that are not UTF-8 as base64:....")
+]
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", "-c", envvar="CHRONOS_CONFIG", metavar="FILE", help="YAML file with settings."),
+    typer.Option(
+        "--config", "-c", envvar="CHRONOS_CONFIG", metavar="FILE", help="YAML file with settings."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="One setting; it overrides file and variables. May be repeated."
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting; it overrides file and variables. May be repeated.",
     ),
 ]
 In = Annotated[
-    str | None, typer.Option("--in", metavar="DURATION", help="How long from now: 250ms, 90s, 15m, 2h, 1h30m, 7d, 2w.")
+    str | None,
+    typer.Option(
+        "--in", metavar="DURATION", help="How long from now: 250ms, 90s, 15m, 2h, 1h30m, 7d, 2w."
+    ),
 ]
 At = Annotated[
     str | None,
-    typer.Option("--at", metavar="TIME", help="When: RFC 3339 with an offset, such as 2030-01-31T09:00:00+01:00."),
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="When: RFC 3339 with an offset, such as 2030-01-31T09:00:00+01:00.",
+    ),
 ]
 
 
@@ -90,7 +120,8 @@ TokenFile = Annotated[
         help="File with the token, if the service needs one; without it, $CHRONOS_TOKEN.",
     ),
 ]
-"""The verbs do not use the value: its parser gives the token to the clients. So it is with the files of TLS."""
+"""The verbs do not use the value: its parser gives the token to the clients. So it is with the
+files of TLS."""
 
 
 def _use_file(variable: str) -> Callable[[str], None]:
@@ -126,8 +157,166 @@ Authorities = Annotated[
         "--ca",
         parser=_use_file(CA),
         metavar="FILE",
-        help=f"PEM file with the authorities to trust; without it, ${CA}, else those of the system.",
+        help=(
+            f"PEM file with the authorities to trust; without it, ${CA}, else those of the system."
+        ),
     ),
 ]
 
 HERE = "http://127.0.0.1:7700"
+
+
+def check_when(at: str | None, delay: str | None) -> None:
+    """Exactly one of `--at` and `--in`, and a valid one; typer.BadParameter otherwise."""
+    if at is not None and delay is not None:
+        raise typer.BadParameter("--in and --at are both given; give one of them")
+    if at is None and delay is None:
+        raise typer.BadParameter("give a time: --in 90s, or --at 2030-01-31T09:00:00+01:00")
+    check_time(at, "--at")
+    check_delay(delay, "--in")
+
+
+def check_delay(text: str | None, option: str) -> None:
+    """A duration; typer.BadParameter, which names the option, otherwise."""
+    try:
+        if text is not None:
+            delay_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def check_time(text: str | None, option: str) -> None:
+    """A time in RFC 3339; typer.BadParameter, which names the option, otherwise."""
+    try:
+        if text is not None:
+            time_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def moment(text: str | None, option: str) -> str | None:
+    """RFC 3339 from RFC 3339, `now`, or a time before or after now: `-2h`, `+30m`."""
+    if text is None:
+        return None
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        if text == "now":
+            return format_time(now_ms)
+        if text[:1] == "-":
+            return format_time(max(0, now_ms - delay_ms(text[1:])))
+        if text[:1] == "+":
+            return format_time(now_ms + delay_ms(text[1:]))
+        time_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}; relative to now: -2h, now, +30m") from None
+    return text
+
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "--to",
+        metavar="TOPIC",
+        help="Only messages for this target topic, or for a pattern such as 'mail*'.",
+    ),
+]
+DueFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--due-from", "--from", metavar="TIME",
+        help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m.",
+    ),
+]  # fmt: skip
+DueTo = Annotated[
+    str | None,
+    typer.Option(
+        "--due-to",
+        "--until",
+        metavar="TIME",
+        help="Only messages due before this time; the same forms.",
+    ),
+]
+IdPrefix = Annotated[
+    str | None,
+    typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="KEY", help="Only messages that are delivered with this Kafka key."
+    ),
+]
+HasHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        "-H",
+        metavar="NAME=VALUE",
+        help="Only messages with this header. May be repeated.",
+    ),
+]
+
+
+def filter_of(
+    target: str | None,
+    due_from: str | None,
+    due_to: str | None,
+    id_prefix: str | None,
+    key: str | None,
+    header: list[str] | None,
+) -> "FilterOptions":
+    """The filter of these options, empty without any; typer.BadParameter for a value that cannot be
+    sent."""
+    from chronos.cli.output import given, note
+    from chronos.client import requests
+
+    found: FilterOptions = {
+        "target": target,
+        "due_from": moment(due_from, "--due-from"),
+        "due_to": moment(due_to, "--due-to"),
+        "id_prefix": None if id_prefix is None else given(id_prefix),
+        "key": None if key is None else given(key),
+        "headers": dict(_condition(text) for text in header or []) or None,
+    }
+    matching: FilterOptions = {name: value for name, value in found.items() if value is not None}  # type: ignore[assignment]
+    try:
+        requests.conditions(**matching)
+    except ValueError as error:
+        text = str(error).replace("due_from", "--due-from").replace("due_to", "--due-to")
+        raise typer.BadParameter(text) from None
+    if id_prefix is not None and id_prefix.endswith("*"):
+        note(
+            f"--id-prefix is no pattern: only ids that begin with {id_prefix!r} match, the '*' "
+            "included"
+        )
+    return matching
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise typer.BadParameter(f"--header: {text!r} is not NAME=VALUE")
+    return name, value
+
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def with_connection(verb: Verb) -> Verb:
+    """Add the options for the token and TLS to a verb, which does not see them: their parsers give
+    them to the clients."""
+    options = {"token_file": TokenFile, "cert": Cert, "cert_key": CertKey, "ca": Authorities}
+    signature = inspect.signature(verb)
+
+    @functools.wraps(verb)
+    def run(*arguments: object, **values: object) -> None:
+        verb(*arguments, **{name: value for name, value in values.items() if name not in options})
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in options.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**verb.__annotations__, **options}
+    return cast(Verb, run)

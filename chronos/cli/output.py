@@ -1,4 +1,5 @@
-"""Output: tables for people, JSON for programs, errors and notes on stderr."""
+"""Output: tables for people, JSON for programs, errors and notes on stderr; and the client of the
+command line."""
 
 import errno
 import io
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chronos.client import Client, Refused
 from chronos.core.values import printable as printable
 from chronos.core.values import printable_json
 from chronos.errors import ChronosError
@@ -69,16 +71,21 @@ def _failure(error: OSError) -> Exception:
 
 
 def guard_stdout() -> None:
-    """From now on a failure of stdout raises OutputFailed or OutputClosed, and text it cannot encode is escaped."""
+    """From now on a failure of stdout raises OutputFailed or OutputClosed, and text it cannot
+    encode is escaped."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         sys.stdout = _Stdout(
-            out.detach(), encoding=out.encoding, errors="backslashreplace", line_buffering=out.line_buffering
+            out.detach(),
+            encoding=out.encoding,
+            errors="backslashreplace",
+            line_buffering=out.line_buffering,
         )
 
 
 def discard_stdout() -> None:
-    """Drop the unwritten rest of stdout if stdout can no longer be written; Python would report it at the exit."""
+    """Drop the unwritten rest of stdout if stdout can no longer be written; Python would report it
+    at the exit."""
     try:
         sys.stdout.flush()
     except (OSError, OutputFailed, OutputClosed):
@@ -118,11 +125,16 @@ def console() -> "Console":
     """Where tables go; wide enough for everything if it is not a terminal."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE, soft_wrap=not sys.stdout.isatty())
+    return Console(
+        highlight=False,
+        width=None if sys.stdout.isatty() else WIDE,
+        soft_wrap=not sys.stdout.isatty(),
+    )
 
 
 def put(what: "RenderableType") -> None:
-    """Print a renderable of rich; outside a terminal without the blanks that pad its last column."""
+    """Print a renderable of rich; outside a terminal without the blanks that pad its last
+    column."""
     made = console()
     if made.is_terminal:
         made.print(what)
@@ -133,14 +145,21 @@ def put(what: "RenderableType") -> None:
 
 
 def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str]]) -> Any:
-    """A table without lines; a column is `(heading, "left" or "right")`. None: two columns without headings.
+    """A table without lines; a column is `(heading, "left" or "right")`. None: two columns without
+    headings.
 
     Control characters in cells are escaped.
     """
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=columns is not None)
+    made = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+        show_header=columns is not None,
+    )
     for heading, justify in columns or [("", "left"), ("", "left")]:
         made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
@@ -184,7 +203,11 @@ def span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     for unit, length in (("min", 60), ("h", 3_600), ("d", 86_400)):
         if seconds < 120 * length or unit == "d":
-            return f"{seconds / length:.0f} {unit}" if seconds >= 10 * length else f"{seconds / length:.1f} {unit}"
+            return (
+                f"{seconds / length:.0f} {unit}"
+                if seconds >= 10 * length
+                else f"{seconds / length:.1f} {unit}"
+            )
         if unit == "h" and seconds < 48 * length:
             break
     return f"{seconds / 3_600:.0f} h"
@@ -197,7 +220,9 @@ def size(count: int | None) -> str:
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024 or unit == "GiB":
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+            return (
+                f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+            )
         amount /= 1024
     return ""
 
@@ -215,4 +240,68 @@ def counted(count: int, noun: str) -> str:
 def wrapped(text: str, indent: str = "") -> str:
     """Prose in lines that fit the terminal."""
     width = min(PROSE_COLUMNS, shutil.get_terminal_size((PROSE_COLUMNS, 24)).columns)
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+
+
+RETRIES = 1
+"""Repetitions of a call: fewer than a program makes, because a person can try again."""
+
+OPTIONS = {
+    "filter.target": "--target",
+    "filter.due_from": "--due-from",
+    "filter.due_to": "--due-to",
+    "filter.id_prefix": "--id-prefix",
+    "filter.header": "--header",
+    "filter.headers": "--header",
+    "target.topic": "--to",
+    "target.key": "--key",
+    "target.key_base64": "--key",
+    "target.headers": "--header",
+    "id": "--id",
+    "on_conflict": "--on-conflict",
+    "expire_at": "--expire-at",
+    "repeat_times": "--times",
+    "repeat_until": "--until",
+    "time_zone": "--time-zone",
+    "late_policy": "--late-policy",
+    "spread": "--spread",
+    "value": "VALUE",
+    "value_base64": "VALUE",
+}
+"""Fields of the HTTP interface, and the option each comes from."""
+
+
+def connect(server: str, retries: int = RETRIES) -> Client:
+    """A client for a service."""
+    return Client(server, retries=retries)
+
+
+def given(argument: str) -> str | bytes:
+    """An argument as it was typed: text, or bytes that are not UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(argument)
+    return argument
+
+
+def worded(refused: Refused, *, by_delay: bool, repeat: str = "repeat") -> Refused:
+    """The refusal with the names of options for those of fields.
+
+    `by_delay`: the time was given by `--in`. `repeat`: the option by which a repetition was given.
+    """
+    if not refused.errors or any("index" in fault for fault in refused.errors):
+        return refused
+    names = {
+        **OPTIONS,
+        "deliver_at": "--in" if by_delay else "--at",
+        "delay": "--in",
+        "repeat": repeat,
+    }
+    lines = []
+    for fault in refused.errors:
+        field = str(fault.get("field", ""))
+        lines.append(f"{names.get(field, field)}: {fault['detail']}")
+    return Refused("\n".join(lines), refused.errors)

@@ -11,7 +11,7 @@ from chronos.cli.app import app
 _HEAD = """\
 # Command line reference
 
-<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py`, `options.py` or `spark_app.py` instead. -->
+<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py`, `options.py` or the module of the verb instead. -->
 
 Commands for a running service send HTTP requests to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
 stderr. `-o json` prints the JSON objects of the [HTTP interface](http.md), each on one line. `chronos --version` prints
@@ -26,7 +26,7 @@ the version, `chronos --install-completion` installs completion for your shell.
 | 4 | not found |
 | 5 | a store is damaged |
 | 6 | `audit`: no broken promise was found, but not every outcome is proved |
-"""
+"""  # noqa: E501
 
 
 def reference() -> str:
@@ -46,8 +46,14 @@ def _verb(name: str, command: Any) -> str:
     text = inspect.cleandoc(command.help or "")
     parts = [f"\n## chronos {name}\n\n{_prose(text)}\n"]
     arguments = [found for found in command.params if found.param_type_name == "argument"]
-    options = [found for found in command.params if found.param_type_name == "option" and found.name != "help"]
-    usage = " ".join(["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)])
+    options = [
+        found
+        for found in command.params
+        if found.param_type_name == "option" and found.name != "help"
+    ]
+    usage = " ".join(
+        ["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)]
+    )
     if arguments or options or not hasattr(command, "commands"):
         parts.append(f"\nUsage: `{usage.strip()}`\n")
     if arguments or options:
@@ -86,7 +92,9 @@ def _prose(text: str) -> str:
     for paragraph in text.split("\n\n"):
         lines = paragraph.removeprefix("\b\n").splitlines()
         if paragraph.startswith("\b") and lines[0].endswith(":"):
-            out.append("\n".join([lines[0], "", "```", *(line.strip() for line in lines[1:]), "```"]))
+            out.append(
+                "\n".join([lines[0], "", "```", *(line.strip() for line in lines[1:]), "```"])
+            )
         else:
             out.append(" ".join(line.strip() for line in lines))
     return "\n\n".join(out)

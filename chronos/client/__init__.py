@@ -4,18 +4,18 @@ Client, AsyncClient     schedule, find, cancel and move messages, list and repla
 message(...)            a message for `schedule_many`
 headers(...)            control headers for a Kafka producer
 
-times, models, errors -> requests, dead_letters, registry -> servers (no sockets) -> blocking | asynchronous
-"""
+times, models, errors -> requests, dead_letters, registry -> servers (no sockets) -> blocking |
+asynchronous"""  # noqa: E501
 
-from chronos.client.address import SERVER
 from chronos.client.asynchronous import AsyncClient
 from chronos.client.blocking import Client
+from chronos.client.connection import SERVER
 from chronos.client.dead_letters import DeadLetterFilter
-from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed, Unreachable
 from chronos.client.headers import headers
 from chronos.client.models import (
     Action,
     ActionResult,
+    ClientError,
     DeadLetter,
     DeadLetterCount,
     DeadLetterRefusal,
@@ -26,18 +26,30 @@ from chronos.client.models import (
     LatePolicy,
     MessageInfo,
     MessageState,
+    NotFound,
     OnConflict,
     Page,
+    Refused,
+    Rejected,
     Repetition,
     Result,
     Scheduled,
     ScheduleOutcome,
+    ServiceFailed,
     Target,
     TargetCount,
+    Unreachable,
     WholeDeadLetter,
 )
-from chronos.client.requests import Bytes, FilterOptions, HeaderValue, MessageOptions, message
-from chronos.client.times import Delay, Time
+from chronos.client.requests import (
+    Bytes,
+    Delay,
+    FilterOptions,
+    HeaderValue,
+    MessageOptions,
+    Time,
+    message,
+)
 
 __all__ = [
     "SERVER",

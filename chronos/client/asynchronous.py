@@ -6,11 +6,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
-from chronos.client.attempts import Attempts, check_open
+from chronos.client.connection import (
+    RETRIES,
+    TIMEOUT_S,
+    authorization,
+    context_of_variables,
+    speaks_tls,
+    unreachable,
+)
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
-from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
+    ClientError,
     DeadLetter,
     DeadLetterTotals,
     Job,
@@ -20,12 +26,21 @@ from chronos.client.models import (
     Page,
     Result,
     Scheduled,
+    Unreachable,
     WholeDeadLetter,
 )
-from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
-from chronos.client.servers import REGISTRY_S, Servers
-from chronos.client.times import Delay, Time
-from chronos.client.tls import context_of_variables, speaks_tls
+from chronos.client.requests import (
+    Bytes,
+    Delay,
+    FilterOptions,
+    MessageOptions,
+    Request,
+    Steps,
+    Time,
+    message,
+    read_answer,
+)
+from chronos.client.servers import REGISTRY_S, Attempts, Servers, check_open
 
 if TYPE_CHECKING:
     import ssl
@@ -61,7 +76,12 @@ class AsyncClient:
         return self._servers.home
 
     async def schedule(
-        self, topic: str, value: Bytes = None, *, wait: Delay | bool | None = None, **options: Unpack[MessageOptions]
+        self,
+        topic: str,
+        value: Bytes = None,
+        *,
+        wait: Delay | bool | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Scheduled:
         """See `Client.schedule`."""
         scheduled: Scheduled = await self.call(requests.schedule(message(topic, value, **options)))
@@ -78,9 +98,11 @@ class AsyncClient:
         """See `Client.confirm`."""
         return await self.run(requests.confirm(scheduled, wait, on_conflict))
 
-    async def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
+    async def schedule_many(
+        self, messages: Sequence[Mapping[str, Any]], *, wait: Delay | bool | None = None
+    ) -> list[Scheduled]:
         """See `Client.schedule_many`."""
-        scheduled: list[Scheduled] = await self.call(requests.schedule(messages))
+        scheduled: list[Scheduled] = await self.call(requests.schedule(messages, wait))
         return scheduled
 
     async def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
@@ -129,11 +151,15 @@ class AsyncClient:
             if after is None:
                 return
 
-    async def count_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+    async def count_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
         """See `Client.count_where`."""
         return await self._job(requests.start_job("count", conditions), wait)
 
-    async def cancel_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+    async def cancel_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
         """See `Client.cancel_where`."""
         return await self._job(requests.start_job("cancel", conditions), wait)
 
@@ -146,9 +172,13 @@ class AsyncClient:
         **conditions: Unpack[FilterOptions],
     ) -> Job:
         """See `Client.reschedule_where`."""
-        return await self._job(requests.start_job("reschedule", conditions, deliver_at, delay), wait)
+        return await self._job(
+            requests.start_job("reschedule", conditions, deliver_at, delay), wait
+        )
 
-    async def fire_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+    async def fire_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
         """See `Client.fire_where`."""
         return await self._job(requests.start_job("fire", conditions), wait)
 
@@ -172,10 +202,18 @@ class AsyncClient:
         return started if wait is None else await self.run(requests.follow_job(started, wait))
 
     async def records(
-        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | None = None,
+        limit: int = 100,
+        wait: Delay = "0ms",
     ) -> dict[str, Any]:
         """See `Client.records`."""
-        found: dict[str, Any] = await self.call(requests.records(topic, partition, offset, limit, wait))
+        found: dict[str, Any] = await self.call(
+            requests.records(topic, partition, offset, limit, wait)
+        )
         return found
 
     async def rates(self, topic: str | None = None) -> dict[str, Any]:
@@ -202,12 +240,18 @@ class AsyncClient:
         return await self.call(requests.post(path))
 
     async def dead_letters(
-        self, *, id: str | bytes | None = None, resolved: bool = False, **which: Unpack[DeadLetterFilter]
+        self,
+        *,
+        id: str | bytes | None = None,
+        resolved: bool = False,
+        **which: Unpack[DeadLetterFilter],
     ) -> AsyncIterator[DeadLetter]:
         """See `Client.dead_letters`."""
         after: str | None = None
         while True:
-            found: DeadLetterPage = await self.call(dead_letters.page(which, id=id, resolved=resolved, after=after))
+            found: DeadLetterPage = await self.call(
+                dead_letters.page(which, id=id, resolved=resolved, after=after)
+            )
             for one in found.letters:
                 yield one
             after = found.after
@@ -233,7 +277,14 @@ class AsyncClient:
         """See `Client.replay_dead_letters`."""
         return await self.run(
             dead_letters.resolve_all(
-                "replay", which, id=id, all=all, dry_run=dry_run, anyway=anyway, rate=rate, progress=progress
+                "replay",
+                which,
+                id=id,
+                all=all,
+                dry_run=dry_run,
+                anyway=anyway,
+                rate=rate,
+                progress=progress,
             )
         )
 
@@ -248,7 +299,9 @@ class AsyncClient:
     ) -> DeadLetterTotals:
         """See `Client.discard_dead_letters`."""
         return await self.run(
-            dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress)
+            dead_letters.resolve_all(
+                "discard", which, id=id, all=all, dry_run=dry_run, progress=progress
+            )
         )
 
     async def close(self) -> None:
@@ -262,7 +315,10 @@ class AsyncClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -319,7 +375,9 @@ class AsyncClient:
                 failure = unreachable(server, error)
                 if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
                     closed = ConnectionResetError()
-                is_unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+                is_unsent = isinstance(
+                    error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+                )
                 if is_unsent and self._servers.has_others(request, tried) and attempts.is_in_time:
                     # Another node may get it, whether it may be repeated or not.
                     continue
@@ -343,7 +401,9 @@ class AsyncClient:
         for server in self._servers.registries(time.monotonic()):
             try:
                 timeout_s = min(REGISTRY_S, attempts.left_s)
-                status, body = await self._exchange(server, self._servers.routes_request(), timeout_s)
+                status, body = await self._exchange(
+                    server, self._servers.routes_request(), timeout_s
+                )
             except (aiohttp.ClientError, OSError):
                 self._servers.failed(server, time.monotonic())
             else:
@@ -363,6 +423,8 @@ class AsyncClient:
             data=request.body,
             headers=content | self._authorization,
             ssl=self._tls or True,
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._servers.connect_s(timeout_s)),
+            timeout=aiohttp.ClientTimeout(
+                total=timeout_s, sock_connect=self._servers.connect_s(timeout_s)
+            ),
         ) as answer:
             return answer.status, await answer.read()

@@ -12,11 +12,17 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
-from chronos.client.attempts import Attempts, check_open
+from chronos.client.connection import (
+    RETRIES,
+    TIMEOUT_S,
+    authorization,
+    context_of_variables,
+    speaks_tls,
+    unreachable,
+)
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
-from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
+    ClientError,
     DeadLetter,
     DeadLetterTotals,
     Job,
@@ -26,12 +32,21 @@ from chronos.client.models import (
     Page,
     Result,
     Scheduled,
+    Unreachable,
     WholeDeadLetter,
 )
-from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
-from chronos.client.servers import REGISTRY_S, Servers
-from chronos.client.times import Delay, Time
-from chronos.client.tls import context_of_variables, speaks_tls
+from chronos.client.requests import (
+    Bytes,
+    Delay,
+    FilterOptions,
+    MessageOptions,
+    Request,
+    Steps,
+    Time,
+    message,
+    read_answer,
+)
+from chronos.client.servers import REGISTRY_S, Attempts, Servers, check_open
 
 T = TypeVar("T")
 
@@ -40,16 +55,18 @@ KEEP_S = 30.0
 
 
 class Client:
-    """A client of the service with one connection to each node. It belongs to one thread; create one client for each thread.
+    """A client of the service with one connection to each node. It belongs to one thread; create
+    one client for each thread.
 
-    `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. With a list of addresses, or several in one text
-    with commas between, the client asks any of these nodes for the others, sends what concerns an id to the master of its shard,
-    and goes on with the other nodes when some fail. Every call has one deadline,
-    `timeout_s`, which covers its retries. Only calls that are safe to repeat are repeated: reads, cancels, reschedules to
-    a time, and schedules with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an
-    `https://` address; without it `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the certificate to show, and `$CHRONOS_CA` names the
-    authorities to trust, by default those of the system.
-    """
+    `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. With a list of
+    addresses, or several in one text with commas between, the client asks any of these nodes for
+    the others, sends what concerns an id to the master of its shard, and goes on with the other
+    nodes when some fail. Every call has one deadline, `timeout_s`, which covers its retries. Only
+    calls that are safe to repeat are repeated: reads, cancels, reschedules to a time, and schedules
+    with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is
+    for an `https://` address; without it `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the
+    certificate to show, and `$CHRONOS_CA` names the authorities to trust, by default those of the
+    system."""
 
     def __init__(
         self,
@@ -74,18 +91,26 @@ class Client:
         return self._servers.home
 
     def schedule(
-        self, topic: str, value: Bytes = None, *, wait: Delay | bool | None = None, **options: Unpack[MessageOptions]
+        self,
+        topic: str,
+        value: Bytes = None,
+        *,
+        wait: Delay | bool | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Scheduled:
-        """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log has acknowledged it.
+        """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log
+        has acknowledged it.
 
-        The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
-        `expire_at`, `attempts`; for a series `repeat`, `repeat_times`, `repeat_until`, `time_zone`, `late_policy`; and `spread`.
+        The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`,
+        `on_conflict`, `expire_at`, `attempts`; for a series `repeat`, `repeat_times`,
+        `repeat_until`, `time_zone`, `late_policy`; and `spread`.
 
-        The shard checks later whether the id is taken: until then the `result` is `accepted`. With `wait` (True: 5 s) the call
-        returns once the shard has applied the message, with the result `scheduled`, or `ignored` if the id is taken and
-        `on_conflict` says so; or after this time with `accepted`. It raises Rejected if the id is taken otherwise. If the message was
-        sent twice because the first answer was lost, the first record is accepted and the second one is rejected.
-        """
+        The shard checks later whether the id is taken: until then the `result` is `accepted`. With
+        `wait` (True: 5 s) the call returns once the shard has applied the message, with the result
+        `scheduled`, or `ignored` if the id is taken and `on_conflict` says so; or after this time
+        with `accepted`. It raises Rejected if the id is taken otherwise. If the message was sent
+        twice because the first answer was lost, the first record is accepted and the second one is
+        rejected."""
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
         if wait is None or wait is False:
             return scheduled
@@ -97,20 +122,27 @@ class Client:
         wait: Delay | Literal[True] = requests.CONFIRM_WAIT,
         on_conflict: OnConflict | None = None,
     ) -> Scheduled:
-        """Wait at most `wait` until the shard has applied a message that was scheduled before; return it with its `result`.
+        """Wait at most `wait` until the shard has applied a message that was scheduled before;
+        return it with its `result`.
 
-        Raises Rejected if the shard rejected it. `on_conflict` is the policy the message was scheduled with.
-        """
+        Raises Rejected if the shard rejected it. `on_conflict` is the policy the message was
+        scheduled with."""
         return self.run(requests.confirm(scheduled, wait, on_conflict))
 
-    def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
-        """Schedule up to 10,000 messages made by `message`, all or none."""
-        scheduled: list[Scheduled] = self.call(requests.schedule(messages))
+    def schedule_many(
+        self, messages: Sequence[Mapping[str, Any]], *, wait: Delay | bool | None = None
+    ) -> list[Scheduled]:
+        """Schedule up to 10,000 messages made by `message`: the log takes all or none.
+
+        With `wait`, at most 5 s (True: 5 s), the result of each says what became of it, as in
+        `schedule`; a message that the shard rejected has the result `conflict` or `rejected` and a
+        `detail`, and nothing is raised."""
+        scheduled: list[Scheduled] = self.call(requests.schedule(messages, wait))
         return scheduled
 
     def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
-        """Return the state, times and target of a message, and why it was not delivered; with its payload if that is asked
-        for and still kept. Raises NotFound."""
+        """Return the state, times and target of a message, and why it was not delivered; with its
+        payload if that is asked for and still kept. Raises NotFound."""
         found: MessageInfo = self.call(requests.get(id, payload=payload))
         return found
 
@@ -119,7 +151,9 @@ class Client:
         result: Result = self.call(requests.cancel(id))
         return result
 
-    def reschedule(self, id: str | bytes, *, deliver_at: Time | None = None, delay: Delay | None = None) -> Result:
+    def reschedule(
+        self, id: str | bytes, *, deliver_at: Time | None = None, delay: Delay | None = None
+    ) -> Result:
         """Give a pending message a new time."""
         result: Result = self.call(requests.reschedule(id, deliver_at, delay))
         return result
@@ -130,11 +164,12 @@ class Client:
         return result
 
     def pending(self, **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
-        """Iterate over pending messages in the order of their due times, page by page; conditions as of `conditions`.
+        """Iterate over pending messages in the order of their due times, page by page; conditions
+        as of `conditions`.
 
-        The first page waits up to 3 s until the shards have applied the log, and so has what was scheduled before the call.
-        A message that is delivered, cancelled or moved meanwhile may be left out, or be there at its old time.
-        """
+        The first page waits up to 3 s until the shards have applied the log, and so has what was
+        scheduled before the call. A message that is delivered, cancelled or moved meanwhile may be
+        left out, or be there at its old time."""
         after: str | None = None
         while True:
             found: Page = self.call(requests.page(after=after, **conditions))
@@ -143,7 +178,9 @@ class Client:
             if after is None:
                 return
 
-    def settled(self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
+    def settled(
+        self, state: ListedState = "settled", **conditions: Unpack[FilterOptions]
+    ) -> Iterator[MessageInfo]:
         """Iterate over messages that ended within `retention.delivered`, as `pending` does."""
         after: str | None = None
         while True:
@@ -154,15 +191,17 @@ class Client:
                 return
 
     def count_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
-        """Start a job that counts all pending messages of a filter by target; without conditions, all that are pending."""
+        """Start a job that counts all pending messages of a filter by target; without conditions,
+        all that are pending."""
         return self._job(requests.start_job("count", conditions), wait)
 
-    def cancel_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+    def cancel_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
         """Start a job that cancels all pending messages of a filter; conditions as of `conditions`.
 
-        With `wait` the call returns once the job has ended, or after this time while it goes on. Messages that are scheduled
-        after the job began are not concerned.
-        """
+        With `wait` the call returns once the job has ended, or after this time while it goes on.
+        Messages that are scheduled after the job began are not concerned."""
         return self._job(requests.start_job("cancel", conditions), wait)
 
     def reschedule_where(
@@ -173,7 +212,8 @@ class Client:
         wait: Delay | None = None,
         **conditions: Unpack[FilterOptions],
     ) -> Job:
-        """Start a job that gives all pending messages of a filter a new time; see `cancel_where`."""
+        """Start a job that gives all pending messages of a filter a new time; see
+        `cancel_where`."""
         return self._job(requests.start_job("reschedule", conditions, deliver_at, delay), wait)
 
     def fire_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
@@ -200,7 +240,13 @@ class Client:
         return started if wait is None else self.run(requests.follow_job(started, wait))
 
     def records(
-        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | None = None,
+        limit: int = 100,
+        wait: Delay = "0ms",
     ) -> dict[str, Any]:
         """Records of a topic: `{"records": [...], "next_offset": n}`.
 
@@ -210,22 +256,26 @@ class Client:
         return found
 
     def rates(self, topic: str | None = None) -> dict[str, Any]:
-        """The rate limits and what waits: `{"rates": [...], "lanes": [...]}`; for a topic those of it alone."""
+        """The rate limits and what waits: `{"rates": [...], "lanes": [...]}`; for a topic those of
+        it alone."""
         found: dict[str, Any] = self.call(requests.rates(topic))
         return found
 
     def set_rate(self, pattern: str, rate: str) -> dict[str, Any]:
-        """Set the rate limit of the topics that match a pattern: `200/s`, `50/s burst 100` or `unlimited`."""
+        """Set the rate limit of the topics that match a pattern: `200/s`, `50/s burst 100` or
+        `unlimited`."""
         found: dict[str, Any] = self.call(requests.set_rate(pattern, rate))
         return found
 
     def remove_rate(self, pattern: str) -> dict[str, Any]:
-        """Remove a rate limit that was set at run time; one of the configuration is in force again."""
+        """Remove a rate limit that was set at run time; one of the configuration is in force
+        again."""
         found: dict[str, Any] = self.call(requests.remove_rate(pattern))
         return found
 
     def ask(self, path: str, **query: Any) -> Any:
-        """Send any GET of the HTTP interface and return the parsed JSON: `client.ask("/v1/shards")`."""
+        """Send any GET of the HTTP interface and return the parsed JSON:
+        `client.ask("/v1/shards")`."""
         return self.call(requests.ask(path, query))
 
     def post(self, path: str) -> Any:
@@ -233,16 +283,21 @@ class Client:
         return self.call(requests.post(path))
 
     def dead_letters(
-        self, *, id: str | bytes | None = None, resolved: bool = False, **which: Unpack[DeadLetterFilter]
+        self,
+        *,
+        id: str | bytes | None = None,
+        resolved: bool = False,
+        **which: Unpack[DeadLetterFilter],
     ) -> Iterator[DeadLetter]:
         """Iterate over dead letters, the newest first; they are fetched page by page.
 
-        The filter is that of `DeadLetterFilter`: `target`, `reason`, `since`, `until`. `id`: only those of this message.
-        `resolved`: also those that were replayed or discarded.
-        """
+        The filter is that of `DeadLetterFilter`: `target`, `reason`, `since`, `until`. `id`: only
+        those of this message. `resolved`: also those that were replayed or discarded."""
         after: str | None = None
         while True:
-            found: DeadLetterPage = self.call(dead_letters.page(which, id=id, resolved=resolved, after=after))
+            found: DeadLetterPage = self.call(
+                dead_letters.page(which, id=id, resolved=resolved, after=after)
+            )
             yield from found.letters
             after = found.after
             if after is None:
@@ -264,16 +319,24 @@ class Client:
         progress: Progress | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetterTotals:
-        """Schedule dead letters again, due at once, the oldest first: the newest one of `id`, those of a filter, or all.
+        """Schedule dead letters again, due at once, the oldest first: the newest one of `id`, those
+        of a filter, or all.
 
-        The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or was stopped may be
-        repeated: nothing is delivered twice. Those whose cause is still there, such as a missing target, are left as they are and
-        counted in `refused`; `anyway`: they are replayed too, and will die again. `dry_run`: only count them. `rate`: at most this
-        many a second. `progress` is called after each part with the totals so far.
-        """
+        The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or
+        was stopped may be repeated: nothing is delivered twice. Those whose cause is still there,
+        such as a missing target, are left as they are and counted in `refused`; `anyway`: they are
+        replayed too, and will fail again. `dry_run`: only count them. `rate`: at most this many a
+        second. `progress` is called after each part with the totals so far."""
         return self.run(
             dead_letters.resolve_all(
-                "replay", which, id=id, all=all, dry_run=dry_run, anyway=anyway, rate=rate, progress=progress
+                "replay",
+                which,
+                id=id,
+                all=all,
+                dry_run=dry_run,
+                anyway=anyway,
+                rate=rate,
+                progress=progress,
             )
         )
 
@@ -286,8 +349,13 @@ class Client:
         progress: Progress | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetterTotals:
-        """Mark dead letters as discarded, so that they are no longer listed or replayed. See `replay_dead_letters`."""
-        return self.run(dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress))
+        """Mark dead letters as discarded, so that they are no longer listed or replayed. See
+        `replay_dead_letters`."""
+        return self.run(
+            dead_letters.resolve_all(
+                "discard", which, id=id, all=all, dry_run=dry_run, progress=progress
+            )
+        )
 
     def close(self) -> None:
         """Close the connections. Later calls raise RuntimeError."""
@@ -299,7 +367,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -323,7 +394,8 @@ class Client:
             return result
 
     def call(self, request: Request) -> Any:
-        """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the decoded answer."""
+        """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the
+        decoded answer."""
         check_open(self._closed)
         attempts = Attempts(request, self._timeout_s, self._retries)
         tried: set[str] = set()
@@ -334,7 +406,9 @@ class Client:
             answered = False
             closed: Exception | None = None
             try:
-                status, body = self._exchange(server, request, self._servers.timeout_s(request, attempts.left_s))
+                status, body = self._exchange(
+                    server, request, self._servers.timeout_s(request, attempts.left_s)
+                )
                 answered = True
                 found = read_answer(request, status, body)
             except ClientError as error:
@@ -366,7 +440,8 @@ class Client:
             time.sleep(wait_s)
 
     def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
-        """Ask one registry after the other for routes, if they are needed; without an answer the last ones stay."""
+        """Ask one registry after the other for routes, if they are needed; without an answer the
+        last ones stay."""
         if not self._servers.needs_routes(request, time.monotonic()):
             return
         for server in self._servers.registries(time.monotonic()):
@@ -384,7 +459,9 @@ class Client:
 
     def _exchange(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
         kept = self._connections.get(server)
-        if kept is not None and (time.monotonic() - kept.used_s > KEEP_S or _is_readable(kept.connection.sock)):
+        if kept is not None and (
+            time.monotonic() - kept.used_s > KEEP_S or _is_readable(kept.connection.sock)
+        ):
             # An idle connection that can be read was closed by the other side.
             self._disconnect(server)
         reused = server in self._connections
@@ -392,7 +469,8 @@ class Client:
             return self._exchange_once(server, request, timeout_s)
         except (ConnectionError, http.client.BadStatusLine):
             self._disconnect(server)
-            # A kept connection may have been closed by the other side in the meantime; nothing was done then.
+            # A kept connection may have been closed by the other side in the meantime; nothing was
+            # done then.
             if not reused or not request.repeatable:
                 raise
             return self._exchange_once(server, request, timeout_s)
@@ -412,13 +490,18 @@ class Client:
         """A connection to the node; raises _NotConnected."""
         kept = self._connections.get(server)
         if kept is None:
-            kept = self._connections[server] = _Connection(self._open(server, timeout_s), time.monotonic())
+            kept = self._connections[server] = _Connection(
+                self._open(server, timeout_s), time.monotonic()
+            )
         connection = kept.connection
         if connection.sock is None:
             connection.timeout = self._servers.connect_s(timeout_s)
             try:
                 connection.connect()
-            except (OSError, UnicodeError) as error:  # UnicodeError: a registered name that no resolver takes.
+            except (
+                OSError,
+                UnicodeError,
+            ) as error:  # UnicodeError: a registered name that no resolver takes.
                 raise _NotConnected(error) from error
         connection.sock.settimeout(timeout_s)
         return kept
@@ -428,7 +511,9 @@ class Client:
         assert parts.hostname is not None
         if parts.scheme == "https":
             context = self._tls or ssl.create_default_context()
-            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+            return http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=context
+            )
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
     def _disconnect(self, server: str) -> None:

@@ -6,9 +6,14 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from chronos.client.models import DeadLetter, DeadLetterCount, DeadLetterRefusal, DeadLetterTotals, WholeDeadLetter
-from chronos.client.requests import Request, Steps, id_path, id_text
-from chronos.client.times import Time, time_ms
+from chronos.client.models import (
+    DeadLetter,
+    DeadLetterCount,
+    DeadLetterRefusal,
+    DeadLetterTotals,
+    WholeDeadLetter,
+)
+from chronos.client.requests import Request, Steps, Time, id_path, id_text, time_ms
 
 Verb = Literal["replay", "discard"]
 
@@ -71,17 +76,25 @@ def page(
     after: str | None = None,
 ) -> Request:
     """Some dead letters, from the place `after` on."""
-    query: dict[str, Any] = {**fields(given), "limit": limit, "resolved": "true" if resolved else "false"}
+    query: dict[str, Any] = {
+        **fields(given),
+        "limit": limit,
+        "resolved": "true" if resolved else "false",
+    }
     if id is not None:
         query["id"] = id_text(id)
     if after is not None:
         query["after"] = after
-    return Request(method="GET", path=f"/v1/dead-letters?{urlencode(query)}", decode=_page, wait_s=READ_S)
+    return Request(
+        method="GET", path=f"/v1/dead-letters?{urlencode(query)}", decode=_page, wait_s=READ_S
+    )
 
 
 def get(id: str | bytes) -> Request:
     """The newest dead letter of a message."""
-    return Request(method="GET", path=f"/v1/dead-letters/{id_path(id)}", decode=_whole, wait_s=READ_S)
+    return Request(
+        method="GET", path=f"/v1/dead-letters/{id_path(id)}", decode=_whole, wait_s=READ_S
+    )
 
 
 def resolve(
@@ -114,7 +127,9 @@ def resolve(
     if after is not None:
         body["after"] = after
     path = f"/v1/dead-letters/{quote(verb)}"
-    return Request(method="POST", path=path, body=msgspec.json.encode(body), decode=_part, wait_s=READ_S)
+    return Request(
+        method="POST", path=path, body=msgspec.json.encode(body), decode=_part, wait_s=READ_S
+    )
 
 
 def resolve_all(
@@ -128,10 +143,11 @@ def resolve_all(
     rate: float | None = None,
     progress: Progress | None = None,
 ) -> Steps[DeadLetterTotals]:
-    """Replay, discard or count part by part until everything that was there at the beginning was read.
+    """Replay, discard or count part by part until everything that was there at the beginning was
+    read.
 
-    `rate`: at most this many dead letters a second. `anyway`: also those whose cause is still there.
-    """
+    `rate`: at most this many dead letters a second. `anyway`: also those whose cause is still
+    there."""
     if rate is not None and rate <= 0:
         raise ValueError(f"rate is {rate:g}: it must be greater than 0")
     limit = None if rate is None or dry_run else max(1, min(PAGE_LETTERS, int(rate)))
@@ -156,7 +172,11 @@ def fields(given: DeadLetterFilter) -> dict[str, Any]:
     for name in ("since", "until"):
         time: Any = given.get(name)
         found[name] = None if time is None else time_ms(time)
-    if found["since"] is not None and found["until"] is not None and found["since"] > found["until"]:
+    if (
+        found["since"] is not None
+        and found["until"] is not None
+        and found["since"] > found["until"]
+    ):
         raise ValueError("until lies before since, so that no dead letter is in between")
     return {name: value for name, value in found.items() if value is not None}
 

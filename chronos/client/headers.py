@@ -3,8 +3,7 @@
 import time
 
 from chronos.client.models import Action, LatePolicy, OnConflict
-from chronos.client.requests import Bytes
-from chronos.client.times import Delay, Time, delay_text, time_ms
+from chronos.client.requests import Bytes, Delay, Time, delay_text, time_ms
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
@@ -23,9 +22,9 @@ from chronos.core.message import (
     Record,
     Rejection,
 )
-from chronos.core.parsing import parse
-from chronos.core.repetition import check_units
-from chronos.core.rules import NO_LIMIT_MS, Rules
+from chronos.core.series import check_units
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 
 ARGUMENTS = {
     REPEAT_TIMES: "repeat_times",
@@ -43,7 +42,8 @@ ARGUMENTS = {
     TARGET_TOPIC: "target",
     TIME_ZONE: "time_zone",
 }
-"""The argument from which a header is made; a header comes before one with which its own name begins."""
+"""The argument from which a header is made; a header comes before one with which its own name
+begins."""
 
 
 def headers(
@@ -65,11 +65,11 @@ def headers(
 ) -> list[tuple[str, bytes]]:
     """Control headers for a record of the delay topic; the record's key is the message's id.
 
-    `target` is the topic to deliver to, `deliver_at` or `delay` the due time, `key` the Kafka key of the delivered
-    message. `repeat` makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0 9 * * 1-5`, which needs no due time; see
-    `chronos.message` for the rest. Raises ValueError for what Chronos would refuse whatever its configuration: the service's own
-    parser reads the headers. Cron expressions and time zones are checked by the service alone.
-    """
+    `target` is the topic to deliver to, `deliver_at` or `delay` the due time, `key` the Kafka key
+    of the delivered message. `repeat` makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0
+    9 * * 1-5`, which needs no due time; see `chronos.message` for the rest. Raises ValueError for
+    what Chronos would refuse whatever its configuration: the service's own parser reads the
+    headers. Cron expressions and time zones are checked by the service alone."""
     if repeat is not None:
         check_units(repeat)
     texts = (
@@ -89,7 +89,9 @@ def headers(
         (SPREAD, None if spread is None else delay_text(spread)),
     )
     found = [
-        (name, text if isinstance(text, bytes) else str(text).encode()) for name, text in texts if text is not None
+        (name, text if isinstance(text, bytes) else str(text).encode())
+        for name, text in texts
+        if text is not None
     ]
     # Any id and payload: those of the record are not known here.
     record = Record(0, time.time_ns() // 1_000_000, b"id", b"", found)

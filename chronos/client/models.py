@@ -1,11 +1,24 @@
-"""Results of the client: the JSON objects of the HTTP interface, with times as `datetime`."""
+"""Results and errors of the client.
+
+    ChronosError
+    └── ClientError            the call failed; `exit_code` is that of the command line
+        ├── Unreachable   3    no answer from the address, or none in time
+        ├── NotFound      4    no message has the id
+        ├── Refused       2    the request is invalid; `errors` names the fields
+        ├── Rejected      1    the shard rejected the message; only `schedule(wait=...)` and `confirm` raise it
+        └── ServiceFailed 1    the service could not carry out the request now
+
+An argument that is wrong on its own, such as a time without a zone, raises ValueError or TypeError.
+"""  # noqa: E501
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+
+from chronos.errors import ChronosError
 
 OnConflict = Literal["reject", "replace", "ignore"]
 """Policy for a message whose id is taken."""
@@ -17,14 +30,18 @@ LatePolicy = Literal["fire-once", "fire-all", "skip"]
 """Policy for the occurrences of a series that were missed."""
 
 MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead", "settled"]
-"""`settled`, in a list only: the message ended, and a later one has its id, so that it is not known how."""
+"""`settled`, in a list only: the message ended, and a later one has its id, so that it is not known
+how."""
 ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
-ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
+ActionResult = Literal[
+    "cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"
+]
 
 
 ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
-"""What is known of a message: `accepted` means that the log has it, and that its shard has not applied it yet."""
+"""What is known of a message: `accepted` means that the log has it, and that its shard has not
+applied it yet."""
 
 JobAction = Literal["count", "cancel", "reschedule", "fire"]
 """What a job does with the messages of its filter; `count` changes nothing."""
@@ -43,11 +60,13 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime
     """When it is due, if it is scheduled."""
     result: ScheduleOutcome = "accepted"
-    """`accepted`, unless `schedule(wait=...)` or `confirm` has found out: then `scheduled`, or `ignored` if the id is taken."""
+    """`accepted`, unless `schedule(wait=...)` or `confirm` has found out: then `scheduled`, or
+    `ignored` if the id is taken."""
     detail: str | None = None
     """Why it is not scheduled."""
     warnings: tuple[str, ...] = ()
-    """What may not have been meant, such as a due time in the past, and why its target would not take it now."""
+    """What may not have been meant, such as a due time in the past, and why its target would not
+    take it now."""
 
     @property
     def applied(self) -> bool:
@@ -68,7 +87,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a cancel, reschedule or fire. True if the message was cancelled, rescheduled or fired."""
+    """The result of a cancel, reschedule or fire. True if the message was cancelled, rescheduled or
+    fired."""
 
     result: ActionResult
     """`accepted`: the action is in the log, but was not applied in time."""
@@ -94,9 +114,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     key_base64: str | None = None
     """The Kafka key, if it is not UTF-8."""
     headers: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Values by name: text, None, `{"base64": ...}`, or a list of these for a name that is repeated."""
+    """Values by name: text, None, `{"base64": ...}`, or a list of these for a name that is
+    repeated."""
     partition: int | None = None
-    """The partition that the key names, or that of the lane of a parked message; None if it is not known."""
+    """The partition that the key names, or that of the lane of a parked message; None if it is not
+    known."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +161,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     parked: bool = False
     """It is due and waits in a lane, for the reason in `reason`."""
     overdue_ms: int | None = None
-    """By how much a pending message is overdue; None: by less than 1 s, or it is not pending. Only `get` tells."""
+    """By how much a pending message is overdue; None: by less than 1 s, or it is not pending. Only
+    `get` tells."""
     waits_for: str | None = None
     """What an overdue message waits for, in words."""
     reason: str | None = None
@@ -153,7 +176,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_try_at: datetime | None = None
     """When the reason was found."""
     next_try_at: datetime | None = None
-    """When it is tried again; None for a parked one, which leaves its lane as soon as that is open."""
+    """When it is tried again; None for a parked one, which leaves its lane as soon as that is
+    open."""
     value: str | None = None
     """The payload, if it was asked for and is UTF-8."""
     value_base64: str | None = None
@@ -174,8 +198,8 @@ class TargetCount(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A bulk operation. True if it has looked at every message and no action failed.
 
-    Its node keeps it in memory: when that node stops, the job is lost, and what it wrote stays. It can be repeated.
-    """
+    Its node keeps it in memory: when that node stops, the job is lost, and what it wrote stays. It
+    can be repeated."""
 
     id: str
     node: str
@@ -221,7 +245,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None
     """Page key of the next page; None on the last page."""
     behind: tuple[int, ...] = ()
-    """Shards that had not applied their log in time: messages that were scheduled a moment ago may be missing."""
+    """Shards that had not applied their log in time: messages that were scheduled a moment ago may
+    be missing."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +337,9 @@ class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
         for each in refused:
             before = by_reason.get(each.reason)
             by_reason[each.reason] = (
-                each if before is None else msgspec.structs.replace(before, letters=before.letters + each.letters)
+                each
+                if before is None
+                else msgspec.structs.replace(before, letters=before.letters + each.letters)
             )
         return DeadLetterTotals(
             matched=self.matched + matched,
@@ -324,3 +351,46 @@ class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
             ),
             refused=tuple(by_reason.values()),
         )
+
+
+class ClientError(ChronosError):
+    """The call failed."""
+
+
+class Unreachable(ClientError):
+    """No answer from the address, or none in time. The request may have been carried out."""
+
+    exit_code = 3
+
+
+class NotFound(ClientError):
+    """No message has the id."""
+
+    exit_code = 4
+
+
+class Refused(ClientError):
+    """The request is invalid and would be refused again. `errors` lists the errors, each with its
+    field."""
+
+    exit_code = 2
+
+    def __init__(self, text: str, errors: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.errors = list(errors)
+        super().__init__(text)
+
+
+class Rejected(ClientError):
+    """The shard rejected the message, nearly always because its id is taken. Its record is in the
+    rejected topic.
+
+    `scheduled` says what is known of it; its `result` is `conflict` or `rejected`.
+    """
+
+    def __init__(self, text: str, scheduled: Scheduled | None = None) -> None:
+        self.scheduled = scheduled
+        super().__init__(text)
+
+
+class ServiceFailed(ClientError):
+    """The service answered that it cannot carry out the request now."""

@@ -1,32 +1,88 @@
-"""Requests to the HTTP interface and the meaning of its answers, without a socket.
+"""Requests to the HTTP interface and the meaning of its answers, without any I/O; and times as a
+Python program gives them.
 
-Both clients send `Request` values and read the answers by `read_answer`. A call that takes several requests is a
-generator (`confirm`): it yields requests and pauses, and the client sends back the answers.
-"""
+Bare numbers are refused: their unit is never guessed.
+
+Both clients send `Request` values and read the answers by `read_answer`. A call that takes several
+requests is a generator (`confirm`): it yields requests and pauses, and the client sends back the
+answers."""
 
 import base64
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from chronos.client.errors import NotFound, Refused, Rejected, ServiceFailed
 from chronos.client.models import (
     Job,
     JobAction,
     LatePolicy,
     ListedState,
     MessageInfo,
+    NotFound,
     OnConflict,
     Outcome,
     Page,
+    Refused,
+    Rejected,
     Result,
     Scheduled,
+    ServiceFailed,
 )
-from chronos.client.times import Delay, Time, delay_ms, delay_text, time_ms
+from chronos.core.timefmt import format_time, looks_like_seconds, parse_duration_ms, parse_time_ms
+
+Time = datetime | str
+"""A `datetime` with a time zone, or RFC 3339 with an offset: `2030-01-31T09:00:00+01:00`."""
+
+Delay = timedelta | str
+"""A `timedelta`, or numbers with units: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `1h30m`, `7d`,
+`2w`."""
+
+_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def time_ms(value: Time) -> int:
+    """Epoch milliseconds, rounded up; ValueError for a time without an offset and for a bare
+    number."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise ValueError(f"{value.isoformat()} has no time zone; give the datetime a tzinfo")
+        return -((_EPOCH_START - value) // _MS)
+    text = str(value)
+    if _is_number(text):
+        number = int(float(text))
+        meant = format_time(number * 1_000 if looks_like_seconds(number) else number)
+        raise ValueError(
+            f"{text} is a bare number, not a time; write RFC 3339 with an offset, such as {meant}"
+        )
+    return parse_time_ms(text)
+
+
+def delay_ms(value: Delay) -> int:
+    """Milliseconds, rounded up; ValueError for a negative duration and for a bare number but 0."""
+    if isinstance(value, timedelta):
+        if value < timedelta():
+            raise ValueError(f"{value!r} is negative; a delay is 0 or more")
+        return -(-value // _MS)
+    text = str(value)
+    if _is_number(text) and text != "0":
+        raise ValueError(f"{text} has no unit; write {text}s, {text}m or {text}ms")
+    return parse_duration_ms(text)
+
+
+def delay_text(value: Delay) -> str:
+    """The duration as the service takes it, with a unit."""
+    return f"{delay_ms(value)}ms"
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").replace(".", "", 1).isdecimal() and len(text) <= 20
+
 
 COME_BACK = frozenset({429, 502, 503, 504})
 """Statuses that ask the client to try again."""
@@ -151,10 +207,12 @@ def message(
     `spread`        the window in which it is delivered, from its due time on
 
     Raises ValueError or TypeError for arguments that cannot be sent.
-    """
+    """  # noqa: E501
     target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
     if headers:
-        target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
+        target["headers"] = {
+            _checked("header", name): _header(content) for name, content in headers.items()
+        }
     if repeat is not None:
         check_rhythm(repeat)
     found: dict[str, Any] = {"target": target} | (_bytes_field("value", value) or {"value": None})
@@ -172,14 +230,22 @@ def message(
         found["repeat_until"] = time_ms(repeat_until)
     if spread is not None:
         found["spread"] = delay_text(spread)
-    rhythm = {"repeat": repeat, "repeat_times": repeat_times, "time_zone": time_zone, "late_policy": late_policy}
+    rhythm = {
+        "repeat": repeat,
+        "repeat_times": repeat_times,
+        "time_zone": time_zone,
+        "late_policy": late_policy,
+    }
     return found | {name: option for name, option in rhythm.items() if option is not None}
 
 
 def check_rhythm(repeat: str) -> None:
-    """ValueError for a repetition that does not begin with a word for its kind, such as a cron expression alone."""
+    """ValueError for a repetition that does not begin with a word for its kind, such as a cron
+    expression alone."""
     if repeat.split()[:1] not in RHYTHMS:
-        raise ValueError(f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff")
+        raise ValueError(
+            f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff"
+        )
 
 
 def is_cron(repeat: str | None) -> bool:
@@ -196,7 +262,8 @@ def conditions(
     key: str | bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a filter of messages in the form of the HTTP interface: all conditions must be true of a message.
+    """Return a filter of messages in the form of the HTTP interface: all conditions must be true of
+    a message.
 
     `target`      its target topic, or a pattern such as `mail*`
     `due_from`    it is due at or after this time
@@ -221,23 +288,32 @@ def conditions(
     if key is not None:
         found["key"] = id_text(key)
     if headers:
-        found["headers"] = {_checked("header", name): _checked("header", value) for name, value in headers.items()}
+        found["headers"] = {
+            _checked("header", name): _checked("header", value) for name, value in headers.items()
+        }
     return found
 
 
 # --- Requests
 
 
-def schedule(messages: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Request:
-    """Schedule one message, or several together, made by `message`."""
+def schedule(
+    messages: Mapping[str, Any] | Sequence[Mapping[str, Any]], wait: Delay | bool | None = None
+) -> Request:
+    """Schedule one message, or several together, made by `message`; with `wait`, at most
+    OUTCOME_WAIT_S, return what became of them."""
+    wait_ms = None if wait is None or wait is False else _wait_ms(wait)
+    if wait_ms is not None and wait_ms > OUTCOME_WAIT_S * 1_000:
+        raise ValueError(f"wait is at most {OUTCOME_WAIT_S:g} s")
     one = isinstance(messages, Mapping)
     each: Iterable[Mapping[str, Any]] = [messages] if isinstance(messages, Mapping) else messages
     return Request(
         method="POST",
-        path="/v1/messages",
+        path="/v1/messages" if wait_ms is None else f"/v1/messages?wait={wait_ms}",
         body=_encode(messages),
         decode=_scheduled if one else _scheduled_many,
         repeatable=all("id" in found for found in each),
+        wait_s=(wait_ms or 0) / 1_000,
         id=messages.get("id") if isinstance(messages, Mapping) else None,
     )
 
@@ -252,13 +328,22 @@ def outcome(scheduled: Scheduled, wait_s: float) -> Request:
 def get(id: str | bytes, *, payload: bool = False) -> Request:
     """Everything known about a message."""
     return Request(
-        method="GET", path=_message_path(id) + "?payload=true" * payload, decode=_message_info, id=id_text(id)
+        method="GET",
+        path=_message_path(id) + "?payload=true" * payload,
+        decode=_message_info,
+        id=id_text(id),
     )
 
 
 def cancel(id: str | bytes) -> Request:
     """Cancel a message."""
-    return Request(method="DELETE", path=_message_path(id), decode=_result, wait_s=ACTION_WAIT_S, id=id_text(id))
+    return Request(
+        method="DELETE",
+        path=_message_path(id),
+        decode=_result,
+        wait_s=ACTION_WAIT_S,
+        id=id_text(id),
+    )
 
 
 def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) -> Request:
@@ -277,7 +362,14 @@ def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) ->
 def fire(id: str | bytes) -> Request:
     """Deliver a pending message now."""
     path = _message_path(id) + "/fire"
-    return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S, id=id_text(id))
+    return Request(
+        method="POST",
+        path=path,
+        decode=_result,
+        repeatable=False,
+        wait_s=ACTION_WAIT_S,
+        id=id_text(id),
+    )
 
 
 def page(
@@ -289,25 +381,32 @@ def page(
 ) -> Request:
     """Some of the messages of which the filter is true, from the place `after` on.
 
-    The first page has what was acknowledged before, unless its `behind` names shards that are not that far.
-    """
+    The first page has what was acknowledged before, unless its `behind` names shards that are not
+    that far."""
     query: dict[str, Any] = {"limit": limit, **conditions(**conditions_)}
     if state != "pending":
         query["state"] = state
     query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
     query |= {"fresh": "true"} if after is None else {"after": after}
     path = f"/v1/messages?{urlencode(query, doseq=True)}"
-    return Request(method="GET", path=path, decode=_page, wait_s=FRESH_WAIT_S if after is None else 0.0)
+    return Request(
+        method="GET", path=path, decode=_page, wait_s=FRESH_WAIT_S if after is None else 0.0
+    )
 
 
 def start_job(
-    action: JobAction, matching: FilterOptions, deliver_at: Time | None = None, delay: Delay | None = None
+    action: JobAction,
+    matching: FilterOptions,
+    deliver_at: Time | None = None,
+    delay: Delay | None = None,
 ) -> Request:
     """Start a bulk operation on all pending messages of which the filter is true."""
     content: dict[str, Any] = {"action": action, "filter": conditions(**matching)}
     if action == "reschedule":
         content |= _when(deliver_at, delay)
-    return Request(method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False)
+    return Request(
+        method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False
+    )
 
 
 def job(id: str) -> Request:
@@ -343,17 +442,27 @@ def rates(topic: str | None) -> Request:
 def set_rate(pattern: str, rate: str) -> Request:
     """Set the rate limit of the topics that match a pattern."""
     body = _encode({"rate": _checked("rate", rate)})
-    return Request(method="PUT", path=_rate_path(pattern), body=body, decode=json.loads, wait_s=CHANGE_WAIT_S)
+    return Request(
+        method="PUT", path=_rate_path(pattern), body=body, decode=json.loads, wait_s=CHANGE_WAIT_S
+    )
 
 
 def remove_rate(pattern: str) -> Request:
     """Remove a rate limit that was set at run time."""
-    return Request(method="DELETE", path=_rate_path(pattern), decode=json.loads, repeatable=False, wait_s=CHANGE_WAIT_S)
+    return Request(
+        method="DELETE",
+        path=_rate_path(pattern),
+        decode=json.loads,
+        repeatable=False,
+        wait_s=CHANGE_WAIT_S,
+    )
 
 
 def ask(path: str, query: Mapping[str, Any]) -> Request:
     """Any GET, answered with JSON."""
-    return Request(method="GET", path=f"{path}?{urlencode(query)}" if query else path, decode=json.loads)
+    return Request(
+        method="GET", path=f"{path}?{urlencode(query)}" if query else path, decode=json.loads
+    )
 
 
 def post(path: str) -> Request:
@@ -370,13 +479,16 @@ def read_answer(request: Request, status: int, body: bytes) -> Any:
         try:
             return request.decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise ServiceFailed(f"the answer to {request.method} {request.path} is not from Chronos: {error}") from None
+            raise ServiceFailed(
+                f"the answer to {request.method} {request.path} is not from Chronos: {error}"
+            ) from None
     try:
         problem = json.loads(body)
         text = str(problem["detail"])
     except (ValueError, KeyError, TypeError):
         raise ServiceFailed(
-            f"the answer to {request.method} {request.path} was a {status} without a reason: is this Chronos?"
+            f"the answer to {request.method} {request.path} was a {status} without a reason: is "
+            "this Chronos?"
         ) from None
     if "hint" in problem:
         text += f" ({problem['hint']})"
@@ -393,9 +505,18 @@ Steps = Generator[Request | float, Any, T]
 """Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
 
 
-def confirm(scheduled: Scheduled, wait: Delay | Literal[True], on_conflict: OnConflict | None) -> Steps[Scheduled]:
-    """Wait until the shard has applied the message, and return it with the result; Rejected if it was not accepted."""
-    deadline_s = time.monotonic() + delay_ms(CONFIRM_WAIT if wait is True else wait) / 1_000
+def _wait_ms(wait: Delay | Literal[True]) -> int:
+    """Return the time to wait until a shard has applied what was scheduled; True stands for
+    CONFIRM_WAIT."""
+    return delay_ms(CONFIRM_WAIT if wait is True else wait)
+
+
+def confirm(
+    scheduled: Scheduled, wait: Delay | Literal[True], on_conflict: OnConflict | None
+) -> Steps[Scheduled]:
+    """Wait until the shard has applied the message, and return it with the result; Rejected if it
+    was not accepted."""
+    deadline_s = time.monotonic() + _wait_ms(wait) / 1_000
     while True:
         left_s = max(0.0, deadline_s - time.monotonic())
         try:
@@ -480,13 +601,20 @@ def _bytes_field(name: str, content: Bytes) -> dict[str, Any]:
     if isinstance(content, str):
         return {name: _checked(name, content)}
     if not isinstance(content, bytes):
-        raise TypeError(f"{name} must be str, bytes or None, not {type(content).__name__}{_how_to_encode(content)}")
+        raise TypeError(
+            f"{name} must be str, bytes or None, not "
+            f"{type(content).__name__}{_how_to_encode(content)}"
+        )
     text = _utf8(content)
     return {name: text} if text is not None else {f"{name}_base64": _base64(content)}
 
 
 def _how_to_encode(content: object) -> str:
-    return "; encode it, for example with json.dumps" if isinstance(content, dict | list | tuple | int | float) else ""
+    return (
+        "; encode it, for example with json.dumps"
+        if isinstance(content, dict | list | tuple | int | float)
+        else ""
+    )
 
 
 def _header(content: HeaderValue) -> Any:
@@ -496,7 +624,9 @@ def _header(content: HeaderValue) -> Any:
         ((name, encoded),) = _bytes_field("header", content).items()
         return encoded if name == "header" else {"base64": encoded}
     if not isinstance(content, Sequence):
-        raise TypeError(f"a header must be str, bytes, None or a list of these, not {type(content).__name__}")
+        raise TypeError(
+            f"a header must be str, bytes, None or a list of these, not {type(content).__name__}"
+        )
     return [_header(one) for one in cast(Sequence[Bytes], content)]
 
 

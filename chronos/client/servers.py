@@ -1,19 +1,135 @@
-"""The nodes that a client knows, and the one it sends a request to; no sockets.
+"""The nodes that a client knows, and the one it sends a request to; the attempts at a request, and
+requests to the registry.
 
-With one address, everything goes there: a node, or a load balancer. With several, each of them is a registry of the cluster. The client
-then asks one for the routes of the shards, keeps them for ROUTES_S, and sends what concerns an id to the master of its shard. A node
-that fails is avoided for AVOID_S, and the routes are asked for again. When all registries are gone, the last routes are used.
+With one address, everything goes there: a node, or a load balancer. With several, each of them is a
+registry of the cluster. The client then asks one for the routes of the shards, keeps them for
+ROUTES_S, and sends what concerns an id to the master of its shard. A node that fails is avoided for
+AVOID_S, and the routes are asked for again. When all registries are gone, the last routes are used.
 """
 
 import json
+import random
+import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
-from chronos.client import registry
-from chronos.client.address import addresses, is_address
-from chronos.client.requests import Request, id_bytes
+import msgspec
+
+from chronos.client.connection import addresses, is_address
+from chronos.client.models import ClientError
+from chronos.client.requests import Request, ask, id_bytes
 from chronos.core.keys import parse_generated_id, partition_of
+
+BACK_OFF_S = 0.1
+"""Wait before the first repetition; it doubles, and a random half of it is left out."""
+
+
+def check_open(closed: bool) -> None:
+    """RuntimeError if the client of the request was closed."""
+    if closed:
+        raise RuntimeError("this client is closed; make another one")
+
+
+class Attempts:
+    """The one deadline of a call, and when it may be tried again."""
+
+    def __init__(self, request: Request, timeout_s: float, retries: int) -> None:
+        self._ends_s = time.monotonic() + timeout_s + request.wait_s
+        self._left = retries if request.repeatable else 0
+        self._wait_s = BACK_OFF_S
+        self._problem: ClientError | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Time until the deadline; never zero, so that it can be given to a socket."""
+        return max(0.05, self._ends_s - time.monotonic())
+
+    @property
+    def is_in_time(self) -> bool:
+        """True before the deadline."""
+        return time.monotonic() < self._ends_s
+
+    def next_in_s(self, failure: ClientError, *, answered: bool) -> float:
+        """How long to wait before the next attempt; raises when there is none.
+
+        What the service answered is raised rather than a later attempt's silence: it has the
+        reason."""
+        if answered:
+            self._problem = failure
+        if self._left <= 0 or self._wait_s >= self._ends_s - time.monotonic():
+            raise self._problem or failure
+        self._left -= 1
+        wait_s, self._wait_s = self._wait_s, 2 * self._wait_s
+        return wait_s * random.uniform(0.5, 1.0)
+
+
+def routes(
+    topic: str | None = None, shard: int | None = None, cluster: str | None = None
+) -> Request:
+    """The routes of a topic, by default of the delay topic of the node asked."""
+    return ask("/v1/registry/routes", _given(topic=topic, shard=shard, cluster=cluster))
+
+
+def nodes(cluster: str | None = None) -> Request:
+    """The registered nodes, by default of all clusters."""
+    return ask("/v1/registry/nodes", _given(cluster=cluster))
+
+
+def topics(cluster: str | None = None) -> Request:
+    """The registered topics, by default of all clusters."""
+    return ask("/v1/registry/topics", _given(cluster=cluster))
+
+
+def clusters() -> Request:
+    """The clusters with registered nodes."""
+    return ask("/v1/registry/clusters", {})
+
+
+def remove_topic(topic: str, cluster: str | None = None) -> Request:
+    """Remove a topic from the registry asked."""
+    return _change("DELETE", f"topics/{quote(topic, safe='')}", cluster)
+
+
+def allow_writes(node: str, cluster: str | None = None, *, allowed: bool) -> Request:
+    """Restore or wipe the write permission of a node."""
+    return _change(
+        "POST", f"nodes/{quote(node, safe='')}/{'restore' if allowed else 'wipe'}-write", cluster
+    )
+
+
+def config(namespace: str | None = None, key: str | None = None) -> Request:
+    """The namespaces, the values of one, or one value."""
+    return ask(_config_path(*[name for name in (namespace, key) if name is not None]), {})
+
+
+def set_config(namespace: str, key: str, value: str) -> Request:
+    """Set one value in the registry asked."""
+    body = msgspec.json.encode({"value": value})
+    return Request(method="PUT", path=_config_path(namespace, key), body=body, decode=json.loads)
+
+
+def delete_config(namespace: str, key: str) -> Request:
+    """Delete one value from the registry asked."""
+    return Request(
+        method="DELETE", path=_config_path(namespace, key), decode=json.loads, repeatable=False
+    )
+
+
+def _given(**query: Any) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}
+
+
+def _change(method: str, path: str, cluster: str | None) -> Request:
+    query = _given(cluster=cluster)
+    full = f"/v1/registry/{path}" + (f"?{urlencode(query)}" if query else "")
+    return Request(method=method, path=full, decode=json.loads, repeatable=False)
+
+
+def _config_path(*names: str) -> str:
+    return "/".join(["/v1/registry/config", *(quote(name, safe="") for name in names)])
+
 
 ROUTES_S = 30.0
 """How long routes are used before they are asked for again (RocketMQ's interval)."""
@@ -28,10 +144,12 @@ AVOID_S = 30.0
 """How long a node that failed is asked last."""
 
 ATTEMPT_S = 10.0
-"""How long a node may take to answer a read, beyond the wait that the read has, while another node could be asked."""
+"""How long a node may take to answer a read, beyond the wait that the read has, while another node
+could be asked."""
 
 CONNECT_S = 3.0
-"""How long a connection to a node may take to open, while another node could be asked: nothing was sent by then."""
+"""How long a connection to a node may take to open, while another node could be asked: nothing was
+sent by then."""
 
 
 class _Shard(NamedTuple):
@@ -56,7 +174,8 @@ class Servers:
         """Raises Refused if an address is not one."""
         self.given, self.is_routed = addresses(server)
         self.home = self.given[0]
-        """Where everything goes that concerns no shard; some of it, such as jobs, is known to this node only."""
+        """Where everything goes that concerns no shard; some of it, such as jobs, is known to this
+        node only."""
         self._partitions = 0
         self._shards: dict[int, _Shard] = {}
         self._known: tuple[str, ...] = ()
@@ -83,7 +202,7 @@ class Servers:
     @staticmethod
     def routes_request() -> Request:
         """The request for the routes, whose answer `learn` takes."""
-        return registry.routes()
+        return routes()
 
     def learn(self, status: int, body: bytes, now_s: float) -> bool:
         """Take the answer of a registry; False: it has no routes."""
@@ -96,21 +215,29 @@ class Servers:
         except (ValueError, KeyError, TypeError):
             return False
         self._partitions, self._shards = partitions, shards
-        self._known = tuple(dict.fromkeys(node for shard in shards.values() for node in shard.nodes))
+        self._known = tuple(
+            dict.fromkeys(node for shard in shards.values() for node in shard.nodes)
+        )
         self._expires_s = now_s + ROUTES_S
         return True
 
     def _read(self, route: dict[str, Any]) -> _Shard:
-        # A token is sent neither to an address that somebody else than its node has registered, nor to a node without TLS that was
-        # learned from one with it.
-        scheme = "https://" if all(address.startswith("https://") for address in self.given) else "http"
+        # A token is sent neither to an address that somebody else than its node has registered, nor
+        # to a node without TLS that was learned from one with it.
+        scheme = (
+            "https://" if all(address.startswith("https://") for address in self.given) else "http"
+        )
 
         def usable(nodes: list[dict[str, Any]]) -> tuple[str, ...]:
             found = [str(node["address"]) for node in nodes if node.get("announced") is True]
             return tuple(each for each in found if each.startswith(scheme) and is_address(each))
 
         masters = [] if route["master"] is None else [route["master"]]
-        return _Shard(usable(masters), usable(route["followers"]), bool(masters) and "write" in route["permissions"])
+        return _Shard(
+            usable(masters),
+            usable(route["followers"]),
+            bool(masters) and "write" in route["permissions"],
+        )
 
     def _shard_of(self, request: Request) -> int | None:
         """The shard of the request's id; None without one, or if no service takes the id."""
@@ -126,7 +253,8 @@ class Servers:
     # --- the choice
 
     def choose(self, request: Request, tried: AbstractSet[str], now_s: float) -> str:
-        """The node for this request: one not tried yet if there is any, and one that failed lately only if there is no other."""
+        """The node for this request: one not tried yet if there is any, and one that failed lately
+        only if there is no other."""
         candidates = list(dict.fromkeys(self._candidates(request)))
         left = [address for address in candidates if address not in tried] or candidates
         return min(left, key=lambda address: self._is_avoided(address, now_s))
@@ -147,10 +275,14 @@ class Servers:
     def timeout_s(self, request: Request, left_s: float) -> float:
         """How long the next attempt may take.
 
-        A write may take all the time that is left: a node that only stood still could execute it after another node has executed
-        the same one and a later one, such as a schedule after its cancel.
-        """
-        return min(left_s, ATTEMPT_S + request.wait_s) if self.is_routed and _is_read(request) else left_s
+        A write may take all the time that is left: a node that only stood still could execute it
+        after another node has executed the same one and a later one, such as a schedule after its
+        cancel."""
+        return (
+            min(left_s, ATTEMPT_S + request.wait_s)
+            if self.is_routed and _is_read(request)
+            else left_s
+        )
 
     def connect_s(self, timeout_s: float) -> float:
         """How long the connection of an attempt may take to open."""
@@ -164,10 +296,13 @@ class Servers:
         self._expires_s = now_s
         if address == self.home:
             others = dict.fromkeys((*self._known, *self.given))
-            self.home = min(others, key=lambda other: (self._is_avoided(other, now_s), other == address))
+            self.home = min(
+                others, key=lambda other: (self._is_avoided(other, now_s), other == address)
+            )
 
     def refused(self, now_s: float) -> None:
-        """A node answered that another one must be asked, or that it cannot now: ask for routes soon."""
+        """A node answered that another one must be asked, or that it cannot now: ask for routes
+        soon."""
         self._expires_s = now_s
 
     def answered(self, address: str) -> None:

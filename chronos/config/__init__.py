@@ -1,11 +1,12 @@
 """Every setting of Chronos, and how settings are read.
 
-Values come from one YAML file, then `CHRONOS_*` variables, then `--set path=value` flags, the later over
-the earlier, key by key. Once read, durations are `int` milliseconds and sizes `int` bytes; the description
-of every key names its unit. `python -m chronos.config` prints the reference, with `example` the example file.
+Values come from one YAML file, then `CHRONOS_*` variables, then `--set path=value` flags, the later
+over the earlier, key by key. Once read, durations are `int` milliseconds and sizes `int` bytes; the
+description of every key names its unit. `python -m chronos.config` prints the reference, with
+`example` the example file.
 
-Law: all problems of the settings are reported together, each with the place it came from and what to write instead.
-Nothing is ignored and nothing is guessed.
+Law: all problems of the settings are reported together, each with the place it came from and what
+to write instead. Nothing is ignored and nothing is guessed.
 
     values -> model -> catalogue -> constraints, messages, documents -> reading
 """

@@ -17,16 +17,22 @@ from chronos.config.model import Config
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 
-# The free mappings: the rest of a path below one is the name of a property, or a pattern of topics, which contains dots.
+# The free mappings: the rest of a path below one is the name of a property, or a pattern of topics,
+# which contains dots.
 PROPERTIES: Final = "log.kafka.properties"
 MAPS: Final = (PROPERTIES, "delivery.rates")
 
 MASK: Final = "********"
 
 # Keys and properties whose values are passwords, private keys or tokens; `admin.tokens` is a path.
-_SECRET: Final = re.compile(r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint|s$)|oauthbearer\.config")
+_SECRET: Final = re.compile(
+    r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint|s$)|oauthbearer\.config"
+)
 
-_KIND_BY_MARK: Final = {BeforeValidator(duration_ms): "duration", BeforeValidator(size_bytes): "size"}
+_KIND_BY_MARK: Final = {
+    BeforeValidator(duration_ms): "duration",
+    BeforeValidator(size_bytes): "size",
+}
 _KIND_BY_TYPE: Final = {Mapping: "map", tuple: "list", bool: "switch", int: "number", str: "text"}
 
 
@@ -115,7 +121,8 @@ def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[Key]:
 def _key_of(path: str, field: FieldInfo) -> Key:
     shape: Any = field.annotation
     if isinstance(shape, type) and issubclass(shape, BaseModel):
-        return Key(path=path, kind="section", meaning=str(shape.__doc__), field=field, model=shape)
+        meaning = " ".join(str(shape.__doc__).split())
+        return Key(path=path, kind="section", meaning=meaning, field=field, model=shape)
     optional = NoneType in get_args(shape)
     if optional:
         shape = next(part for part in get_args(shape) if part is not NoneType)
@@ -125,4 +132,6 @@ def _key_of(path: str, field: FieldInfo) -> Key:
     kind = next((_KIND_BY_MARK[mark] for mark in field.metadata if mark in _KIND_BY_MARK), None)
     kind = kind or ("choice" if choices else _KIND_BY_TYPE[get_origin(shape) or shape])
     meaning = str(field.description)
-    return Key(path=path, kind=kind, meaning=meaning, field=field, choices=choices, optional=optional)
+    return Key(
+        path=path, kind=kind, meaning=meaning, field=field, choices=choices, optional=optional
+    )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
 from chronos.config.values import is_loopback, size_text
-from chronos.core.progress import progress_bytes_max
+from chronos.core.shard.progress import progress_bytes_max
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
@@ -25,12 +25,16 @@ _RESERVED_PROPERTIES: Final = {
     "metadata.broker.list": "is given by log.kafka.bootstrap_servers",
     "transaction.timeout.ms": "is given by delivery.transaction_timeout",
     "allow.auto.create.topics": "is given by delivery.create_topics",
-    "transactional.id": "belongs to Chronos: it names progress topic and shard, and fencing rests on it",
-    "enable.idempotence": "belongs to Chronos: exactly once rests on it",
-    "acks": "belongs to Chronos: exactly once rests on it",
-    "request.required.acks": "belongs to Chronos: exactly once rests on it",
-    "isolation.level": "belongs to Chronos: exactly once rests on it",
-    "group.id": "belongs to Chronos: shards are assigned by the coordinator, not by a consumer group",
+    "transactional.id": (
+        "belongs to Chronos: it names progress topic and shard, and fencing rests on it"
+    ),
+    "enable.idempotence": "is set by Chronos: exactly-once delivery depends on it",
+    "acks": "is set by Chronos: exactly-once delivery depends on it",
+    "request.required.acks": "is set by Chronos: exactly-once delivery depends on it",
+    "isolation.level": "is set by Chronos: exactly-once delivery depends on it",
+    "group.id": (
+        "belongs to Chronos: shards are assigned by the coordinator, not by a consumer group"
+    ),
     "enable.auto.commit": "belongs to Chronos: positions live in the store",
     "enable.auto.offset.store": "belongs to Chronos: positions live in the store",
     "auto.offset.reset": "belongs to Chronos: a lost position must be an error, not a jump",
@@ -61,7 +65,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _checkpoints_survive_the_disk(config)
     yield from _tls_is_complete(config)
     yield from _jwt_is_complete(config)
-    yield from _strangers_are_kept_out(config)
+    yield from _untrusted_clients_are_kept_out(config)
     yield from _audit_is_complete(config)
     yield from _registrations_last(config)
     yield from _properties_agree(config)
@@ -72,15 +76,20 @@ def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
     if kind == "zookeeper" and config.coordinator.zookeeper.hosts is None:
         yield Conflict(
             paths=("coordinator.zookeeper.hosts", "coordinator.kind"),
-            text=f"is missing, and coordinator.kind is {kind}; name its servers, for example localhost:2181",
+            text=(
+                f"is missing, and coordinator.kind is {kind}; name its servers, for example "
+                "localhost:2181"
+            ),
         )
     if kind == "raft":
         yield from _voters_are_complete(config)
     if kind != "standalone" and config.log.kind != "kafka":
         yield Conflict(
             paths=("coordinator.kind", "log.kind"),
-            text=f"{kind} is for several nodes, and log.kind is {config.log.kind}, which is inside one; "
-            "use log.kind: kafka, or coordinator.kind: standalone",
+            text=(
+                f"{kind} is for several nodes, and log.kind is {config.log.kind}, which is inside "
+                "one; use log.kind: kafka, or coordinator.kind: standalone"
+            ),
         )
 
 
@@ -90,7 +99,10 @@ def _voters_are_complete(config: Config) -> Iterator[Conflict]:
     if own and int(own.rpartition(":")[2]) == config.admin.port:
         yield Conflict(
             paths=("coordinator.raft.peers", "admin.port"),
-            text=f"the port of this node, {config.admin.port}, is also admin.port; a voter needs a port of its own",
+            text=(
+                f"the port of this node, {config.admin.port}, is also admin.port; a voter needs a "
+                "port of its own"
+            ),
         )
     if not config.coordinator.raft.peers:
         yield Conflict(
@@ -101,8 +113,10 @@ def _voters_are_complete(config: Config) -> Iterator[Conflict]:
     if secret is None or len(secret) < SECRET_LEAST:
         yield Conflict(
             paths=("coordinator.secret", "coordinator.kind"),
-            text=f"is {'missing' if secret is None else 'too short'}, and coordinator.kind is raft; give all nodes the same one of at"
-            f" least {SECRET_LEAST} characters",
+            text=(
+                f"is {'missing' if secret is None else 'too short'}, and coordinator.kind is "
+                f"raft; give all nodes the same one of at least {SECRET_LEAST} characters"
+            ),
         )
 
 
@@ -112,8 +126,11 @@ def _heartbeats_suffice(config: Config) -> Iterator[Conflict]:
         if timeout < HEARTBEATS_LEAST * heartbeat:
             yield Conflict(
                 paths=(f"coordinator.{name}.timeout", f"coordinator.{name}.heartbeat"),
-                text=f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times coordinator.{name}.heartbeat "
-                f"({format_duration(heartbeat)}), so that one lost heartbeat would move roles; raise the one or lower the other",
+                text=(
+                    f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times "
+                    f"coordinator.{name}.heartbeat ({format_duration(heartbeat)}), so that one "
+                    "lost heartbeat would move roles; raise the one or lower the other"
+                ),
             )
 
 
@@ -122,14 +139,20 @@ def _observations_fit(config: Config) -> Iterator[Conflict]:
     if failover.timeout > failover.every:
         yield Conflict(
             paths=("failover.timeout", "failover.every"),
-            text=f"{format_duration(failover.timeout)} is longer than failover.every ({format_duration(failover.every)}); "
-            "a probe must have passed before the next observation",
+            text=(
+                f"{format_duration(failover.timeout)} is longer than failover.every "
+                f"({format_duration(failover.every)}); a probe must have passed before the next "
+                "observation"
+            ),
         )
     for name in ("failures", "in_a_row"):
         if (count := getattr(failover, name)) > failover.window:
             yield Conflict(
                 paths=(f"failover.{name}", "failover.window"),
-                text=f"{count} is more than failover.window ({failover.window}), so that no master would ever be unhealthy by it",
+                text=(
+                    f"{count} is more than failover.window ({failover.window}), so that no master "
+                    "would ever be unhealthy by it"
+                ),
             )
 
 
@@ -140,14 +163,18 @@ def _followers_suffice(config: Config) -> Iterator[Conflict]:
     if config.coordinator.kind == "standalone":
         yield Conflict(
             paths=("replication.mode", "coordinator.kind"),
-            text="sync needs followers, and a standalone node has none; use coordinator.kind: kafka, zookeeper or raft, or "
-            "replication.mode: async",
+            text=(
+                "sync needs followers, and a standalone node has none; use coordinator.kind: "
+                "kafka, zookeeper or raft, or replication.mode: async"
+            ),
         )
     elif nodes is not None and nodes <= needed:
         yield Conflict(
             paths=("replication.min_in_sync", "coordinator.replication"),
-            text=f"{needed} followers and a master are more than the {nodes} nodes that hold a shard (coordinator.replication); lower "
-            "the one or raise the other",
+            text=(
+                f"{needed} followers and a master are more than the {nodes} nodes that hold a "
+                "shard (coordinator.replication); lower the one or raise the other"
+            ),
         )
 
 
@@ -155,7 +182,10 @@ def _zookeeper_is_consistent(config: Config) -> Iterator[Conflict]:
     settings = config.coordinator.zookeeper
     section = "coordinator.zookeeper"
     if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", settings.path):
-        yield Conflict(paths=(f"{section}.path",), text=f"{settings.path} is not a path; write it like /chronos")
+        yield Conflict(
+            paths=(f"{section}.path",),
+            text=f"{settings.path} is not a path; write it like /chronos",
+        )
     if settings.authentication != "none":
         for name in ("username", "password"):
             if getattr(settings, name) is None:
@@ -166,11 +196,15 @@ def _zookeeper_is_consistent(config: Config) -> Iterator[Conflict]:
     elif settings.acl == "creator":
         yield Conflict(
             paths=(f"{section}.acl", f"{section}.authentication"),
-            text=f"creator gives access only to those who authenticate, and {section}.authentication is none; "
-            "use digest or sasl, or acl: open",
+            text=(
+                "creator gives access only to those who authenticate, and "
+                f"{section}.authentication is none; use digest or sasl, or acl: open"
+            ),
         )
     if (settings.certfile is None) != (settings.keyfile is None):
-        missing, there = ("keyfile", "certfile") if settings.keyfile is None else ("certfile", "keyfile")
+        missing, there = (
+            ("keyfile", "certfile") if settings.keyfile is None else ("certfile", "keyfile")
+        )
         yield Conflict(
             paths=(f"{section}.{missing}", f"{section}.{there}"),
             text=f"is missing, and {section}.{there} is given; they belong together",
@@ -192,13 +226,16 @@ def _topics_differ(config: Config) -> Iterator[Conflict]:
         *((f"topics.{name}", getattr(config.topics, name)) for name in names),
         ("audit.topic", config.audit.topic),
     ]:
-        # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that only.
+        # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that
+        # only.
         other = seen.setdefault(topic.replace(".", "_"), path)
         if other != path:
             yield Conflict(
                 paths=(path, other),
-                text=f"{topic} is the topic of {other} too, as Kafka reads names ('.' and '_' are one); "
-                "give each its own",
+                text=(
+                    f"{topic} is the topic of {other} too, as Kafka reads names ('.' and '_' are "
+                    "one); give each its own"
+                ),
             )
 
 
@@ -217,8 +254,11 @@ def _batches_fit(config: Config) -> Iterator[Conflict]:
     if delivery.batch_bytes < record_bytes:
         yield Conflict(
             paths=("delivery.batch_bytes", "topics.message_bytes_max"),
-            text=f"{size_text(delivery.batch_bytes)} is less than one message of topics.message_bytes_max "
-            f"({size_text(record_bytes)}); raise the one or lower the other",
+            text=(
+                f"{size_text(delivery.batch_bytes)} is less than one message of "
+                f"topics.message_bytes_max ({size_text(record_bytes)}); raise the one or lower "
+                "the other"
+            ),
         )
 
 
@@ -227,8 +267,10 @@ def _retries_grow(config: Config) -> Iterator[Conflict]:
     if base > cap:
         yield Conflict(
             paths=("delivery.retry_base", "delivery.retry_cap"),
-            text=f"{format_duration(base)} is more than delivery.retry_cap ({format_duration(cap)}); "
-            "the first wait cannot exceed the longest",
+            text=(
+                f"{format_duration(base)} is more than delivery.retry_cap "
+                f"({format_duration(cap)}); the first wait cannot exceed the longest"
+            ),
         )
 
 
@@ -266,7 +308,10 @@ def _tls_is_complete(config: Config) -> Iterator[Conflict]:
     if tls.client_ca is not None and tls.certificate is None:
         yield Conflict(
             paths=(f"{section}.client_ca", f"{section}.certificate"),
-            text=f"is given without {section}.certificate, so there would be no TLS to show certificates in",
+            text=(
+                f"is given without {section}.certificate, so there would be no TLS to show "
+                "certificates in"
+            ),
         )
 
 
@@ -279,29 +324,43 @@ def _jwt_is_complete(config: Config) -> Iterator[Conflict]:
         there = next(name for name, value in given.items() if value is not None)
         yield Conflict(
             paths=(f"{section}.{missing}", f"{section}.{there}"),
-            text=f"is missing, and {section}.{there} is given; issuer, audience and jwks belong together",
+            text=(
+                f"is missing, and {section}.{there} is given; issuer, audience and jwks belong "
+                "together"
+            ),
         )
     if config.admin.tokens is None:
         yield Conflict(
             paths=(f"{section}.issuer", "admin.tokens"),
-            text="is given without admin.tokens, whose entries with `claims` say what the tokens of the issuer permit",
+            text=(
+                "is given without admin.tokens, whose entries with `claims` say what the tokens "
+                "of the issuer permit"
+            ),
         )
     if jwt.jwks is not None and "://" in jwt.jwks:
         scheme, _, rest = jwt.jwks.partition("://")
-        if scheme != "https" and not (scheme == "http" and is_loopback(urlsplit(f"//{rest}").hostname or "")):
+        if scheme != "https" and not (
+            scheme == "http" and is_loopback(urlsplit(f"//{rest}").hostname or "")
+        ):
             yield Conflict(
                 paths=(f"{section}.jwks",),
-                text="must begin with https://: whoever can change the keys on the way can make tokens",
+                text=(
+                    "must begin with https://: whoever can change the keys on the way can make "
+                    "tokens"
+                ),
             )
 
 
-def _strangers_are_kept_out(config: Config) -> Iterator[Conflict]:
+def _untrusted_clients_are_kept_out(config: Config) -> Iterator[Conflict]:
     admin = config.admin
     if not is_loopback(admin.host) and admin.tokens is None and not admin.open:
         yield Conflict(
             paths=("admin.host", "admin.tokens"),
-            text=f"{admin.host} can be reached from other machines, and admin.tokens is not set, so that everybody there could "
-            "read and change every message; name a file of tokens, or set admin.open: true if that is meant",
+            text=(
+                f"{admin.host} can be reached from other machines, and admin.tokens is not set, "
+                "so that everybody there could read and change every message; name a file of "
+                "tokens, or set admin.open: true if that is meant"
+            ),
         )
 
 
@@ -309,12 +368,16 @@ def _audit_is_complete(config: Config) -> Iterator[Conflict]:
     audit = config.audit
     if audit.to == "file" and audit.path is None:
         yield Conflict(
-            paths=("audit.path", "audit.to"), text="is missing, and audit.to is file; name the file for the entries"
+            paths=("audit.path", "audit.to"),
+            text="is missing, and audit.to is file; name the file for the entries",
         )
     if audit.required and audit.to == "log":
         yield Conflict(
             paths=("audit.required", "audit.to"),
-            text="is on, and audit.to is log, which does not tell whether a line is durable; use audit.to: file, or topic",
+            text=(
+                "is on, and audit.to is log, which does not tell whether a line is durable; use "
+                "audit.to: file, or topic"
+            ),
         )
 
 
@@ -323,8 +386,11 @@ def _registrations_last(config: Config) -> Iterator[Conflict]:
     if registry.expire_after < 2 * registry.register_every:
         yield Conflict(
             paths=("registry.expire_after", "registry.register_every"),
-            text=f"{format_duration(registry.expire_after)} is less than twice registry.register_every"
-            f" ({format_duration(registry.register_every)}): one lost registration would remove a node; give it more",
+            text=(
+                f"{format_duration(registry.expire_after)} is less than twice "
+                f"registry.register_every ({format_duration(registry.register_every)}): one lost "
+                "registration would remove a node; give it more"
+            ),
         )
 
 
@@ -335,12 +401,23 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
         (record_bytes, "topics.message_bytes_max"),
         (progress_bytes_max(delivery.batch_messages), "delivery.batch_messages"),
     )
-    # (property, least, most, the key it must agree with); librdkafka itself insists on the last three.
+    # (property, least, most, the key it must agree with); librdkafka itself insists on the last
+    # three.
     bounds = (
         ("message.max.bytes", largest, None, needs_largest),
-        ("receive.message.max.bytes", record_bytes + RESPONSE_OVERHEAD, None, "topics.message_bytes_max"),
+        (
+            "receive.message.max.bytes",
+            record_bytes + RESPONSE_OVERHEAD,
+            None,
+            "topics.message_bytes_max",
+        ),
         ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
-        ("queue.buffering.max.kbytes", -(-delivery.batch_bytes // 1024), None, "delivery.batch_bytes"),
+        (
+            "queue.buffering.max.kbytes",
+            -(-delivery.batch_bytes // 1024),
+            None,
+            "delivery.batch_bytes",
+        ),
         ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
         ("delivery.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
         ("socket.timeout.ms", 10, timeout_ms + 100, "delivery.transaction_timeout"),
@@ -351,6 +428,11 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
             yield Conflict(paths=(f"{PROPERTIES}.{name}",), text=_RESERVED_PROPERTIES[name])
     for name, least, most, path in bounds:
         text = properties.get(name, "")
-        if re.fullmatch(r"\d{1,15}", text, re.ASCII) and not least <= int(text) <= (most or int(text)):
+        if re.fullmatch(r"\d{1,15}", text, re.ASCII) and not least <= int(text) <= (
+            most or int(text)
+        ):
             bound = f"at least {least}" if int(text) < least else f"at most {most}"
-            yield Conflict(paths=(f"{PROPERTIES}.{name}", path), text=f"{text} does not go with {path}; use {bound}")
+            yield Conflict(
+                paths=(f"{PROPERTIES}.{name}", path),
+                text=f"{text} does not go with {path}; use {bound}",
+            )

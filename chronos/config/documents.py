@@ -9,12 +9,13 @@ import yaml
 from pydantic import BaseModel
 
 from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys
-from chronos.config.messages import plain
 from chronos.config.model import Config
+from chronos.config.reading import plain
 
 
 def show(config: Config) -> str:
-    """The effective configuration as YAML that `load` reads back, except for secrets, which are masked."""
+    """The effective configuration as YAML that `load` reads back, except for secrets, which are
+    masked."""
     return yaml.safe_dump(_tree(config, ""), sort_keys=False, allow_unicode=True, width=110)
 
 
@@ -26,7 +27,9 @@ def _tree(section: BaseModel, prefix: str) -> dict[str, Any]:
             tree[name] = _tree(value, f"{found.path}.")
         elif found.kind == "map":
             hides = found.path == PROPERTIES
-            tree[name] = {item: MASK if hides and is_secret(item) else text for item, text in value.items()}
+            tree[name] = {
+                item: MASK if hides and is_secret(item) else text for item, text in value.items()
+            }
         elif value is not None and is_secret(name):
             tree[name] = MASK
         elif found.kind == "text" and value is not None:
@@ -59,7 +62,7 @@ from `--set` flags; the later wins, key by key. These say the same:
 Everything that is wrong is reported at once, each with where it came from; so are settings that do not go
 together. `chronos config check` does only that; `chronos config show` prints the settings in effect, with
 secrets masked. `config/chronos.yaml` is a file with every key at its default.
-"""
+"""  # noqa: E501
 
 
 def reference() -> str:
@@ -98,7 +101,7 @@ _EXAMPLE_HEAD: Final = """\
 #
 # Copy only the settings you change; all others keep their defaults. Variables (CHRONOS_LOG__KIND=kafka) override
 # this file, and flags (--set log.kind=kafka) override both. `chronos config check` reports every mistake.
-"""
+"""  # noqa: E501
 
 
 def example() -> str:

@@ -1,28 +1,150 @@
-"""Settings from a file, variables and flags; every problem with its place, all problems at once.
+"""Settings from a file, variables and flags; every problem with its place, what is wrong, and what
+to write instead.
 
-Texts are kept as they were written until the kind of their key is known: `007` is a name where a name is
-wanted, and a password may hold any character YAML gives a meaning. So the file is read as a tree of nodes
-with their lines, and a variable or flag becomes such a node too.
-"""
+Texts only: `reading` knows where a problem was found, and sorts the problems.
 
+Texts are kept as they were written until the kind of their key is known: `007` is a name where a
+name is wanted, and a password may hold any character YAML gives a meaning. So the file is read as a
+tree of nodes with their lines, and a variable or flag becomes such a node too."""
+
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from chronos.config import messages
-from chronos.config.catalogue import MASK, PROPERTIES, Key, is_secret, keys, map_of, split
+from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys, map_of, split
 from chronos.config.constraints import conflicts
-from chronos.config.messages import ENVIRONMENT_PREFIX
 from chronos.config.model import Config
+from chronos.config.values import quoted
 from chronos.errors import ConfigurationError
+
+ENVIRONMENT_PREFIX: Final = "CHRONOS_"
+
+# What Kubernetes puts into every pod for each service it knows: a service named chronos looks like
+# us.
+_SERVICE_LINK: Final = re.compile(r"(^|_)service_(host|port)|(^|_)port_\d+_(tcp|udp)")
+
+
+def wrong_value(found: Key, details: ErrorDetails) -> str:
+    """What is wrong with a value: the text for an error of pydantic."""
+    value, verdict = details["input"], details["type"]
+    if value is None:
+        return no_value(found)
+    if verdict == "value_error":
+        return str(details["ctx"]["error"])
+    if verdict in ("greater_than_equal", "less_than_equal"):
+        least, most = found.bounds
+        shown = int(Decimal(value)) if found.kind == "number" else found.written(value)
+        return f"{shown} is not within {least} to {most}"
+    if found.kind == "choice":
+        near = get_close_matches(str(value).lower(), found.choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{quoted(value)} is not one of {', '.join(found.choices)}{hint}"
+    if found.kind == "switch":
+        return f"{quoted(value)} is neither on nor off"
+    if found.kind == "number":
+        return f"{quoted(value)} is not a whole number, for example {plain(found.default or 1)}"
+    return f"{quoted(value)} is refused: {details['msg']}"
+
+
+def no_value(found: Key) -> str:
+    """A key without a value."""
+    return f"has no value; leave the key out for its default, {plain(found.default)}"
+
+
+def unknown_key(path: str, *, dotted: bool = False) -> str:
+    """A path that is no key, with the keys that may have been meant; `dotted`: a file held it as
+    one name."""
+    if dotted and path in keys():
+        return "unknown key; in a file, write one level per line"
+    near = _similar(path)
+    if near:
+        return f"unknown key; did you mean {' or '.join(near)}?"
+    parent = path.rpartition(".")[0]
+    while parent and parent not in keys():
+        parent = parent.rpartition(".")[0]
+    return f"unknown key; {contents(parent)}"
+
+
+def unknown_variable(path: str, value: str) -> str:
+    """A variable with our prefix that is no key, with the variables that may have been meant."""
+    if _SERVICE_LINK.search(path) or "://" in value:
+        return (
+            "unknown key; Kubernetes sets such variables for a service of that name: set "
+            "enableServiceLinks: false in the pod, or rename the service"
+        )
+    near = [ENVIRONMENT_PREFIX + found.replace(".", "__").upper() for found in _similar(path)]
+    if near:
+        return f"unknown key; did you mean {' or '.join(near)}?"
+    return "unknown key; variables are named like CHRONOS_LOG__KIND, with '__' between levels"
+
+
+def not_yaml(context: str, problem: str) -> str:
+    """A text that is not YAML: the parser's reason, with a hint for the two most common
+    mistakes."""
+    hint = ""
+    if "alias" in context:
+        hint = '; quote a value that starts with *, as in "*"'
+    elif "'\\t'" in problem:
+        hint = "; indent with spaces, not tabs"
+    return f"is not YAML: {problem.splitlines()[0] if problem else context}{hint}"
+
+
+def contents(parent: str) -> str:
+    """The keys of a section."""
+    names = ", ".join(found.name for found in children(parent))
+    if not parent:
+        return f"there are {names}"
+    return f"{parent} has {names or 'no keys of its own'}"
+
+
+def _similar(path: str) -> list[str]:
+    """Keys that may have been meant: by the same letters, in the same section, of the same name
+    elsewhere."""
+    parent, _, last = path.rpartition(".")
+    siblings = {_letters(found.name): found.path for found in children(parent)}
+    same = [found for found in keys() if _letters(found) == _letters(path)]
+    near = [
+        siblings[letters]
+        for letters in get_close_matches(_letters(last), siblings, n=1, cutoff=0.7)
+    ]
+    elsewhere = [found.path for found in keys().values() if _letters(found.name) == _letters(last)]
+    close = get_close_matches(path, keys(), n=1, cutoff=0.8)
+    return same or near or (close or elsewhere if parent else elsewhere or close)
+
+
+def _letters(text: str) -> str:
+    """A name without case and punctuation: `bootstrapServers` and `bootstrap-servers` are the
+    same."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def plain(value: Any) -> str:
+    """A value on one line of YAML."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "null"
+    return json.dumps(value) if isinstance(value, list | dict) else str(value)
+
 
 # These are read by the command line before there is a configuration.
 _OF_THE_COMMAND_LINE: Final = frozenset(
-    {"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_TOKEN", "CHRONOS_CERT", "CHRONOS_CERT_KEY", "CHRONOS_CA"}
+    {
+        "CHRONOS_SERVER",
+        "CHRONOS_CONFIG",
+        "CHRONOS_TOKEN",
+        "CHRONOS_CERT",
+        "CHRONOS_CERT_KEY",
+        "CHRONOS_CA",
+    }
 )
 
 # What YAML 1.1 reads as nothing and as a switch; said here for texts that are not in a YAML file.
@@ -38,7 +160,8 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class _Origin:
-    """Where a setting was given. Problems are listed in this order: the file by line, variables, flags."""
+    """Where a setting was given. Problems are listed in this order: the file by line, variables,
+    flags."""
 
     rank: int
     line: int = 0
@@ -59,7 +182,9 @@ class _Reading:
     def give(self, path: str, value: str | list[str] | None, origin: _Origin) -> None:
         texts = value if isinstance(value, list) else [value or ""]
         if any(MASK in text for text in texts):
-            self.complain(origin, path, "is the mask that `chronos config show` prints; give the value itself")
+            self.complain(
+                origin, path, "is the mask that `chronos config show` prints; give the value itself"
+            )
         self.values[split(path)], self.origins[split(path)] = value, origin
 
     def complain(self, origin: _Origin, path: str, text: str) -> None:
@@ -71,11 +196,11 @@ class _Reading:
 
 
 def load(path: str | None, environ: Mapping[str, str], overrides: Sequence[str]) -> Config:
-    """The configuration from a YAML file (or none), `CHRONOS_*` variables and `path=value` overrides.
+    """The configuration from a YAML file (or none), `CHRONOS_*` variables and `path=value`
+    overrides.
 
-    Raises `ConfigurationError` with every problem, one line each: `<origin>: <key>: <problem>; <hint>`, where
-    the origin is `<file>:<line>`, the name of a variable, or `--set`.
-    """
+    Raises `ConfigurationError` with every problem, one line each: `<origin>: <key>: <problem>;
+    <hint>`, where the origin is `<file>:<line>`, the name of a variable, or `--set`."""
     reading = _Reading()
     if path is not None:
         _read_file(reading, path)
@@ -118,10 +243,12 @@ def _read_variables(reading: _Reading, environ: Mapping[str, str]) -> None:
             continue
         path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         if path.startswith(f"{PROPERTIES}."):
-            path = path.replace("_", ".")  # No property has a '_', and few shells take a '.' in a name.
+            path = path.replace(
+                "_", "."
+            )  # No property has a '_', and few shells take a '.' in a name.
         origin = _Origin(rank=_VARIABLE, label=name)
         if not _read_text(reading, path, environ[name], origin):
-            reading.complain(origin, "", messages.unknown_variable(path, environ[name]))
+            reading.complain(origin, "", unknown_variable(path, environ[name]))
 
 
 def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
@@ -132,7 +259,7 @@ def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
         if not equals:
             reading.complain(origin, path, "has no value; write path=value, for example shards=4")
         elif not _read_text(reading, path, text, origin):
-            reading.complain(origin, path, messages.unknown_key(path))
+            reading.complain(origin, path, unknown_key(path))
 
 
 def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool:
@@ -145,7 +272,9 @@ def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool
     found = keys().get(path)
     if found is None:
         return False
-    is_yaml = found.kind in ("section", "map") or (found.kind == "list" and text.lstrip().startswith("["))
+    is_yaml = found.kind in ("section", "map") or (
+        found.kind == "list" and text.lstrip().startswith("[")
+    )
     node = _compose(reading, text, origin, path) if is_yaml else _scalar(text)
     if node is not None:
         tree.key(found, node, origin)
@@ -159,20 +288,21 @@ def _scalar(text: str) -> yaml.ScalarNode:
 
 
 def _compose(reading: _Reading, text: str, origin: _Origin, path: str) -> yaml.Node | None:
-    """The tree of a YAML text; None if it is empty, or if it is not YAML, which is reported as a problem."""
+    """The tree of a YAML text; None if it is empty, or if it is not YAML, which is reported as a
+    problem."""
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         if origin.rank == _FILE and error.problem_mark is not None:
             line = error.problem_mark.line + 1
             origin = _Origin(rank=_FILE, line=line, label=f"{origin.label}:{line}")
-        reading.complain(origin, path, messages.not_yaml(error.context or "", error.problem or ""))
+        reading.complain(origin, path, not_yaml(error.context or "", error.problem or ""))
         return None
     except yaml.YAMLError as error:
-        reading.complain(origin, path, messages.not_yaml("", str(error)))
+        reading.complain(origin, path, not_yaml("", str(error)))
         return None
     except RecursionError:
-        reading.complain(origin, path, messages.not_yaml("", "it is nested too deep"))
+        reading.complain(origin, path, not_yaml("", "it is nested too deep"))
         return None
     return node
 
@@ -194,7 +324,7 @@ class _Tree:
             # A name with a dot is no path here: `log.kind:` would be a second way to say the same.
             found = keys().get(path) if "." not in name else None
             if found is None:
-                self.reading.complain(origin, path, messages.unknown_key(path, dotted="." in name))
+                self.reading.complain(origin, path, unknown_key(path, dotted="." in name))
             else:
                 self.key(found, value, origin)
 
@@ -215,9 +345,15 @@ class _Tree:
         is_property = mapping == PROPERTIES
         if not isinstance(node, yaml.ScalarNode):
             hint = "; write the whole name, as in sasl.username: a" if is_property else ""
-            return self.reading.complain(origin, path, f"must be one value, not {_shape(node)}{hint}")
+            return self.reading.complain(
+                origin, path, f"must be one value, not {_shape(node)}{hint}"
+            )
         if node.tag == _NULL_TAG:
-            hint = "leave it out for librdkafka's default" if is_property else "leave it out for no limit"
+            hint = (
+                "leave it out for librdkafka's default"
+                if is_property
+                else "leave it out for no limit"
+            )
             return self.reading.complain(origin, path, f"has no value; {hint}")
         text = str(node.value)
         # librdkafka knows true and false only, YAML on and off too. A password stays what it is.
@@ -229,8 +365,10 @@ class _Tree:
         if node.tag == _NULL_TAG:
             return None  # A heading whose keys are all commented out.
         if not isinstance(node, yaml.MappingNode):
-            what = messages.contents(found.path) if found.model else "write it as {name: value}"
-            return self.reading.complain(origin, found.path, f"is a section, not {_shape(node)}; {what}")
+            what = contents(found.path) if found.model else "write it as {name: value}"
+            return self.reading.complain(
+                origin, found.path, f"is a section, not {_shape(node)}; {what}"
+            )
         if found.model:
             return self.section(found.path, node)
         for name, value, at in self._pairs(found.path, node):
@@ -239,15 +377,22 @@ class _Tree:
 
     def _list(self, found: Key, node: yaml.Node, origin: _Origin) -> None:
         if isinstance(node, yaml.ScalarNode):
-            parts = None if node.tag == _NULL_TAG else [part.strip() for part in node.value.split(",")]
+            parts = (
+                None if node.tag == _NULL_TAG else [part.strip() for part in node.value.split(",")]
+            )
             self.reading.give(found.path, parts, origin)
-        elif isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        elif isinstance(node, yaml.SequenceNode) and all(
+            isinstance(item, yaml.ScalarNode) for item in node.value
+        ):
             self.reading.give(found.path, [str(item.value) for item in node.value], origin)
         else:
-            self.reading.complain(origin, found.path, 'must be a flat list, such as ["orders-*", audit]')
+            self.reading.complain(
+                origin, found.path, 'must be a flat list, such as ["orders-*", audit]'
+            )
 
     def _pairs(self, prefix: str, node: yaml.MappingNode) -> list[tuple[str, yaml.Node, _Origin]]:
-        """Names and values of a mapping. A repeated name is a problem: YAML would drop the first one."""
+        """Names and values of a mapping. A repeated name is a problem: YAML would drop the first
+        one."""
         pairs: dict[str, tuple[str, yaml.Node, _Origin]] = {}
         for key_node, value in node.value:
             name, origin = str(key_node.value), self.where(key_node)
@@ -257,7 +402,9 @@ class _Tree:
                 first = f"on line {line} " if origin.rank == _FILE else ""
                 self.reading.complain(origin, path, f"was given {first}already; keep one of them")
             elif not isinstance(key_node, yaml.ScalarNode):
-                self.reading.complain(origin, prefix, f"holds {_shape(key_node)} where a key must be")
+                self.reading.complain(
+                    origin, prefix, f"holds {_shape(key_node)} where a key must be"
+                )
             else:
                 pairs[name] = (name, value, origin)
         return list(pairs.values())
@@ -273,13 +420,16 @@ def _shape(node: yaml.Node) -> str:
 
 
 def _check(reading: _Reading) -> Config | None:
-    """The configuration that was read. Wrong values are left out, so that the rest is still checked."""
+    """The configuration that was read. Wrong values are left out, so that the rest is still
+    checked."""
     wrong: set[_Path] = set()
     try:
         config = Config.model_validate(_nested(reading.values))
     except ValidationError as error:
         wrong = {_check_conflict(reading, details) for details in error.errors()}
-        reading.values = {path: value for path, value in reading.values.items() if path not in wrong}
+        reading.values = {
+            path: value for path, value in reading.values.items() if path not in wrong
+        }
         try:
             config = Config.model_validate(_nested(reading.values))
         except ValidationError:
@@ -287,7 +437,9 @@ def _check(reading: _Reading) -> Config | None:
     for conflict in conflicts(config):
         paths = [split(path) for path in conflict.paths]
         if wrong.isdisjoint(paths):
-            origin = next((reading.origins[path] for path in paths if path in reading.origins), _NOWHERE)
+            origin = next(
+                (reading.origins[path] for path in paths if path in reading.origins), _NOWHERE
+            )
             reading.complain(origin, conflict.paths[0], conflict.text)
     return config
 
@@ -300,7 +452,9 @@ def _check_conflict(reading: _Reading, details: ErrorDetails) -> _Path:
     found = keys()[".".join(path)]
     if found.kind == "map":
         path = steps[: len(path) + 1]
-    reading.complain(reading.origins.get(path, _NOWHERE), ".".join(path), messages.wrong_value(found, details))
+    reading.complain(
+        reading.origins.get(path, _NOWHERE), ".".join(path), wrong_value(found, details)
+    )
     return path
 
 

@@ -1,8 +1,10 @@
-"""Values as people write them: durations, sizes, names, addresses. Text in, checked value out.
+"""Values as people write them: durations, sizes, names, addresses; and what the sections of the
+configuration are made of.
 
-Nothing here knows which keys exist. Every refusal is a ValueError whose text is shown as it is: what is wrong with the
-value, then what to write instead.
-"""
+Text in, checked value out.
+
+Nothing here knows which keys exist. Every refusal is a ValueError whose text is shown as it is:
+what is wrong with the value, then what to write instead."""
 
 import ipaddress
 import json
@@ -10,12 +12,12 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from chronos.core.rates import check_pattern, parse_rate
-from chronos.core.rules import TOPIC_NAME
+from chronos.core.shard.rules import TOPIC_NAME
 from chronos.core.timefmt import UNIT_MS, parse_duration_ms
 
 _BYTES_BY_UNIT: Final = {
@@ -34,7 +36,8 @@ _AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def duration_ms(value: object) -> int:
-    """`90s` as 90000. An int from code is milliseconds; a bare number in text is an error, except 0."""
+    """`90s` as 90000. An int from code is milliseconds; a bare number in text is an error, except
+    0."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if value == "0":
@@ -87,7 +90,9 @@ def size_text(size: int) -> str | int:
     return size
 
 
-_GENERATED_ID: Final = re.compile(r"(?:\w+://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+)(?::(\d{1,5}))?", re.ASCII)
+_GENERATED_ID: Final = re.compile(
+    r"(?:\w+://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+)(?::(\d{1,5}))?", re.ASCII
+)
 
 
 def _not_empty(text: str) -> str:
@@ -96,21 +101,27 @@ def _not_empty(text: str) -> str:
     if not text.isprintable():
         # The text may be a password: only the character is named.
         at = next(index for index, character in enumerate(text) if not character.isprintable())
-        raise ValueError(f"holds a character that cannot be printed: U+{ord(text[at]):04X}, at position {at + 1}")
+        raise ValueError(
+            f"holds a character that cannot be printed: U+{ord(text[at]):04X}, at position {at + 1}"
+        )
     return text
 
 
 def _name(text: str) -> str:
-    # It becomes part of the transactional ids of a backfill, of a path in the coordinator and of progress records.
+    # It becomes part of the transactional ids of a backfill, of a path in the coordinator and of
+    # progress records.
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text) or text in (".", ".."):
-        raise ValueError(f"{quoted(text)} is no name; use up to 200 letters, digits, '.', '_' and '-'")
+        raise ValueError(
+            f"{quoted(text)} is no name; use up to 200 letters, digits, '.', '_' and '-'"
+        )
     return text
 
 
 def _topic(text: str) -> str:
     if not TOPIC_NAME.fullmatch(text) or text in (".", ".."):
         raise ValueError(
-            f"{quoted(text)} is no name for a topic; Kafka takes up to 249 letters, digits, '.', '_' and '-'"
+            f"{quoted(text)} is no name for a topic; Kafka takes up to 249 letters, digits, '.', "
+            "'_' and '-'"
         )
     if text.startswith("__"):
         raise ValueError(f"{quoted(text)} starts with '__', which Kafka keeps for itself")
@@ -121,7 +132,9 @@ def _addresses(text: str) -> str:
     for address in text.split(","):
         found = _GENERATED_ID.fullmatch(address.strip())
         if not found or not 0 < int(found[1] or 1) < 65_536:
-            raise ValueError(f"{quoted(address.strip())} is no address; write host:port, several with commas")
+            raise ValueError(
+                f"{quoted(address.strip())} is no address; write host:port, several with commas"
+            )
     return text
 
 
@@ -147,15 +160,23 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
 def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name):
-            raise ValueError(f"{quoted(name)} is no host name; write it without http:// and without a port")
+            raise ValueError(
+                f"{quoted(name)} is no host name; write it without http:// and without a port"
+            )
     return names
 
 
 def _voters(texts: tuple[str, ...]) -> tuple[str, ...]:
     found = [_voter(text) for text in texts]
-    for what, values in (("node", [name for name, _ in found]), ("address", [address for _, address in found])):
+    for what, values in (
+        ("node", [name for name, _ in found]),
+        ("address", [address for _, address in found]),
+    ):
         if twice := {value for value in values if values.count(value) > 1}:
-            raise ValueError(f"names {'an' if what == 'address' else 'a'} {what} twice: {', '.join(sorted(twice))}")
+            raise ValueError(
+                f"names {'an' if what == 'address' else 'a'} {what} twice: "
+                f"{', '.join(sorted(twice))}"
+            )
     return texts
 
 
@@ -163,12 +184,16 @@ def _voter(text: str) -> tuple[str, str]:
     name, _, address = text.partition("=")
     host, _, port = address.rpartition(":")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or not host or not port:
-        raise ValueError(f"{quoted(text)} is no voter; write the id of its node and its address, as node=host:port")
+        raise ValueError(
+            f"{quoted(text)} is no voter; write the id of its node and its address, as "
+            "node=host:port"
+        )
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
         raise ValueError(f"{quoted(text)}: {quoted(port)} is no port; use 1 to 65535")
     if not _is_host(host):
         raise ValueError(
-            f"{quoted(text)}: {quoted(host)} is no host; write a name or an IP address, that of IPv6 in brackets"
+            f"{quoted(text)}: {quoted(host)} is no host; write a name or an IP address, that of "
+            "IPv6 in brackets"
         )
     return name, address.lower()
 
@@ -212,7 +237,30 @@ Topic = Annotated[str, AfterValidator(_topic)]
 Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
-Rates = Mapping[Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]]
+Rates = Mapping[
+    Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]
+]
 Hosts = Annotated[tuple[str, ...], AfterValidator(_hosts)]
 Voters = Annotated[tuple[str, ...], AfterValidator(_voters)]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]
+
+
+def key(default: object, meaning: str, *, least: object = None, most: object = None) -> Any:
+    """A key: its default and bounds as they are written in a file, its meaning with unit and
+    reason."""
+    return Field(
+        default, description=meaning, validate_default=True, ge=_number(least), le=_number(most)
+    )
+
+
+def _number(bound: object) -> int | None:
+    if bound is None or isinstance(bound, int):
+        return bound
+    return duration_ms(bound) if str(bound).endswith(tuple(UNIT_MS)) else size_bytes(bound)
+
+
+class Section(BaseModel):
+    """A section: frozen, without unknown keys; an error does not show the value, which may be a
+    password."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -1,25 +1,29 @@
-"""The tolerance between clocks, and the clock of a follower, which commits nothing that a broker could compare."""
+"""The tolerance between clocks, and the clock of a follower, which commits nothing that a broker
+could compare."""
 
 from collections import deque
 
 CLOCK_TOLERANCE_MS = 500
-"""Largest difference between two clocks, and largest step of one, at which messages are still delivered (law 2)."""
+"""Largest difference between two clocks, and largest step of one, at which messages are still
+delivered (law 2)."""
 
 AGE_MS_MAX = 5_000
-"""Age of progress records at their arrival from which on a follower suspects its clock: ten times the tolerance, because a record may
-also arrive late."""
+"""Age of progress records at their arrival from which on a follower suspects its clock: ten times
+the tolerance, because a record may also arrive late."""
 
 AGES = 3
 """Arrivals in a row that must agree."""
 
 
 LAST_CHOICE = (
-    f", by the last {AGES} records that arrived: this replica takes over only if there is no other; check NTP on both"
+    f", by the last {AGES} records that arrived: this replica takes over only if there is no "
+    "other; check NTP on both"
 )
 
 
 class Arrivals:
-    """The ages of the progress records that arrived last at a follower which waited for them, by its own clock."""
+    """The ages of the progress records that arrived last at a follower which waited for them, by
+    its own clock."""
 
     def __init__(self) -> None:
         self._ages_ms: deque[int] = deque(maxlen=AGES)

@@ -1,16 +1,18 @@
-"""Cron expressions with a time zone: the next time, as a pure function of expression, zone and time.
+"""Cron expressions with a time zone: the next time, as a pure function of expression, zone and
+time.
 
-`cronsim` reads the expression; this module searches, in a bounded number of steps. An expression whose hour field begins with `*`
-counts real time: it fires whenever the wall clock shows a matching time, also in both passes of an hour that is repeated. Every
-other expression names wall-clock times: one that does not exist on a day (a gap) fires once, at the first moment after the gap; one
+`cronsim` reads the expression; this module searches, in a bounded number of steps. An expression
+whose hour field begins with `*` counts real time: it fires whenever the wall clock shows a matching
+time, also in both passes of an hour that is repeated. Every other expression names wall-clock
+times: one that does not exist on a day (a gap) fires once, at the first moment after the gap; one
 that exists twice (an overlap) fires once, the first time.
 
-Which days match depends only on the length of a month and on the weekday of its first day. So an expression is known never to
-fire from at most 28 months, and one that does fire has a time within YEARS_MAX.
+Which days match depends only on the length of a month and on the weekday of its first day. So an
+expression is known never to fire from at most 28 months, and one that does fire has a time within
+YEARS_MAX.
 
-The zone data is the machine's, so only a master computes with it; replicas execute what it recorded (law 9). It needs
-the extra `server`: nothing that clients import may import it.
-"""
+The zone data is the machine's, so only a master computes with it; replicas execute what it recorded
+(law 9). It needs the extra `server`: nothing that clients import may import it."""
 
 from bisect import bisect_left
 from calendar import monthrange
@@ -26,10 +28,12 @@ TIMES_CACHED_MAX = 10_000
 """Results that are remembered: series with one expression are usually due at the same time."""
 
 EXPRESSIONS_CACHED_MAX = 4_000
-"""Expressions that are remembered, those that were refused and those that never fire included: at most about 10 MB."""
+"""Expressions that are remembered, those that were refused and those that never fire included: at
+most about 10 MB."""
 
 YEARS_MAX = 41
-"""Years that are searched: 29 February falls on the same weekday again after at most 40, around a year like 2100."""
+"""Years that are searched: 29 February falls on the same weekday again after at most 40, around a
+year like 2100."""
 
 TURNS_MAX = 100
 """Days and changes of the zone that are tried: one is almost always enough."""
@@ -41,7 +45,8 @@ _MONTH_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """Return the time zone; UTC if the name is empty. Raises ValueError, with a text for users, if it is not known here."""
+    """Return the time zone; UTC if the name is empty. Raises ValueError, with a text for users, if
+    it is not known here."""
     try:
         return ZoneInfo(name or "UTC")
     except (KeyError, ValueError, OSError):
@@ -52,7 +57,8 @@ def zone_of(name: str) -> ZoneInfo:
 
 @lru_cache(maxsize=TIMES_CACHED_MAX)
 def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
-    """Return the first time (epoch ms) after `after_ms` at which the expression fires; None if it never does.
+    """Return the first time (epoch ms) after `after_ms` at which the expression fires; None if it
+    never does.
 
     Raises ValueError, with a text for users.
     """
@@ -63,7 +69,9 @@ def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
         return None
     try:
         after = _EPOCH_START + timedelta(milliseconds=after_ms)
-        found = _next_real(fields, zone, after) if fields.is_real else _next_named(fields, zone, after)
+        found = (
+            _next_real(fields, zone, after) if fields.is_real else _next_named(fields, zone, after)
+        )
     except OverflowError:
         return None
     if found is None:
@@ -89,20 +97,31 @@ class _Fields:
         read = CronSim(expression, datetime(2000, 1, 1))
         self._times = sorted(read.hours), sorted(read.minutes), sorted(read.seconds)
         self._months = sorted(read.months)
-        self._days, self._weekdays, self._both = frozenset(read.days), frozenset(read.weekdays), read.day_and
+        self._days, self._weekdays, self._both = (
+            frozenset(read.days),
+            frozenset(read.weekdays),
+            read.day_and,
+        )
         self._masks: dict[tuple[int, int], int] = {}
         self.is_real = read.parts[2].startswith("*")
         """True if it counts real time."""
-        lengths = {_MONTH_LENGTHS[month - 1] for month in self._months} | ({28} if 2 in self._months else set())
-        self.fires_never = not any(self._mask(first, length) for length in lengths for first in range(7))
+        lengths = {_MONTH_LENGTHS[month - 1] for month in self._months} | (
+            {28} if 2 in self._months else set()
+        )
+        self.fires_never = not any(
+            self._mask(first, length) for length in lengths for first in range(7)
+        )
         """True if no day of any year matches."""
 
     def _mask(self, first: int, length: int) -> int:
-        """Return the matching days of a month, as bits, by the weekday of its first day (0: Monday) and its length."""
+        """Return the matching days of a month, as bits, by the weekday of its first day (0: Monday)
+        and its length."""
         found = self._masks.get((first, length))
         if found is None:
             by_date, by_weekday = self._by_date(first, length), self._by_weekday(first, length)
-            found = self._masks[first, length] = by_date & by_weekday if self._both else by_date | by_weekday
+            found = self._masks[first, length] = (
+                by_date & by_weekday if self._both else by_date | by_weekday
+            )
         return found
 
     def _by_date(self, first: int, length: int) -> int:
@@ -132,10 +151,14 @@ class _Fields:
 
     def matches(self, day: date) -> bool:
         """Return whether it fires on the day."""
-        return day.month in self._months and self._mask(*monthrange(day.year, day.month)) >> day.day & 1 == 1
+        return (
+            day.month in self._months
+            and self._mask(*monthrange(day.year, day.month)) >> day.day & 1 == 1
+        )
 
     def day_from(self, day: date) -> date | None:
-        """Return the first matching day from this one on; None if there is none within YEARS_MAX, or before the year 10000."""
+        """Return the first matching day from this one on; None if there is none within YEARS_MAX,
+        or before the year 10000."""
         for year in range(day.year, min(day.year + YEARS_MAX, 9_999) + 1):
             for month in self._months:
                 if year == day.year and month < day.month:
@@ -148,7 +171,8 @@ class _Fields:
         return None
 
     def time_from(self, at: time) -> time | None:
-        """Return the first matching time of a day from this one on; None if it is over for the day."""
+        """Return the first matching time of a day from this one on; None if it is over for the
+        day."""
         hours, minutes, seconds = self._times
         hour = bisect_left(hours, at.hour)
         if hour < len(hours) and hours[hour] == at.hour:
@@ -194,7 +218,8 @@ def _naive_after(fields: _Fields, naive: datetime) -> datetime | None:
 
 
 def _next_real(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
-    """Return the next instant of an expression that counts real time: the first one with a matching wall clock."""
+    """Return the next instant of an expression that counts real time: the first one with a matching
+    wall clock."""
     instant = after.replace(microsecond=0) + _SECOND
     for _ in range(TURNS_MAX):
         local = instant.astimezone(zone)
@@ -211,12 +236,17 @@ def _next_real(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | N
             day = fields.day_from(tomorrow.date())
             if day is None:
                 return None
-            instant = then if day == tomorrow.date() else max(then, _instant(datetime.combine(day, time()), zone))
+            instant = (
+                then
+                if day == tomorrow.date()
+                else max(then, _instant(datetime.combine(day, time()), zone))
+            )
     return None
 
 
 def _change(before: datetime, behind: datetime, zone: tzinfo) -> datetime:
-    """Return the first whole second (UTC) at which the zone has the offset from UTC of `behind`, and no longer that of `before`."""
+    """Return the first whole second (UTC) at which the zone has the offset from UTC of `behind`,
+    and no longer that of `before`."""
     offset = behind.astimezone(zone).utcoffset()
     while behind - before > _SECOND:
         middle = (before + (behind - before) // 2).replace(microsecond=0)
@@ -237,7 +267,8 @@ def _overlap_end(naive: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _instant(naive: datetime, zone: ZoneInfo) -> datetime:
-    """Return the instant of a wall-clock time: the first of two, and the end of the gap for one that does not exist."""
+    """Return the instant of a wall-clock time: the first of two, and the end of the gap for one
+    that does not exist."""
     instant = naive.replace(tzinfo=zone).astimezone(UTC)
     if instant.astimezone(zone).replace(tzinfo=None, fold=0) == naive:
         return instant

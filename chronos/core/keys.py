@@ -1,6 +1,7 @@
 """Keys of the store, generated ids, and the partition of a key.
 
-Layout of the store: a one-byte space prefix, then big-endian integers, so that byte order is time order.
+Layout of the store: a one-byte space prefix, then big-endian integers, so that byte order is time
+order.
 
     e  due_ms u64  offset u64     entry: a message, pending ahead of the cursor, settled behind it
     i  id bytes                   id state: the last known state of an id
@@ -14,9 +15,9 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
 
-The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32; LIMITED is the
-greatest u32. The destination of held records is a partition of the delay topic, or REJECTED, the greatest u32.
-"""
+The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus
+two, u32; LIMITED is the greatest u32. The destination of held records is a partition of the delay
+topic, or REJECTED, the greatest u32."""  # noqa: E501
 
 import re
 from struct import Struct
@@ -26,7 +27,8 @@ LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
 HELD, QUEUE_STATE = b"h", b"q"
 
 Lane = tuple[str, int]
-"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC, UNCREATED or LIMITED."""
+"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC, UNCREATED or
+LIMITED."""
 
 WHOLE_TOPIC = -1
 """Partition of the lane of messages without a key, whose topic has no partition with a leader."""
@@ -64,7 +66,8 @@ _GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][
 STATE_KEY = META + b"state"
 IDENTITY_KEY = META + b"identity"
 PLACED_KEY = META + b"placed"
-"""The row of a store that was replayed to the end of its logs, and then had no ids of other shards."""
+"""The row of a store that was replayed to the end of its logs, and then had no ids of other
+shards."""
 
 PLACED = b"\x01"
 """The value of that row. Earlier it was empty, and said so before the logs were replayed."""
@@ -76,7 +79,8 @@ def entry_key(due_ms: int, offset: int) -> bytes:
 
 
 entry_position = _position_alone.unpack
-"""Return `(due_ms, offset)` of an entry's key. A bound method: a function around it would cost 0.05 us a message."""
+"""Return `(due_ms, offset)` of an entry's key. A bound method: a function around it would cost 0.05
+us a message."""
 
 
 def id_key(message_id: bytes) -> bytes:
@@ -85,7 +89,8 @@ def id_key(message_id: bytes) -> bytes:
 
 
 def expiry_key(settled_ms: int, message_id: bytes) -> bytes:
-    """Return the key of an id state in the expiry list, which is ordered by the time at which the ids were settled."""
+    """Return the key of an id state in the expiry list, which is ordered by the time at which the
+    ids were settled."""
     return _number.pack(EXPIRY, settled_ms) + message_id
 
 
@@ -118,7 +123,8 @@ def unpack_lane(data: bytes) -> Lane:
 
 
 def lane_key(lane: Lane, due_ms: int, offset: int) -> bytes:
-    """Return the key of a parked message; the messages of a lane are ordered by due time, then by source offset."""
+    """Return the key of a parked message; the messages of a lane are ordered by due time, then by
+    source offset."""
     return LANE + pack_lane(lane) + _lane_position.pack(due_ms, offset)
 
 
@@ -170,7 +176,8 @@ def generated_id(shard: int, due_ms: int, offset: int) -> bytes:
 
 
 def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] | None:
-    """Return `(shard, due_ms, offset)` if the id is a generated id of one of `shards` shards, else None."""
+    """Return `(shard, due_ms, offset)` if the id is a generated id of one of `shards` shards, else
+    None."""
     match = _GENERATED_ID.fullmatch(message_id)
     if match is None:
         return None
@@ -179,7 +186,8 @@ def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] |
 
 
 def murmur2(data: bytes) -> int:
-    """Return MurmurHash2, 32 bits unsigned, as `org.apache.kafka.common.utils.Utils.murmur2` computes it."""
+    """Return MurmurHash2, 32 bits unsigned, as `org.apache.kafka.common.utils.Utils.murmur2`
+    computes it."""
     multiplier, mask = MURMUR2_MULTIPLIER, 0xFFFFFFFF
     length = len(data)
     hashed = MURMUR2_SEED ^ length
@@ -195,6 +203,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition in which Java producers, and librdkafka's `murmur2_random`, place a key."""
+    """Return the partition in which Java producers, and librdkafka's `murmur2_random`, place a
+    key."""
     assert partitions > 0
     return (murmur2(key) & 0x7FFFFFFF) % partitions

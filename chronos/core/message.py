@@ -1,7 +1,8 @@
-"""The values that messages are made of: records, entries, commands, rejections and the headers that name them.
+"""The values that messages are made of: records, entries, commands, rejections, and the names of
+headers.
 
-Values only: `parsing` makes commands of records, `rules` holds what the configuration allows, `shard` keeps the state.
-"""
+Values only: `parsing` makes commands of records, `rules` holds what the configuration allows,
+`shard` keeps the state."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -41,7 +42,8 @@ DETAIL = "chronos-detail"
 REPLAYED = "chronos-replayed"
 
 FORWARDED = "chronos-forwarded"
-"""The hop of a forwarded record: `<topic>/<partition>/<offset>;<epoch ms>`, its source and its first timestamp."""
+"""The hop of a forwarded record: `<topic>/<partition>/<offset>;<epoch ms>`, its source and its
+first timestamp."""
 
 RESOLUTION = "chronos-resolution"
 RESOLVED = "chronos-resolved"
@@ -49,15 +51,20 @@ RESOLVED = "chronos-resolved"
 OPTIONAL = frozenset({ATTEMPTS, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY, SPREAD})
 """Control headers of which the `Options` of an entry are made."""
 
-SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT}) | OPTIONAL
+SCHEDULING = (
+    frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT})
+    | OPTIONAL
+)
 """Control headers that a `schedule` or `replace` may carry."""
 
 RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL, REPLAYED})
-"""Headers that Chronos writes on a delivered, rejected or dead-lettered record; dropped when the record is sent again."""
+"""Headers that Chronos writes on a delivered, rejected or dead-lettered record; dropped when the
+record is sent again."""
 
 
 class Reason(IntEnum):
-    """Why a record was refused or a message not delivered: a number in progress records, a text in `chronos-reason`."""
+    """Why a record was refused or a message not delivered: a number in progress records, a text in
+    `chronos-reason`."""
 
     UNREADABLE_HEADERS = 1
     UNKNOWN_HEADER = 2
@@ -118,10 +125,21 @@ class OnConflict(IntEnum):
     IGNORE = 3
 
 
-VERBS = {b"schedule": Verb.SCHEDULE, b"replace": Verb.REPLACE, b"reschedule": Verb.RESCHEDULE,
-         b"cancel": Verb.CANCEL, b"fire-now": Verb.FIRE_NOW, b"probe": Verb.PROBE, b"replay": Verb.REPLAY,
-         b"backfill": Verb.BACKFILL}  # fmt: skip
-CONFLICT_POLICIES = {b"reject": OnConflict.REJECT, b"replace": OnConflict.REPLACE, b"ignore": OnConflict.IGNORE}
+VERBS = {
+    b"schedule": Verb.SCHEDULE,
+    b"replace": Verb.REPLACE,
+    b"reschedule": Verb.RESCHEDULE,
+    b"cancel": Verb.CANCEL,
+    b"fire-now": Verb.FIRE_NOW,
+    b"probe": Verb.PROBE,
+    b"replay": Verb.REPLAY,
+    b"backfill": Verb.BACKFILL,
+}
+CONFLICT_POLICIES = {
+    b"reject": OnConflict.REJECT,
+    b"replace": OnConflict.REPLACE,
+    b"ignore": OnConflict.IGNORE,
+}
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -135,7 +153,8 @@ class Record(Struct, frozen=True, gc=False):
     headers: Headers | None
     """None if the headers cannot be read: a name is not UTF-8."""
     create_time: bool = False
-    """The timestamp is the producer's (`CreateTime`), in any unit: it must not influence a time of the shard."""
+    """The timestamp is the producer's (`CreateTime`), in any unit: it must not influence a time of
+    the shard."""
 
 
 class Repeat(IntEnum):
@@ -154,7 +173,11 @@ class LatePolicy(IntEnum):
     SKIP = 3
 
 
-LATE_POLICIES = {b"fire-once": LatePolicy.FIRE_ONCE, b"fire-all": LatePolicy.FIRE_ALL, b"skip": LatePolicy.SKIP}
+LATE_POLICIES = {
+    b"fire-once": LatePolicy.FIRE_ONCE,
+    b"fire-all": LatePolicy.FIRE_ALL,
+    b"skip": LatePolicy.SKIP,
+}
 
 
 class Repetition(Struct, frozen=True, array_like=True, gc=False):
@@ -163,7 +186,8 @@ class Repetition(Struct, frozen=True, array_like=True, gc=False):
     kind: int
     """A `Repeat`."""
     values: tuple[int, ...] = ()
-    """`EVERY`: the interval (ms). `BACKOFF`: base (ms), factor in thousandths, cap (ms). `CRON`: none."""
+    """`EVERY`: the interval (ms). `BACKOFF`: base (ms), factor in thousandths, cap (ms). `CRON`:
+    none."""
     cron: str = ""
     """`CRON`: the expression, with 5 or 6 fields."""
     zone: str = ""
@@ -174,7 +198,8 @@ class Repetition(Struct, frozen=True, array_like=True, gc=False):
     """The last due time (epoch ms) that an occurrence may have; 0: without limit."""
     late_policy: int = LatePolicy.FIRE_ONCE
     planned_ms: int = 0
-    """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0: it is."""
+    """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0:
+    it is."""
 
 
 class Options(Struct, frozen=True, array_like=True, gc=False):
@@ -188,28 +213,35 @@ class Options(Struct, frozen=True, array_like=True, gc=False):
 
 
 class IdOrder(Struct, frozen=True, array_like=True, gc=False):
-    """What the order of the records of one id depends on besides its first timestamp. Field order is the layout."""
+    """What the order of the records of one id depends on besides its first timestamp. Field order
+    is the layout."""
 
     source: int | None = None
     """The partition that the message came to first; None: its own."""
     cancels: tuple[tuple[int, int], ...] = ()
-    """`(first timestamp, partition)` of the latest cancel, and of the latest one that came to another partition than that."""
+    """`(first timestamp, partition)` of the latest cancel, and of the latest one that came to
+    another partition than that."""
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):
-    """A pending message as the store keeps it. Field order is the layout: append only, with a default."""
+    """A pending message as the store keeps it. Field order is the layout: append only, with a
+    default."""
 
     id: bytes | None
-    """The user's key, or the generated id of an entry that has left the position in that id; else None."""
+    """The user's key, or the generated id of an entry that has left the position in that id; else
+    None."""
     due_ms: int
-    """Due time (epoch ms) as requested, or of the occurrence. The position in the store may be later, never earlier."""
+    """Due time (epoch ms) as requested, or of the occurrence. The position in the store may be
+    later, never earlier."""
     target: str
     key: bytes | None
     headers: dict[str, bytes | None] | list[tuple[str, bytes | None]]
-    """The producer's headers in order. A dict if no name repeats: half the cost of a list to pack and to send."""
+    """The producer's headers in order. A dict if no name repeats: half the cost of a list to pack
+    and to send."""
     value: bytes | None
     timestamp_ms: int
-    """The broker's clock when the record was appended (`LogAppendTime`); of a forwarded record, the first of these."""
+    """The broker's clock when the record was appended (`LogAppendTime`); of a forwarded record, the
+    first of these."""
     expire_at_ms: int | None = None
     """Time (epoch ms) after which the message is not delivered."""
     occurrence: int = 1
@@ -219,7 +251,8 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     options: Options | None = None
     """None for a plain message."""
     order: IdOrder | None = None
-    """None for a message that came to its own partition, whose id no remembered cancel has named."""
+    """None for a message that came to its own partition, whose id no remembered cancel has
+    named."""
 
 
 class EntryHead(Struct, frozen=True, array_like=True, gc=False):
@@ -275,7 +308,8 @@ PROBE_ACTION = Action(Verb.PROBE, PROBE_ID)
 
 
 Command = Entry | ConditionalSchedule | Action | Rejection
-"""The command of a record. A plain `Entry` is a message that is rejected if it has an id and the id is taken."""
+"""The command of a record. A plain `Entry` is a message that is rejected if it has an id and the id
+is taken."""
 
 
 def receipt(entry: Entry, offset: int, shard: int, source_prefix: bytes) -> dict[str, bytes | None]:
@@ -301,3 +335,47 @@ def receipt(entry: Entry, offset: int, shard: int, source_prefix: bytes) -> dict
 def entry_id(entry: Entry | EntryHead, shard: int, offset: int) -> bytes:
     """Return the id by which users know the message."""
     return entry.id if entry.id is not None else generated_id(shard, entry.due_ms, offset)
+
+
+HEADERS = SCHEDULING | RECEIPT | {FORWARDED, RESOLUTION, RESOLVED}
+"""Every header that Chronos reads or writes, as it spells them."""
+
+_WRITTEN_BY_USERS = sorted(SCHEDULING) + sorted(RECEIPT)
+_LENGTHS = range(min(map(len, HEADERS)) - 1, max(map(len, HEADERS)) + 2)
+
+
+def header_of(name: str) -> str | None:
+    """Return the header of Chronos that a name stands for; None if the name is the producer's own.
+
+    Raises ValueError, with a text for users, for a name that stands for none and begins like one,
+    or is one edit away from one."""
+    folded = folded_name(name)
+    if folded in HEADERS:
+        return folded
+    meant = _nearest(folded)
+    if meant is None and not folded.startswith(PREFIX):
+        return None
+    raise ValueError(
+        f"{name[:80]} is not a header of Chronos" + (f"; did you mean {meant}?" if meant else "")
+    )
+
+
+def folded_name(name: str) -> str:
+    """Return the name in lower case, with `-` for `_`, if it is ASCII."""
+    return name.lower().replace("_", "-") if name.isascii() else name
+
+
+def _nearest(name: str) -> str | None:
+    """Return the header that the name becomes when one character is added, removed, replaced or
+    moved."""
+    if len(name) not in _LENGTHS:
+        return None
+    return next((_NEAR[each] for each in _with_one_less(name) if each in _NEAR), None)
+
+
+def _with_one_less(name: str) -> list[str]:
+    """Return the name, and the name without each of its characters."""
+    return [name, *(name[:at] + name[at + 1 :] for at in range(len(name)))]
+
+
+_NEAR = {each: header for header in reversed(_WRITTEN_BY_USERS) for each in _with_one_less(header)}

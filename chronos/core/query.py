@@ -1,30 +1,23 @@
-"""Queries of a shard, answered from its store: one message, a page of pending messages, counts per interval.
+"""Queries of a shard, answered from its store: one message, a page of pending ones by a filter, the
+timeline, and a scan of all pending messages for bulk operations.
 
-Queries read through `StoreView`, so any replica can answer. Every call does a bounded amount of work; the answer names the
-position from which the caller can continue.
-"""
+Queries read through `StoreView`, so any replica can answer. Every call does a bounded amount of
+work; the answer names the position from which the caller can continue.
 
-from collections.abc import Collection
+`scan_pending` reads a snapshot of the store, so it finds every message that is pending at that
+moment exactly once, whatever the shard does meanwhile: messages that are scheduled or moved later
+are not found at their new positions."""
+
+from collections.abc import Callable, Collection, Iterator
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.core.codec import (
-    ABSENT,
-    CANCELLED,
-    DELIVERED,
-    PENDING,
-    STATE_NAMES,
-    Failure,
-    IdState,
-    State,
-    unpack_entry,
-    unpack_id_state,
-    unpack_state,
-)
-from chronos.core.filter import Filter, after
 from chronos.core.keys import (
     MINUTE_MS,
+    OFFSET_MAX,
     STATE_KEY,
     Lane,
     count_key,
@@ -33,18 +26,120 @@ from chronos.core.keys import (
     id_key,
     key_number,
     lane_key,
+    lane_position,
     parked_key,
     parked_position,
     parse_generated_id,
     queue_state_key,
     unpack_lane,
 )
-from chronos.core.lanes import lane_of
-from chronos.core.message import Entry, entry_id
-from chronos.core.reach import Reach
-from chronos.core.step import StoreView
+from chronos.core.message import Entry, EntryHead, entry_id
+from chronos.core.reach import EVERYTHING, Reach
+from chronos.core.shard.codec import (
+    ABSENT,
+    CANCELLED,
+    DELIVERED,
+    FRESH,
+    PENDING,
+    STATE_NAMES,
+    Failure,
+    IdState,
+    State,
+    unpack_entry,
+    unpack_head,
+    unpack_id_state,
+    unpack_state,
+)
+from chronos.core.shard.lanes import lane_of, read_states
+from chronos.core.shard.step import StoreView
+from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX
-from chronos.core.wheel import Position
+
+WILDCARDS = frozenset("*?[")
+"""Characters of a pattern that is not the name of one topic."""
+
+
+@lru_cache(maxsize=10_000)
+def is_like(topic: str, pattern: str) -> bool:
+    """Return whether a topic matches a pattern, which is its name or a shell-style pattern as in
+    `targets.allow`."""
+    return fnmatchcase(topic, pattern)
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Conditions that must all be true of a message; the default is true of every message."""
+
+    target: str | None = None
+    """Its target topic matches this name or pattern."""
+    due_from_ms: int = 0
+    """It is due at or after this time (epoch ms), by its position in the store."""
+    due_to_ms: int = MS_MAX + 1
+    """It is due before this time (epoch ms), by its position in the store."""
+    id_prefix: bytes = b""
+    """First bytes of its id, be it the user's or a generated one."""
+    key: bytes | None = None
+    """The Kafka key that it is delivered with."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """Headers that it has, among any others, with exactly these values."""
+    reach: Reach = EVERYTHING
+    """It is the sender's own."""
+
+    @property
+    def is_selective(self) -> bool:
+        """True if messages of the due window are told apart by more than their time."""
+        return (
+            self.target is not None
+            or bool(self.id_prefix)
+            or self.needs_entry
+            or self.reach.is_limited
+        )
+
+    @property
+    def needs_entry(self) -> bool:
+        """True if the head of an entry is not enough to tell."""
+        return bool(self.headers) or self.key is not None
+
+    @property
+    def start(self) -> Position:
+        """The first position of the due window."""
+        return max(min(self.due_from_ms, MS_MAX), 0), 0
+
+    @property
+    def stop(self) -> Position:
+        """The first position after the due window."""
+        return max(min(self.due_to_ms, MS_MAX + 1), 0), 0
+
+    def concerns_target(self, topic: str) -> bool:
+        """Return whether the filter may be true of a message for the topic."""
+        return (self.target is None or is_like(topic, self.target)) and self.reach.admits_target(
+            topic
+        )
+
+    def concerns(self, entry: Entry | EntryHead, shard: int, offset: int) -> bool:
+        """Return whether the filter is true of a message whose position is in the due window."""
+        if self.target is not None and not is_like(entry.target, self.target):
+            return False
+        if self.reach is not EVERYTHING and not self.reach.admits(
+            entry_id(entry, shard, offset), entry.target
+        ):
+            return False
+        if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
+            return False
+        if self.needs_entry:
+            assert isinstance(entry, Entry), "a filter of key or headers needs the whole entry"
+            if self.key is not None and entry.key != self.key:
+                return False
+            headers = entry.headers
+            pairs = headers.items() if isinstance(headers, dict) else headers
+            return all(pair in pairs for pair in self.headers)
+        return True
+
+
+def after(position: Position) -> Position:
+    """Return the first position after this one."""
+    due_ms, offset = position
+    return (due_ms, offset + 1) if offset < OFFSET_MAX else (due_ms + 1, 0)
+
 
 PAGE_SCAN_MAX = 5_000
 """Entries read for one page, whether they match or not."""
@@ -65,7 +160,8 @@ COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
 
 ENTRIES_SCAN = 250
-"""Entries read in one scan, for the same reason: a shard waits for the GIL several times in a step."""
+"""Entries read in one scan, for the same reason: a shard waits for the GIL several times in a
+step."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -75,11 +171,13 @@ class Found(Struct, frozen=True, kw_only=True):
     state: str
     """pending, delivered, cancelled, expired or dead; of `settled` also SETTLED."""
     place_ms: int
-    """Due time in the store (epoch ms): never before the requested one; later after a retry or a late arrival."""
+    """Due time in the store (epoch ms): never before the requested one; later after a retry or a
+    late arrival."""
     offset: int
     """Source offset: that of its delay record."""
     settled_ms: int | None
-    """Broker time (epoch ms) at which it was settled; None while it is pending, or if it has no id state."""
+    """Broker time (epoch ms) at which it was settled; None while it is pending, or if it has no id
+    state."""
     entry: Entry | None
     """The message; None after a cancel, or after its retention."""
     failure: Failure | None = None
@@ -108,18 +206,25 @@ def holds_for(view: StoreView, state: State, destination: int) -> bool:
     return state.held_forwards > 0 and view.get([queue_state_key(destination)])[0] is not None
 
 
-def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, reach: Reach) -> Found | None:
-    """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown.
+def find(
+    view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, reach: Reach
+) -> Found | None:
+    """Return the state of the id in this shard, from its id state or from the entry at its
+    generated id; None if unknown.
 
-    A message out of reach is unknown, also one whose target is no longer kept, if the reach is limited.
-    """
+    A message out of reach is unknown, also one whose target is no longer kept, if the reach is
+    limited."""
     found = _find(view, state, shard, shards, message_id)
     if found is None or not reach.is_limited:
         return found
-    return found if found.entry is not None and reach.admits(message_id, found.entry.target) else None
+    return (
+        found if found.entry is not None and reach.admits(message_id, found.entry.target) else None
+    )
 
 
-def _find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
+def _find(
+    view: StoreView, state: State, shard: int, shards: int, message_id: bytes
+) -> Found | None:
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
@@ -164,17 +269,26 @@ def _find(view: StoreView, state: State, shard: int, shards: int, message_id: by
 
 
 def page(
-    view: StoreView, state: State, shard: int, *, begin: Position | None, matching: Filter, limit: int
+    view: StoreView,
+    state: State,
+    shard: int,
+    *,
+    begin: Position | None,
+    matching: Filter,
+    limit: int,
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return at most `limit` pending messages after the position `begin` of which the filter is true, in order.
+    """Return at most `limit` pending messages after the position `begin` of which the filter is
+    true, in order.
 
-    The second value is the position up to which the answer is complete, which the caller passes as `begin` for the next page;
-    None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last. The shard may take
-    steps meanwhile: pages together return each message that is pending at the same position throughout exactly once.
+    The second value is the position up to which the answer is complete, which the caller passes as
+    `begin` for the next page; None if there are no more. A page may be shorter than `limit`, even
+    empty, and still not be the last. The shard may take steps meanwhile: pages together return each
+    message that is pending at the same position throughout exactly once.
 
     1. read entries after the cursor of `state`, and whether there are more,
     2. read the cursor as it is now: entries at or before it are no longer pending, or were parked,
-    3. read parked messages: also those that were parked since 1 are found, at the positions they had.
+    3. read parked messages: also those that were parked since 1 are found, at the positions they
+       had.
     """
     assert limit > 0
     first = matching.start if begin is None else max(matching.start, after(begin))
@@ -182,7 +296,9 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        found, is_end = _entries(view, start, stop, PAGE_SCAN_MAX if matching.is_selective else limit)
+        found, is_end = _entries(
+            view, start, stop, PAGE_SCAN_MAX if matching.is_selective else limit
+        )
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
         for key, data in found:
@@ -199,9 +315,13 @@ def page(
             through = entry_position(found[-1][0])
     if not state.parked:
         return rows, through
-    parked, parked_through = _parked(view, shard, first, stop if through is None else after(through), matching, limit)
+    parked, parked_through = _parked(
+        view, shard, first, stop if through is None else after(through), matching, limit
+    )
     through = through if parked_through is None else parked_through
-    by_position = {row.position: row for row in [*rows, *parked] if through is None or row.position <= through}
+    by_position = {
+        row.position: row for row in [*rows, *parked] if through is None or row.position <= through
+    }
     merged = [by_position[position] for position in sorted(by_position)]
     if len(merged) > limit:
         del merged[limit:]
@@ -212,7 +332,8 @@ def page(
 def _entries(
     view: StoreView, start: Position, stop: Position, entries_max: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether these are all."""
+    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether
+    these are all."""
     found: list[tuple[bytes, bytes]] = []
     key, end, left = entry_key(*start), entry_key(*stop), PAGE_SCAN_BYTES
     while len(found) < entries_max and left > 0:
@@ -222,14 +343,16 @@ def _entries(
         found += portion
         key = _key_after(entry_position(portion[-1][0]))
         left -= sum(len(data) for _, data in portion)
-    # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves the end.
+    # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves
+    # the end.
     return found, not view.scan(key, end, 1, 1)
 
 
 def _parked(
     view: StoreView, shard: int, first: Position, stop: Position, matching: Filter, limit: int
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more before `stop`."""
+    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more
+    before `stop`."""
     if first >= stop:
         return [], None
     index = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
@@ -250,7 +373,9 @@ def _parked(
         if len(rows) == limit or size > PAGE_SCAN_BYTES:
             return rows, position
     end = parked_position(index[-1][0]) if index else None
-    return rows, end if end is not None and view.scan(parked_key(*after(end)), parked_key(*stop), 1, 1) else None
+    return rows, end if end is not None and view.scan(
+        parked_key(*after(end)), parked_key(*stop), 1, 1
+    ) else None
 
 
 def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | None:
@@ -265,7 +390,9 @@ def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | No
 
 
 def _row(entry: Entry, shard: int, place_ms: int, offset: int) -> MessageRow:
-    return MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry)
+    return MessageRow(
+        id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry
+    )
 
 
 def settled(
@@ -278,11 +405,12 @@ def settled(
     states: Collection[str],
     limit: int,
 ) -> tuple[list[Found], Position | None]:
-    """Return at most `limit` messages that were settled with one of `states`, as `page` returns pending ones.
+    """Return at most `limit` messages that were settled with one of `states`, as `page` returns
+    pending ones.
 
-    They are the entries at or before the cursor, which are kept for `retention.delivered`. One without an id state was delivered. The
-    state of one whose id has a later message is `settled`: how it ended is not kept.
-    """
+    They are the entries at or before the cursor, which are kept for `retention.delivered`. One
+    without an id state was delivered. The state of one whose id has a later message is `settled`:
+    how it ended is not kept."""
     assert limit > 0
     start = matching.start if begin is None else max(matching.start, after(begin))
     stop = min(matching.stop, after(state.cursor))
@@ -296,7 +424,9 @@ def settled(
     found: list[Found] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
-        name = STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
+        name = (
+            STATE_NAMES[DELIVERED] if id_state is None else STATE_NAMES.get(id_state.state, SETTLED)
+        )
         if id_state is not None and not _is_of(id_state, place_ms, offset):
             id_state, name = None, SETTLED
         ended = Found(
@@ -316,13 +446,17 @@ def settled(
 
 
 def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
-    """Return whether an id state is that of the settled entry at a position; that of a cancelled message has the position it left."""
-    return id_state.offset == offset and (id_state.state == CANCELLED or id_state.due_ms == place_ms)
+    """Return whether an id state is that of the settled entry at a position; that of a cancelled
+    message has the position it left."""
+    return id_state.offset == offset and (
+        id_state.state == CANCELLED or id_state.due_ms == place_ms
+    )
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
-    """Return the stored due time of the first pending message outside lanes, in the past if the shard is behind; None if there
-    is none. Messages parked in lanes are overdue through no fault of the shard."""
+    """Return the stored due time of the first pending message outside lanes, in the past if the
+    shard is behind; None if there is none. Messages parked in lanes are overdue through no fault of
+    the shard."""
     rows = view.scan(_key_after(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None
 
@@ -330,7 +464,9 @@ def next_place_ms(view: StoreView, state: State) -> int | None:
 def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
     """Raise ValueError, with a text for users, if such a timeline cannot be computed."""
     if step_ms < MINUTE_MS or step_ms % MINUTE_MS:
-        raise ValueError("must be a whole number of minutes, at least 1m: messages are counted by the minute")
+        raise ValueError(
+            "must be a whole number of minutes, at least 1m: messages are counted by the minute"
+        )
     if to_ms <= from_ms:
         raise ValueError("the end must lie after the beginning")
     if to_ms - from_ms > TIMELINE_MAX_MS:
@@ -340,7 +476,8 @@ def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
 
 
 def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
-    """Return the pending messages in each interval of `step_ms`, from the minute of `from_ms` on. Raises as `check_timeline`."""
+    """Return the pending messages in each interval of `step_ms`, from the minute of `from_ms` on.
+    Raises as `check_timeline`."""
     check_timeline(from_ms, to_ms, step_ms)
     first = from_ms // MINUTE_MS
     beyond = -(-to_ms // MINUTE_MS)
@@ -357,3 +494,73 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
 def _key_after(position: Position) -> bytes:
     """Return the first key that an entry after the position can have."""
     return entry_key(*after(position))
+
+
+SCAN_ROWS, SCAN_BYTES = 1_000, 4_000_000
+"""Rows and bytes of one scan, which holds the GIL for some milliseconds."""
+
+
+class Match(Struct, frozen=True, gc=False):
+    """A pending message of which the filter is true."""
+
+    id: bytes
+    place_ms: int
+    """With `offset`: its position."""
+    offset: int
+    target: str
+
+
+def scan_pending(
+    view: StoreView, shard: int, matching: Filter
+) -> Iterator[tuple[int, list[Match]]]:
+    """Yield, scan by scan, the number of messages read and those of which the filter is true.
+
+    First parked messages, lane by lane, then all others in the order of their due times.
+    """
+    (data,) = view.get([STATE_KEY])
+    state = FRESH if data is None else unpack_state(data)
+    for lane, lane_state in sorted(read_states(view).items()) if state.parked else []:
+        if matching.concerns_target(lane[0]):
+            first = max((lane_state.due_ms, lane_state.offset), matching.start)
+            begin, end = lane_key(lane, *first), lane_key(lane, *matching.stop)
+            yield from _scan(view, shard, matching, begin, end, lane_position)
+    first = max(after(state.cursor), matching.start)
+    if first < matching.stop:
+        yield from _scan(
+            view, shard, matching, entry_key(*first), entry_key(*matching.stop), entry_position
+        )
+
+
+def _scan(
+    view: StoreView,
+    shard: int,
+    matching: Filter,
+    start: bytes,
+    stop: bytes,
+    position_of: Callable[[bytes], tuple[int, ...]],
+) -> Iterator[tuple[int, list[Match]]]:
+    # Decoding the first fields takes a fifth of the time of a whole entry.
+    unpack = unpack_entry if matching.needs_entry else unpack_head
+    while start < stop and (rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
+        found = []
+        for key, data in rows:
+            place_ms, offset = position_of(key)
+            entry = unpack(data)
+            if matching.concerns(entry, shard, offset):
+                found.append(Match(entry_id(entry, shard, offset), place_ms, offset, entry.target))
+        yield len(rows), found
+        start = rows[-1][0] + b"\0"
+
+
+def pending_between(view: StoreView, matching: Filter) -> int:
+    """Return the number of pending messages in the minutes of the filter's due window: as many as a
+    scan reads, or some more."""
+    start, stop = (
+        count_key(matching.start[0] // MINUTE_MS),
+        count_key(-(-matching.stop[0] // MINUTE_MS)),
+    )
+    total = 0
+    while start < stop and (rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
+        total += sum(int.from_bytes(data, "big") for _, data in rows)
+        start = rows[-1][0] + b"\0"
+    return total

@@ -1,7 +1,7 @@
 """Rate limits of target topics: as users write them, and which of them a topic has.
 
-A limit is for one topic and the whole service. A pattern gives each topic that it matches a limit of its own.
-"""
+A limit is for one topic and the whole service. A pattern gives each topic that it matches a limit
+of its own."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from chronos.core.rules import TOPIC_NAME
+from chronos.core.shard.rules import TOPIC_NAME
 
 PER_S_MAX = 1_000_000
 """Greatest rate: more than one service delivers."""
@@ -58,12 +58,15 @@ class InForce(Struct, frozen=True, kw_only=True):
 
 
 def parse_rate(text: str) -> Rate | None:
-    """Return the rate of `200/s`, `0.5/s` or `50/s burst 100`; None for `unlimited`. Raises ValueError with a text for users."""
+    """Return the rate of `200/s`, `0.5/s` or `50/s burst 100`; None for `unlimited`. Raises
+    ValueError with a text for users."""
     if text.strip() == NOT_LIMITED:
         return None
     match = _RATE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text[:80]!r} is not a rate; write 200/s, 0.5/s, 50/s burst 100, or {NOT_LIMITED}")
+        raise ValueError(
+            f"{text[:80]!r} is not a rate; write 200/s, 0.5/s, 50/s burst 100, or {NOT_LIMITED}"
+        )
     per_s = float(match[1])
     if per_s > PER_S_MAX:
         raise ValueError(f"{text[:80]!r} is more than the greatest rate, {PER_S_MAX}/s")
@@ -71,7 +74,10 @@ def parse_rate(text: str) -> Rate | None:
         return Rate(per_s, max(1, int(per_s * BURST_S)))
     burst, least = int(match[2]), max(1, int(per_s * BURST_S_MIN))
     if not least <= burst <= BURST_MAX:
-        raise ValueError(f"{text[:80]!r} has a burst out of bounds: at this rate it is {least} to {BURST_MAX} messages")
+        raise ValueError(
+            f"{text[:80]!r} has a burst out of bounds: at this rate it is {least} to {BURST_MAX} "
+            "messages"
+        )
     return Rate(per_s, burst)
 
 
@@ -87,21 +93,31 @@ def rate_text(rate: Rate | None) -> str:
 def check_pattern(pattern: str) -> str:
     """Return the pattern if it can match a topic. Raises ValueError with a text for users."""
     if PATTERN.fullmatch(pattern) is None:
-        raise ValueError(f"{pattern[:80]!r} is not the name of a topic, nor a pattern like orders.*")
+        raise ValueError(
+            f"{pattern[:80]!r} is not the name of a topic, nor a pattern like orders.*"
+        )
     return pattern
 
 
 class RateTable:
     """All limits, and the one that each topic has.
 
-    A limit set at run time comes before the configuration. Of several patterns that match, the topic's own name comes first, then
-    the pattern with the most characters besides wildcards, then the first in order of the alphabet.
-    """
+    A limit set at run time comes before the configuration. Of several patterns that match, the
+    topic's own name comes first, then the pattern with the most characters besides wildcards, then
+    the first in order of the alphabet."""
 
-    def __init__(self, configured: Mapping[str, Rate | None], changed: Mapping[str, Rate | None]) -> None:
+    def __init__(
+        self, configured: Mapping[str, Rate | None], changed: Mapping[str, Rate | None]
+    ) -> None:
         limits = [
-            *(InForce(pattern=pattern, rate=rate, changed=True) for pattern, rate in changed.items()),
-            *(InForce(pattern=pattern, rate=rate, changed=False) for pattern, rate in configured.items()),
+            *(
+                InForce(pattern=pattern, rate=rate, changed=True)
+                for pattern, rate in changed.items()
+            ),
+            *(
+                InForce(pattern=pattern, rate=rate, changed=False)
+                for pattern, rate in configured.items()
+            ),
         ]
         self.limits = sorted(limits, key=_rank)
         """All limits; the first whose pattern matches a topic is in force."""
@@ -114,7 +130,9 @@ class RateTable:
         if topic not in self._known:
             if len(self._known) >= TOPICS_KEPT:
                 self._known.clear()
-            self._known[topic] = next((limit for limit in self.limits if fnmatchcase(topic, limit.pattern)), None)
+            self._known[topic] = next(
+                (limit for limit in self.limits if fnmatchcase(topic, limit.pattern)), None
+            )
         return self._known[topic]
 
     def rate(self, topic: str) -> Rate | None:

@@ -1,8 +1,7 @@
 """The reach of a sender: a message is its own if both its target and its id are.
 
-Every function that reads messages for a sender, or makes records of its request, has the reach as a required argument, so that
-no caller can forget them.
-"""
+Every function that reads messages for a sender, or makes records of its request, has the reach as a
+required argument, so that no caller can forget them."""
 
 import re
 from fnmatch import fnmatchcase
@@ -26,7 +25,8 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     targets: tuple[str, ...] = ALL
     ids: tuple[str, ...] = ALL
-    """Patterns of ids that clients give; an id that Chronos made belongs to whoever has the target."""
+    """Patterns of ids that clients give; an id that Chronos made belongs to whoever has the
+    target."""
 
     @property
     def is_limited(self) -> bool:
@@ -39,10 +39,13 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     def admits_given_id(self, message_id: bytes) -> bool:
         """Return whether a client may give a message this id. Patterns are compared in UTF-8."""
-        return self.ids is ALL or any(fnmatchcase(message_id, pattern.encode()) for pattern in self.ids)
+        return self.ids is ALL or any(
+            fnmatchcase(message_id, pattern.encode()) for pattern in self.ids
+        )
 
     def admits_id(self, message_id: bytes) -> bool:
-        """Return whether the sender may ask for the id; whether the message is its own depends on the target too."""
+        """Return whether the sender may ask for the id; whether the message is its own depends on
+        the target too."""
         return self.admits_given_id(message_id) or is_made(message_id)
 
     def admits(self, message_id: bytes, target: str) -> bool:
@@ -56,4 +59,7 @@ EVERYTHING = Reach()
 
 def is_made(message_id: bytes) -> bool:
     """Return whether the id has the form of one that Chronos makes."""
-    return parse_generated_id(message_id, _SHARDS_MAX) is not None or _REPLAYED_ID.fullmatch(message_id) is not None
+    return (
+        parse_generated_id(message_id, _SHARDS_MAX) is not None
+        or _REPLAYED_ID.fullmatch(message_id) is not None
+    )

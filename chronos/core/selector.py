@@ -1,11 +1,13 @@
-"""The fault-aware selector: partitions for messages without a key, by the latency of the brokers that lead them.
+"""The fault-aware selector: partitions for messages without a key, by the latency of the brokers
+that lead them.
 
-After RocketMQ's MQFaultStrategy and LatencyFaultTolerance: a slow or failed send makes a broker unavailable for the time in
-PENALTIES, and the next good send makes it available again. Unavailable brokers are avoided and never excluded: when all of them
-are unavailable, the better half is used, and after its penalty a broker takes its turn like any other.
+After RocketMQ's MQFaultStrategy and LatencyFaultTolerance: a slow or failed send makes a broker
+unavailable for the time in PENALTIES, and the next good send makes it available again. Unavailable
+brokers are avoided and never excluded: when all of them are unavailable, the better half is used,
+and after its penalty a broker takes its turn like any other.
 
-The choice is no part of any decision: a message without a key may be written to any partition of its target.
-"""
+The choice is no part of any decision: a message without a key may be written to any partition of
+its target."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
@@ -20,14 +22,15 @@ PENALTIES: tuple[tuple[int, int], ...] = (
     (3_000, 180_000),
     (15_000, 600_000),
 )
-"""Latency of a send in ms, and for how many ms it makes its broker unavailable: the last row that it reaches counts."""
+"""Latency of a send in ms, and for how many ms it makes its broker unavailable: the last row that
+it reaches counts."""
 
 FAILED_MS = 30_000
 """A send that failed counts as one of this latency, in ms."""
 
 SUSPECT_MS = 120_000
-"""For how long a leader that did not answer is suspected: a failover of Kafka takes seconds, and the shard may then wait 30 s for
-the brokers (`request.timeout.ms`)."""
+"""For how long a leader that did not answer is suspected: a failover of Kafka takes seconds, and
+the shard may then wait 30 s for the brokers (`request.timeout.ms`)."""
 
 NO_LEADER = -1
 """Leader of a partition, where the log names none."""
@@ -51,7 +54,8 @@ class BrokerLatency(Struct, frozen=True):
     """When the broker is available again (epoch ms)."""
 
     def is_available(self, now_ms: int) -> bool:
-        """Return whether the penalty is over; a longer rest than the penalty comes from another clock, and does not count."""
+        """Return whether the penalty is over; a longer rest than the penalty comes from another
+        clock, and does not count."""
         return not 0 < self.available_ms - now_ms <= self.penalty_ms
 
 
@@ -63,7 +67,8 @@ class Selector:
 
     def __init__(self) -> None:
         self.changes = 0
-        """How often a report changed the penalty of a broker: choices made before the last change are outdated."""
+        """How often a report changed the penalty of a broker: choices made before the last change
+        are outdated."""
         self._brokers: dict[int, BrokerLatency] = {}
         self._last: dict[str, int] = {}
         """By topic, the partition chosen last."""
@@ -73,22 +78,30 @@ class Selector:
         """By topic and partition, a leader that did not answer, and since when (epoch ms)."""
 
     def suspect(self, topic: str, partition: int, broker: int, now_ms: int) -> None:
-        """Note a leader that did not answer when no other one did either: it has failed if Kafka elects another one."""
+        """Note a leader that did not answer when no other one did either: it has failed if Kafka
+        elects another one."""
         self._suspects[topic] = {**self._suspects.get(topic, {}), partition: (broker, now_ms)}
 
     def replaced(self, topic: str, leaders: Sequence[int], now_ms: int) -> list[tuple[int, int]]:
-        """Return the partitions whose suspected leader was replaced, with that leader; they are no longer suspected."""
+        """Return the partitions whose suspected leader was replaced, with that leader; they are no
+        longer suspected."""
         suspects = self._suspects.get(topic)
         if not suspects:
             return []
-        known = {at: who for at, who in suspects.items() if 0 <= now_ms - who[1] < SUSPECT_MS and at < len(leaders)}
+        known = {
+            at: who
+            for at, who in suspects.items()
+            if 0 <= now_ms - who[1] < SUSPECT_MS and at < len(leaders)
+        }
         left = {at: who for at, who in known.items() if leaders[at] in (who[0], NO_LEADER)}
         self._suspects[topic] = left
         return [(at, broker) for at, (broker, _) in known.items() if at not in left]
 
-    def report(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> bool:
-        """Note a send to the partition that this broker leads; `latency_ms` None: it failed. Return whether it makes an
-        available broker unavailable."""
+    def report(
+        self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int
+    ) -> bool:
+        """Note a send to the partition that this broker leads; `latency_ms` None: it failed. Return
+        whether it makes an available broker unavailable."""
         before = self._brokers.get(broker)
         was_available = before is None or before.is_available(now_ms)
         if latency_ms is None:
@@ -112,8 +125,8 @@ class Selector:
         return dict(self._brokers)
 
     def ranked(self, brokers: Iterable[int], now_ms: int) -> list[int]:
-        """Return the brokers from the best to the worst: available ones first, then by latency, then by the end of their
-        penalty."""
+        """Return the brokers from the best to the worst: available ones first, then by latency,
+        then by the end of their penalty."""
 
         def rank(broker: int) -> tuple[bool, int, int, int]:
             known = self._brokers.get(broker, BrokerLatency(0, 0, 0))
@@ -121,11 +134,14 @@ class Selector:
 
         return sorted(set(brokers), key=rank)
 
-    def choose(self, topic: str, leaders: Sequence[int], closed: Set[int], now_ms: int) -> int | None:
-        """Return the partition for the next messages of the topic; None only if all partitions are closed.
+    def choose(
+        self, topic: str, leaders: Sequence[int], closed: Set[int], now_ms: int
+    ) -> int | None:
+        """Return the partition for the next messages of the topic; None only if all partitions are
+        closed.
 
-        `leaders`: the id of the broker that leads each partition. `closed`: partitions that take no records.
-        """
+        `leaders`: the id of the broker that leads each partition. `closed`: partitions that take no
+        records."""
         failed = self._failed.get(topic)
         partition = self._next(topic, leaders, lambda at: at not in closed and at != failed
                                and self.is_available(leaders[at], now_ms))  # fmt: skip
@@ -141,8 +157,11 @@ class Selector:
     def _better_half(self, brokers: Collection[int], now_ms: int) -> set[int]:
         return set(self.ranked(brokers, now_ms)[: max(1, len(brokers) // 2)])
 
-    def _next(self, topic: str, leaders: Sequence[int], is_usable: Callable[[int], bool]) -> int | None:
-        """Return the first usable partition after the topic's last one, in the order of a ring; None if none is usable."""
+    def _next(
+        self, topic: str, leaders: Sequence[int], is_usable: Callable[[int], bool]
+    ) -> int | None:
+        """Return the first usable partition after the topic's last one, in the order of a ring;
+        None if none is usable."""
         count, last = len(leaders), self._last.get(topic, -1)
         for step in range(1, count + 1):
             partition = (last + step) % count

@@ -1,4 +1,5 @@
-"""Sizes of records and batches in bytes: the batch format v2 of Kafka (KIP-98, `DefaultRecord.sizeInBytes`), and limits."""
+"""Sizes of records and batches in bytes: the batch format v2 of Kafka (KIP-98,
+`DefaultRecord.sizeInBytes`), and limits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -9,7 +10,8 @@ BATCH_OVERHEAD = 61
 """Bytes of a batch's own fields (`DefaultRecordBatch.RECORD_BATCH_OVERHEAD`)."""
 
 RESPONSE_OVERHEAD = 1 << 20
-"""Bytes by which a response to a fetch may exceed the batch in it, rounded up: a client that accepts less never reads it."""
+"""Bytes by which a response to a fetch may exceed the batch in it, rounded up: a client that
+accepts less never reads it."""
 
 
 ONE_BYTE = 64
@@ -17,9 +19,12 @@ ONE_BYTE = 64
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return the bytes of an uncompressed batch that holds only this record: the broker compares them with `max.message.bytes`."""
+    """Return the bytes of an uncompressed batch that holds only this record: the broker compares
+    them with `max.message.bytes`."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    body = 3 + _field(key) + _field(value) + _varint(len(headers))  # attributes, timestamp delta, offset delta
+    body = (
+        3 + _field(key) + _field(value) + _varint(len(headers))
+    )  # attributes, timestamp delta, offset delta
     # `_field` written out: two calls for each header would be most of the cost.
     for name, content in pairs:
         size = len(name) if name.isascii() else len(name.encode())
@@ -32,9 +37,8 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int
 def batch_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return an upper bound of `batch_bytes`, for a record below 256 MiB, at a fifth of its cost.
 
-    61 bytes of the batch, 3 of deltas and attributes, 5 varints of at most 5 bytes, and for each header two of them and a
-    name of at most 3 bytes a character. Rounded up to 100 and 10.
-    """
+    61 bytes of the batch, 3 of deltas and attributes, 5 varints of at most 5 bytes, and for each
+    header two of them and a name of at most 3 bytes a character. Rounded up to 100 and 10."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     size = 100 + len(key or b"") + len(value or b"")
     for name, content in pairs:
@@ -42,7 +46,9 @@ def batch_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) ->
     return size
 
 
-def memory_bytes(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> int:
+def memory_bytes(
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None
+) -> int:
     """Return roughly what a record takes in memory."""
     size = 64 + len(key or b"") + len(value or b"")
     for name, content in headers or ():
@@ -60,7 +66,8 @@ def _varint(number: int) -> int:
 
 
 def count_within(sizes: Sequence[int], bytes_max: int) -> int:
-    """Return how many leading elements, at least one if there is one, add up to at most `bytes_max` bytes."""
+    """Return how many leading elements, at least one if there is one, add up to at most `bytes_max`
+    bytes."""
     if sum(sizes) <= bytes_max:
         return len(sizes)
     return max(1, sum(total <= bytes_max for total in accumulate(sizes)))

@@ -38,8 +38,11 @@ class BeyondAll(ValueError):
 
 
 def lacks_unit(text: str) -> bool:
-    """Return whether a duration is a number without a unit that is too small to be meant as milliseconds."""
-    return text.isdigit() and _BARE_NUMBER.fullmatch(text) is not None and 0 < int(text) < BARE_MS_MIN
+    """Return whether a duration is a number without a unit that is too small to be meant as
+    milliseconds."""
+    return (
+        text.isdigit() and _BARE_NUMBER.fullmatch(text) is not None and 0 < int(text) < BARE_MS_MIN
+    )
 
 
 def check_unit(text: str) -> None:
@@ -49,11 +52,12 @@ def check_unit(text: str) -> None:
 
 
 def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a bare number of milliseconds.
+    """Return the milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a
+    bare number of milliseconds.
 
-    Several units must be in order from the largest to the smallest, each at most once; only a single unit takes a fraction.
-    Raises ValueError, with a text for users, for anything else, and BeyondAll for what is too long.
-    """
+    Several units must be in order from the largest to the smallest, each at most once; only a
+    single unit takes a fraction. Raises ValueError, with a text for users, for anything else, and
+    BeyondAll for what is too long."""
     if _BARE_NUMBER.fullmatch(text):
         return int(text)
     match = _NUMBER_AND_UNIT.fullmatch(text)
@@ -64,11 +68,15 @@ def parse_duration_ms(text: str) -> int:
         if fraction:
             duration_ms += -(-int(fraction) * unit_ms // 10 ** len(fraction))
     elif text and _SEVERAL_UNITS.fullmatch(text):
-        duration_ms = sum(int(whole) * UNIT_MS[unit] for whole, _, unit in _NUMBER_AND_UNIT.findall(text))
+        duration_ms = sum(
+            int(whole) * UNIT_MS[unit] for whole, _, unit in _NUMBER_AND_UNIT.findall(text)
+        )
     elif _LONG_NUMBER.search(text) and _is_duration(_LONG_NUMBER.sub("1", text)):
         duration_ms = MS_MAX + 1
     else:
-        raise ValueError(f"{text[:80]!r} is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w")
+        raise ValueError(
+            f"{text[:80]!r} is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
+        )
     if duration_ms > MS_MAX:
         raise BeyondAll(f"{text[:80]!r} is longer than the longest duration, {MS_MAX} ms")
     return duration_ms
@@ -79,17 +87,21 @@ def _is_duration(text: str) -> bool:
 
 
 def parse_time_ms(text: str) -> int:
-    """Return the epoch milliseconds of an RFC 3339 time with an offset, or of a number that is taken as epoch milliseconds.
+    """Return the epoch milliseconds of an RFC 3339 time with an offset, or of a number that is
+    taken as epoch milliseconds.
 
-    Raises ValueError, with a text for users, for anything else, and BeyondAll for a number that is too great.
-    """
+    Raises ValueError, with a text for users, for anything else, and BeyondAll for a number that is
+    too great."""
     if _BARE_NUMBER.fullmatch(text):
         return int(text)
     match = _RFC3339.fullmatch(text)
     if match is None and _LONG_NUMBER.fullmatch(text):
         raise BeyondAll(f"{text[:80]} {beyond_all(text)}")
     if match is None:
-        raise ValueError(f"{text[:80]!r} is not a time; write RFC 3339 with an offset, as 2030-01-31T09:00:00+01:00")
+        raise ValueError(
+            f"{text[:80]!r} is not a time; write RFC 3339 with an offset, as "
+            "2030-01-31T09:00:00+01:00"
+        )
     *fields, fraction, _, sign, offset_hours, offset_minutes = match.groups()
     year, month, day, hour, minute, second = (int(field) for field in fields)
     leap_second = 1 if second == 60 else 0
@@ -101,7 +113,8 @@ def parse_time_ms(text: str) -> int:
     if sign:
         if int(offset_hours) > 23 or int(offset_minutes) > 59:
             raise ValueError(
-                f"{text[:80]!r} is not a time: no zone has the offset {sign}{offset_hours}:{offset_minutes}"
+                f"{text[:80]!r} is not a time: no zone has the offset "
+                f"{sign}{offset_hours}:{offset_minutes}"
             )
         offset_ms = (int(offset_hours) * 60 + int(offset_minutes)) * 60_000
         time_ms += offset_ms if sign == "-" else -offset_ms
@@ -115,16 +128,22 @@ def parse_time_ms(text: str) -> int:
 def beyond_all(digits: str) -> str:
     """Return what is wrong with a number of more than 15 digits that was given as a time."""
     unit = {16: "microseconds", 19: "nanoseconds"}.get(len(digits))
-    return f"looks like {unit}; a number is taken as epoch milliseconds" if unit else "is later than any time"
+    return (
+        f"looks like {unit}; a number is taken as epoch milliseconds"
+        if unit
+        else "is later than any time"
+    )
 
 
 def looks_like_seconds(time_ms: int) -> bool:
-    """True for a number of epoch milliseconds before 2001: it was most likely meant as epoch seconds."""
+    """True for a number of epoch milliseconds before 2001: it was most likely meant as epoch
+    seconds."""
     return time_ms < EARLIEST_PLAUSIBLE_MS
 
 
 def format_time(time_ms: int) -> str:
-    """Return the time as RFC 3339 in UTC with milliseconds; after the year 9999, the number itself."""
+    """Return the time as RFC 3339 in UTC with milliseconds; after the year 9999, the number
+    itself."""
     try:
         moment = _EPOCH_START + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -133,7 +152,8 @@ def format_time(time_ms: int) -> str:
 
 
 def format_duration(duration_ms: int) -> str:
-    """Return the shortest exact text with one unit, days at most: `90s`, never `1.5m`; `14d`, never `2w`."""
+    """Return the shortest exact text with one unit, days at most: `90s`, never `1.5m`; `14d`, never
+    `2w`."""
     for unit in ("d", "h", "m", "s"):
         if duration_ms and duration_ms % UNIT_MS[unit] == 0:
             return f"{duration_ms // UNIT_MS[unit]}{unit}"

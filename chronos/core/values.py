@@ -1,4 +1,5 @@
-"""Values of control headers as texts, for the parsers and their messages to users, and any text as a terminal may show it."""
+"""Values of control headers as texts, for the parsers and their messages to users, and any text as
+a terminal may show it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +8,8 @@ from chronos.core.timefmt import BeyondAll, parse_time_ms
 
 
 def text_of(raw: bytes | None) -> str:
-    """Return the text of a control header. Raises ValueError, with a text for users, unless it is UTF-8."""
+    """Return the text of a control header. Raises ValueError, with a text for users, unless it is
+    UTF-8."""
     if raw is None:
         raise ValueError("null is not a value")
     try:
@@ -17,7 +19,8 @@ def text_of(raw: bytes | None) -> str:
 
 
 def time_of(raw: bytes | None, timestamp_ms: int, min_time_ms: int) -> int:
-    """Return the epoch ms of a control header of a record of `timestamp_ms`. Raises ValueError, with a text for users."""
+    """Return the epoch ms of a control header of a record of `timestamp_ms`. Raises ValueError,
+    with a text for users."""
     text = text_of(raw)
     time_ms = parse_time_ms(text)
     if time_ms < min_time_ms <= timestamp_ms and text.isdigit():
@@ -44,18 +47,30 @@ def shards_text(numbers: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    names = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    names = ", ".join(
+        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
     return f"{'shard' if sum(map(len, runs)) == 1 else 'shards'} {names}"
 
 
 def printable(text: str) -> str:
-    """Return the text with its control characters escaped, so that they have no effect on a terminal."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    """Return the text with its control characters escaped, so that they have no effect on a
+    terminal."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    )
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with the same value, in which strings have no control character that a terminal knows: JSON escapes C0 only."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else _unicode(char) for char in text)
+    """Return JSON with the same value, in which strings have no control character that a terminal
+    knows: JSON escapes C0 only."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else _unicode(char) for char in text)
+    )
 
 
 def _unicode(char: str) -> str:

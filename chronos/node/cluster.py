@@ -1,4 +1,5 @@
-"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the probes of masters."""
+"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the
+probes of masters."""
 
 import threading
 import time
@@ -9,25 +10,23 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from chronos.config import Config
-from chronos.core.assignment import plan
-from chronos.core.health import OFF, HealthRules, Mode, Verdict, mode_of
-from chronos.core.heartbeats import Timing
-from chronos.core.replication import ReplicationRules
-from chronos.core.roles import ClusterView, Member, Roles, registered
+from chronos.core.cluster.assignment import RolePlanner
+from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
+from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.replication import ReplicationRules
+from chronos.core.cluster.roles import ClusterView, Member, Roles, registered
 from chronos.errors import ChronosError
-from chronos.node.driver import join_until, run_guarded
 from chronos.node.opening import cluster_topic, open_appender
+from chronos.node.shards import join_until, run_guarded
 from chronos.node.tls import Tls
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
-from chronos.workers.in_sync import InSyncWatch
-from chronos.workers.membership import Membership
-from chronos.workers.observer import HealthObserver, Look
-from chronos.workers.steadiness import Steadiness
+from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
+from chronos.workers.cluster.observer import HealthObserver, Look
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
     from chronos.adapters.raft.coordinator import RaftCoordinator
-    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator
 
 WAIT_MAX_S = 1.0
 """Longest single wait, so that a stop is noticed."""
@@ -39,12 +38,14 @@ POLL_S = 0.02
 """Time between two checks of the hand-over."""
 
 UNREACHABLE_SHARE = 3 / 4
-"""Share of the session time-out without an answer from the log after which a master is replaced: with the last ping, a node
-that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
+"""Share of the session time-out without an answer from the log after which a master is replaced:
+with the last ping, a node that is cut off from the log is replaced no later than one that is cut
+off from the coordinator."""
 
 UNREACHABLE_TIMEOUTS = 2
-"""The same with the coordinator on Kafka or on voters, in its timeouts: with Kafka a node that is cut off from all brokers is gone before
-that. A ping is slower than a heartbeat, because it goes to any broker."""
+"""The same with the coordinator on Kafka or on voters, in its timeouts: with Kafka a node that is
+cut off from all brokers is gone before that. A ping is slower than a heartbeat, because it goes to
+any broker."""
 
 UNREACHABLE_STANDALONE_MS = 6_000
 """The same time of a standalone node, which no other node replaces: the outage is only named."""
@@ -57,10 +58,13 @@ JOIN_S = 30.0
 
 
 def open_coordinator(config: Config, instance: str, tls: Tls) -> Coordinator:
-    """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
+    """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a
+    missing file or package."""
     if config.coordinator.kind == "raft":
         return open_on_raft(config, instance, tls)
-    return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(config, instance)
+    return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(
+        config, instance
+    )
 
 
 def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
@@ -88,7 +92,7 @@ def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
 def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
     """Return the coordinator on ZooKeeper."""
     # Imported here: other nodes run without the ZooKeeper client.
-    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator
 
     settings = config.coordinator.zookeeper
     assert settings.hosts is not None
@@ -156,7 +160,8 @@ def unreachable_ms(config: Config) -> int:
 
 
 def observes(config: Config) -> bool:
-    """Return whether this node may probe the masters: one that does not pull or deliver expects the same of no other."""
+    """Return whether this node may probe the masters: one that does not pull or deliver expects the
+    same of no other."""
     return config.failover.on_unhealthy != OFF and config.workers.pull and config.workers.push
 
 
@@ -197,15 +202,23 @@ class ClusterNode:
         look: Callable[[int, str], Look | None],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        """`describe`: this node as it is now. `look`: see `HealthObserver`. `failed`: called with the error that ended a thread."""
+        """`describe`: this node as it is now. `look`: see `HealthObserver`. `failed`: called with
+        the error that ended a thread."""
         self._mode = config.failover.on_unhealthy
+        planner = RolePlanner()
 
         def planned(view: ClusterView) -> Roles:
-            return plan(
-                replace(self._steadiness.completed(view), on_unhealthy=self._mode, in_sync_from=self.in_sync.needed)
+            return planner.plan(
+                replace(
+                    self._steadiness.completed(view),
+                    on_unhealthy=self._mode,
+                    in_sync_from=self.in_sync.needed,
+                )
             )
 
-        self.membership = Membership(coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned)
+        self.membership = Membership(
+            coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned
+        )
         self.in_sync = InSyncWatch(
             replication_rules(config),
             node=config.node.id,
@@ -247,7 +260,8 @@ class ClusterNode:
         return None if self._observer is None else self._observer.verdict(shard)
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
-        """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and only if there are other nodes."""
+        """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and
+        only if there are other nodes."""
         deadline_s = time.monotonic() + HAND_OVER_S
         while (
             self._membership_thread.is_alive()
@@ -259,7 +273,8 @@ class ClusterNode:
             time.sleep(POLL_S)
 
     def leave(self, timeout_s: float) -> None:
-        """End the threads and the session with the coordinator, which waits for no broker: they may be away."""
+        """End the threads and the session with the coordinator, which waits for no broker: they may
+        be away."""
         self._leaving.set()
         deadline_s = time.monotonic() + timeout_s
         join_until(self._membership_thread, deadline_s)
@@ -279,7 +294,8 @@ class ClusterNode:
 
     @property
     def on_unhealthy(self) -> Mode:
-        """The mode of `failover.on_unhealthy` in force: OFF, ARMED or AUTO of `core.health`."""
+        """The mode of `failover.on_unhealthy` in force: OFF, ARMED or AUTO of
+        `core.cluster.health`."""
         snapshot = self.membership.snapshot()
         return mode_of(self._mode, len(registered(snapshot.members, snapshot.roles)))
 
@@ -291,19 +307,22 @@ class ClusterNode:
                 observer.step()
 
 
-def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:
+def _thread(
+    name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]
+) -> threading.Thread:
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
 
 
 def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:
-    """Return the cluster as a client of the coordinator sees it, without joining. Raises ConfigurationError, CoordinatorUnavailable."""
+    """Return the cluster as a client of the coordinator sees it, without joining. Raises
+    ConfigurationError, CoordinatorUnavailable."""
     if config.coordinator.kind == "kafka":
-        from chronos.adapters.kafka.cluster_inspection import inspect as inspect_kafka
+        from chronos.adapters.kafka.cluster_topic import inspect as inspect_kafka
 
         on_kafka = open_on_kafka(config, instance)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     if config.coordinator.kind == "raft":
         return open_on_raft(config, instance, Tls(config)).inspect()
-    from chronos.adapters.zookeeper.inspection import inspect
+    from chronos.adapters.zookeeper import inspect
 
     return inspect(open_on_zookeeper(config, instance))

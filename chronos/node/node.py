@@ -1,7 +1,8 @@
-"""The node: one Chronos process, everything in it constructed here, started in order, and stopped in the reverse order.
+"""The node: one Chronos process, everything in it constructed here, started in order, and stopped
+in the reverse order.
 
-`Node.start` and `Node.stop` number the order. HTTP is not part of it: `cli` starts it last and stops it first.
-"""
+`Node.start` and `Node.stop` number the order. HTTP is not part of it: `cli` starts it last and
+stops it first."""
 
 import secrets
 import threading
@@ -13,26 +14,23 @@ import structlog
 
 from chronos import __version__
 from chronos.adapters.checkpoints.files import Copier
-from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.kafka.closing import consumers
-from chronos.adapters.rocksdb.store import RocksStore, shared_cache
+from chronos.adapters.kafka.connection import consumers
+from chronos.adapters.machine import SystemClock
+from chronos.adapters.rocksdb import RocksStore, shared_cache
 from chronos.config import Config
-from chronos.core.codec import FRESH, Identity, unpack_state
-from chronos.core.health import Mode, Verdict, mode_of
+from chronos.core.cluster.health import Mode, Verdict, mode_of
+from chronos.core.cluster.roles import OK, Member
 from chronos.core.keys import STATE_KEY
-from chronos.core.progress import RULES
-from chronos.core.roles import OK, Member
 from chronos.core.selector import Selector
+from chronos.core.shard.codec import FRESH, Identity, unpack_state
+from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.bootstrap import StoreBootstrap
-from chronos.node.checkpointing import CheckpointScheduler
+from chronos.node.checkpoints import CheckpointScheduler, StoreBootstrap
 from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
-from chronos.node.descriptors import raise_limit
-from chronos.node.directory import DataDirectory
-from chronos.node.driver import ShardDriver, join_until, run_guarded
 from chronos.node.opening import (
+    DataDirectory,
     audit_topics,
     check_identity,
     check_progress_fits,
@@ -41,25 +39,29 @@ from chronos.node.opening import (
     open_log,
     open_store,
     own_topics,
+    raise_limit,
 )
 from chronos.node.outcomes import Outcomes, is_over
-from chronos.node.rates import NodeRates
-from chronos.node.registry_configuration import RegistryConfiguration
-from chronos.node.shards import look, make_shard, report
+from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
+from chronos.node.shards import (
+    ShardDriver,
+    ShardWatch,
+    join_until,
+    look,
+    make_shard,
+    report,
+    run_guarded,
+)
 from chronos.node.tls import Tls
-from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
-from chronos.workers.checkpoint import LogPosition, needed_from
-from chronos.workers.delete import id_states_kept_ms
-from chronos.workers.elsewhere import Elsewhere
-from chronos.workers.in_sync import InSyncWatch
-from chronos.workers.membership import Membership
-from chronos.workers.open_transactions import OpenTransactions
-from chronos.workers.reachability import LogReachability
-from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica_state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.targets import due_targets
-from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
+from chronos.workers.cluster.membership import InSyncWatch, Membership
+from chronos.workers.push.targets import due_targets
+from chronos.workers.replica.checkpoint import LogPosition, needed_from
+from chronos.workers.replica.recovery import RecoveryCost
+from chronos.workers.replica.retention import Elsewhere, id_states_kept_ms
+from chronos.workers.replica.state import IN_PLACE, STANDALONE, ReplicaState
+from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, TopicWatch
+from chronos.workers.watch.transactions import OpenTransactions
 
 log = structlog.get_logger("chronos.node")
 
@@ -79,20 +81,25 @@ EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops records that are older than its retention."""
 
 STOP_S = 10.0
-"""How long all shards together may take to end their steps; the longest part is a transaction's time-out."""
+"""How long all shards together may take to end their steps; the longest part is a transaction's
+time-out."""
 
 
 class Node:
     """One Chronos process."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None, from_checkpoint: bool = False) -> None:
-        """`from_checkpoint`: replace the stores by the newest checkpoints, regardless of their contents."""
+    def __init__(
+        self, config: Config, *, clock: Clock | None = None, from_checkpoint: bool = False
+    ) -> None:
+        """`from_checkpoint`: replace the stores by the newest checkpoints, regardless of their
+        contents."""
         self.config = config
         self.clock = clock or SystemClock()
         self.started_ms = self.clock.now_ms()
         self.directory = DataDirectory(Path(config.node.data_dir), node=config.node.id)
         self.token = secrets.token_hex(16)
-        """Proves to other nodes that a request is from this node; only the coordinator stores it."""
+        """Proves to other nodes that a request is from this node; only the coordinator stores
+        it."""
         self.tls = Tls(config)
         """The certificates of the HTTP interface and of the voter."""
         self.log: Log
@@ -102,11 +109,13 @@ class Node:
         self.registry_configuration = RegistryConfiguration(self.directory.path)
         """The configuration that the registry serves."""
         self.open_transactions: OpenTransactions
-        """Records that open transactions of producers hold back, of the shards this node is master of."""
+        """Records that open transactions of producers hold back, of the shards this node is master
+        of."""
         self.shards: list[ShardDriver] = []
         self._forwards = config.topics.misplaced == "forward"
         self.selector = Selector()
-        """The latencies of the brokers, as its shards measure them; empty with `delivery_faults.enabled: off`."""
+        """The latencies of the brokers, as its shards measure them; empty with
+        `delivery_faults.enabled: off`."""
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
         self.outcomes = Outcomes()
@@ -120,7 +129,8 @@ class Node:
         self._bytes_max: dict[str, int] = {}
         """Limits of the targets of recent dead letters, as of the last look."""
         self._flushed: dict[int, LogPosition] = {}
-        """By shard, the position of its store at its last flush, from which it replays after a crash."""
+        """By shard, the position of its store at its last flush, from which it replays after a
+        crash."""
         self._cluster: ClusterNode | None = None
         """None for a standalone node."""
         self._causes_looked_ms = 0
@@ -136,11 +146,17 @@ class Node:
         """None on the embedded log."""
         self._stopping = threading.Event()
         self._maintenance = threading.Thread(
-            target=run_guarded, args=("maintenance", self._maintain, self._fail), name="maintenance", daemon=True
+            target=run_guarded,
+            args=("maintenance", self._maintain, self._fail),
+            name="maintenance",
+            daemon=True,
         )
         # A thread of its own, because a ping of the log may take long.
         self._pings = threading.Thread(
-            target=run_guarded, args=("reachability", self._ping, self._fail), name="reachability", daemon=True
+            target=run_guarded,
+            args=("reachability", self._ping, self._fail),
+            name="reachability",
+            daemon=True,
         )
 
     @property
@@ -161,12 +177,14 @@ class Node:
     # --- start
 
     def start(self) -> None:
-        """Start everything in order; after an error everything is stopped again, and the error is raised.
+        """Start everything in order; after an error everything is stopped again, and the error is
+        raised.
 
-        1. raise the limit of open files if it is too low, and lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
-        4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance,
-        the watch and the checkpoints
-        """
+        1. raise the limit of open files if it is too low, and lock the data directory, 2. open the
+           log and check its topics, 3. construct the copier and the bootstrap,
+        4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7.
+           start the maintenance,
+        the watch and the checkpoints"""
         config = self.config
         try:
             # 1.
@@ -195,9 +213,11 @@ class Node:
                 ],
                 create=config.topics.create,
             )
-            self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
+            self.open_transactions = OpenTransactions(self.log, config.topics.delay)
             self._elsewhere = Elsewhere(
-                self.log, config.topics.progress, lambda: {shard.number: shard.state for shard in self.shards}
+                self.log,
+                config.topics.progress,
+                lambda: {shard.number: shard.state for shard in self.shards},
             )
             # 3.
             self.copier = self._make_copier()
@@ -219,7 +239,9 @@ class Node:
             self._reads = True
             for shard in self.shards:
                 if config.log.kind == "kafka":
-                    self.directory.begin_reading(shard.number, self._flushed[shard.number].pull_offset)
+                    self.directory.begin_reading(
+                        shard.number, self._flushed[shard.number].pull_offset
+                    )
                 shard.start()
             # 7.
             self._watch = self._make_watch()
@@ -245,11 +267,16 @@ class Node:
         if self.config.checkpoints.location is None:
             return None
         if self.config.log.kind == "embedded":
-            raise ConfigurationError([
-                "checkpoints.location: the embedded log lies on the same disk as the store, and a checkpoint of the store is"
-                " worth nothing without it. Copy the whole data directory instead, or use log.kind: kafka"
-            ])  # fmt: skip
-        return CheckpointScheduler(self.config, self.log, self.clock, copier=self.copier, failed=self._fail)
+            raise ConfigurationError(
+                [
+                    "checkpoints.location: the embedded log lies on the same disk as the store, "
+                    "and a checkpoint of the store is worth nothing without it. Copy the whole "
+                    "data directory instead, or use log.kind: kafka"
+                ]
+            )
+        return CheckpointScheduler(
+            self.config, self.log, self.clock, copier=self.copier, failed=self._fail
+        )
 
     def _make_cluster_node(self) -> ClusterNode | None:
         config = self.config
@@ -282,7 +309,10 @@ class Node:
     def _make_bootstrap(self) -> StoreBootstrap:
         if self._from_checkpoint and self.checkpoints is None and self.membership is None:
             raise ConfigurationError(
-                ["--from-checkpoint needs checkpoints.location: this node has no checkpoints, and no other nodes"]
+                [
+                    "--from-checkpoint needs checkpoints.location: this node has no checkpoints, "
+                    "and no other nodes"
+                ]
             )
         return StoreBootstrap(
             self.copier,
@@ -300,13 +330,17 @@ class Node:
         self._stores[number] = store
         return store
 
-    def _open_shard(self, number: int, store: RocksStore, infos: dict[str, TopicInfo]) -> ShardDriver:
+    def _open_shard(
+        self, number: int, store: RocksStore, infos: dict[str, TopicInfo]
+    ) -> ShardDriver:
         """Return the driver of a shard, with its checkpoints scheduled."""
         mine = identity(self.config, number, infos)
         check_identity(store, mine, store.path)
         (data,) = store.get([STATE_KEY])
         position = LogPosition.of(FRESH if data is None else unpack_state(data))
-        bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(number, position.pull_offset)
+        bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(
+            number, position.pull_offset
+        )
         shard = make_shard(
             self.config,
             number,
@@ -315,7 +349,9 @@ class Node:
             clock=self.clock,
             instance=self.instance,
             guard=self._guard,
-            assigned=lambda: STANDALONE if self.membership is None else self.membership.assignment(number),
+            assigned=lambda: (
+                STANDALONE if self.membership is None else self.membership.assignment(number)
+            ),
             restore=lambda cost: self._restore(store, mine, cost),
             selector=self.selector,
             bounded=bounded,
@@ -339,16 +375,23 @@ class Node:
         checkpoint = self._bootstrap.restore(store, mine, cost)
         if checkpoint is None:
             return False
-        self._flushed[mine.shard] = LogPosition(applied=checkpoint.applied, pull_offset=checkpoint.pull_offset)
+        self._flushed[mine.shard] = LogPosition(
+            applied=checkpoint.applied, pull_offset=checkpoint.pull_offset
+        )
         return True
 
     def _replica_positions(self, number: int) -> list[LogPosition | None]:
-        """Return the position from which each registered replica needs the logs; None: not known, so nothing may be trimmed."""
+        """Return the position from which each registered replica needs the logs; None: not known,
+        so nothing may be trimmed."""
         flushed = self._flushed[number]
         if self.membership is None:
             return [flushed]
         return needed_from(
-            self.membership.snapshot(), number, node=self.config.node.id, flushed=flushed, now_ms=self.clock.now_ms()
+            self.membership.snapshot(),
+            number,
+            node=self.config.node.id,
+            flushed=flushed,
+            now_ms=self.clock.now_ms(),
         )
 
     # --- the cluster
@@ -361,7 +404,9 @@ class Node:
             node=config.node.id,
             instance=self.instance,
             place=self.directory.place,
-            address=str(config.admin.advertised or f"{scheme}://{config.admin.host}:{config.admin.port}"),
+            address=str(
+                config.admin.advertised or f"{scheme}://{config.admin.host}:{config.admin.port}"
+            ),
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
@@ -378,7 +423,11 @@ class Node:
     @property
     def on_unhealthy(self) -> Mode:
         """The mode of `failover.on_unhealthy` in force."""
-        return mode_of(self.config.failover.on_unhealthy, 0) if self._cluster is None else self._cluster.on_unhealthy
+        return (
+            mode_of(self.config.failover.on_unhealthy, 0)
+            if self._cluster is None
+            else self._cluster.on_unhealthy
+        )
 
     def verdict(self, shard: int) -> Verdict | None:
         """Return this node's verdict on the shard's master; None: it does not observe it."""
@@ -388,19 +437,26 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """True if every replica is in place, none is paused, a broker answers, and no topic is missing."""
-        return self.failure is None and self.degraded is None and self.outage is None and bool(self.shards) and all(
-            shard.role in IN_PLACE and shard.paused is None for shard in self.shards
-        )  # fmt: skip
+        """True if every replica is in place, none is paused, a broker answers, and no topic is
+        missing."""
+        return (
+            self.failure is None
+            and self.degraded is None
+            and self.outage is None
+            and bool(self.shards)
+            and all(shard.role in IN_PLACE and shard.paused is None for shard in self.shards)
+        )
 
     @property
     def degraded(self) -> str | None:
-        """What is wrong with the topics, for people, although the shards work; None if nothing is."""
+        """What is wrong with the topics, for people, although the shards work; None if nothing
+        is."""
         return self._topic_watch.problem
 
     @property
     def advice(self) -> list[str]:
-        """What is wrong or unwise in the settings of the topics, for people, although the node goes on."""
+        """What is wrong or unwise in the settings of the topics, for people, although the node goes
+        on."""
         return self._topic_watch.advice
 
     @property
@@ -410,7 +466,8 @@ class Node:
 
     @property
     def delay_leaders(self) -> tuple[int, ...]:
-        """The broker that leads each partition of the delay topic, as of the last check; empty: not known."""
+        """The broker that leads each partition of the delay topic, as of the last check; empty: not
+        known."""
         return self._topic_watch.leaders
 
     @property
@@ -419,7 +476,8 @@ class Node:
         return consumers.abandoned
 
     def disk_free_bytes(self) -> int:
-        """Return the bytes that an unprivileged process may still write to the disk of the data directory."""
+        """Return the bytes that an unprivileged process may still write to the disk of the data
+        directory."""
         return self.directory.free_bytes()
 
     def _guard(self) -> str | None:
@@ -438,8 +496,8 @@ class Node:
         self.failed.set()
 
     def _maintain(self) -> None:
-        """The maintenance thread: checks the topics, looks for open transactions, asks for the ends of the partitions,
-        flushes the stores, and drops expired records of an embedded log."""
+        """The maintenance thread: checks the topics, looks for open transactions, asks for the ends
+        of the partitions, flushes the stores, and drops expired records of an embedded log."""
         flushed_s = expired_s = time.monotonic()
         check_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
@@ -455,7 +513,8 @@ class Node:
                 self._look_at_targets(led)
                 if led and self._forwards:
                     self._elsewhere.step(
-                        now_ms, {shard.number for shard in self.shards if shard.role == ReplicaState.NONE}
+                        now_ms,
+                        {shard.number for shard in self.shards if shard.role == ReplicaState.NONE},
                     )
                 if self._watch is not None:
                     self._watch.look()
@@ -477,15 +536,22 @@ class Node:
             self._stopping.wait(min((wake_ms - self.clock.now_ms()) / 1_000, MAINTENANCE_S))
 
     def _look_at_targets(self, led: set[int]) -> None:
-        """Describe the targets as soon as this node leads a shard with messages for them: the log warns of those with one replica."""
+        """Describe the targets as soon as this node leads a shard with messages for them: the log
+        warns of those with one replica."""
         new = led - self._looked_at
         self._looked_at = set(led)
-        topics = {topic for shard in self.shards if shard.number in new for topic in due_targets(shard.store)}
+        topics = {
+            topic
+            for shard in self.shards
+            if shard.number in new
+            for topic in due_targets(shard.store)
+        }
         if topics:
             self.log.describe(sorted(topics))
 
     def _look_at_causes(self, now_ms: int) -> None:
-        """Look whether the targets of recent dead letters take such messages now: then these are no longer reported."""
+        """Look whether the targets of recent dead letters take such messages now: then these are no
+        longer reported."""
         if 0 <= now_ms - self._causes_looked_ms < CAUSES_EVERY_MS:
             return
         self._causes_looked_ms = now_ms
@@ -495,18 +561,23 @@ class Node:
             before = self._bytes_max
             self.outcomes.forget_recent(
                 lambda reason, topic: (
-                    topic in infos and rules.allows(topic) and is_over(reason, infos[topic], before.get(topic))
+                    topic in infos
+                    and rules.allows(topic)
+                    and is_over(reason, infos[topic], before.get(topic))
                 )
             )
-            self._bytes_max = {topic: info.bytes_max for topic, info in infos.items() if info is not None}
+            self._bytes_max = {
+                topic: info.bytes_max for topic, info in infos.items() if info is not None
+            }
 
     def _flush(self) -> None:
-        """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""
+        """Flush all stores, so that a crash replays only later records, and trim an embedded log to
+        the flushed positions."""
         topics = self.config.topics
         for shard in self.shards:
             store = self._stores[shard.number]
-            # The state is read before the flush, which covers at least as much of the logs; unless the store was replaced
-            # or reopened meanwhile, and holds something older.
+            # The state is read before the flush, which covers at least as much of the logs; unless
+            # the store was replaced or reopened meanwhile, and holds something older.
             opened = store.times_opened
             (data,) = store.get([STATE_KEY])
             position = LogPosition.of(FRESH if data is None else unpack_state(data))
@@ -523,13 +594,16 @@ class Node:
     def stop(self) -> None:
         """Stop everything in order; the stores are flushed, so that the next start replays nothing.
 
-        1. have other nodes take over the shards, 2. end the checkpoints, 3. end the maintenance and the shards' steps,
+        1. have other nodes take over the shards, 2. end the checkpoints, 3. end the maintenance and
+           the shards' steps,
         4. leave the cluster, 5. close the stores, the log and the data directory
         """
         # 1.
         self._leaving = True
         if self._cluster is not None:
-            self._cluster.hand_over(lambda: all(shard.role != ReplicaState.MASTER for shard in self.shards))
+            self._cluster.hand_over(
+                lambda: all(shard.role != ReplicaState.MASTER for shard in self.shards)
+            )
         # 2.
         if self.checkpoints is not None:
             self.checkpoints.stop()
@@ -550,10 +624,12 @@ class Node:
         # 5.
         stuck = [shard.number for shard in self.shards if shard.is_alive()]
         if stuck:
-            # Closing a store under a running step would crash: the end of the process closes everything, and loses nothing.
+            # Closing a store under a running step would crash: the end of the process closes
+            # everything, and loses nothing.
             log.error("shards do not end their step", shards=stuck)
             return
-        # Not after a start that failed before it read, nor after an error that reading may have caused, such as a lack of memory.
+        # Not after a start that failed before it read, nor after an error that reading may have
+        # caused, such as a lack of memory.
         if self._reads and (self.failure is None or isinstance(self.failure, Stop)):
             self.directory.end_reading()
         self._close()

@@ -1,21 +1,89 @@
-"""Counts of the outcomes of this process's steps: for the metrics by reason and by target, and whether messages die now.
+"""Counts and histograms of this process's steps: for the metrics by reason and target.
 
 Shard threads count once a step; other threads read. The counts begin with the process.
 """
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from chronos.core.message import Reason
 from chronos.ports import TopicInfo
-from chronos.workers.letter_counts import OTHER, LetterCounts
-from chronos.workers.step_report import StepReport
+from chronos.workers.push.planned import OTHER, LetterCounts
+from chronos.workers.replica.report import StepReport
+
+LATENESS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+)
+"""Upper bounds of the lateness buckets, in seconds: 1 ms to 1 h."""
+
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds of the buckets of a step's duration, in seconds."""
+
+
+class Histogram:
+    """Counts of values in buckets with fixed upper bounds."""
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        assert list(bounds_s) == sorted(bounds_s)
+        self.bounds_s = tuple(bounds_s)
+        self.counts = [0] * (len(bounds_s) + 1)
+        """Number of values in each bucket; the last bucket has no upper bound."""
+        self.sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds_s, value_s)] += 1
+        self.sum_s += value_s
+
+    def observe_late(self, due_ms: Sequence[int], delivered_ms: int) -> None:
+        """Count the lateness of messages with these due times, in order, that were delivered at the
+        same time."""
+        counted = 0
+        for at, bound_s in enumerate(self.bounds_s):
+            # Messages due at or after delivered - bound are within the bound: the tail of the list.
+            first = bisect_left(due_ms, delivered_ms - bound_s * 1_000)
+            within = len(due_ms) - first
+            self.counts[at] += within - counted
+            counted = within
+        self.counts[-1] += len(due_ms) - counted
+        self.sum_s += (delivered_ms * len(due_ms) - sum(due_ms)) / 1_000
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the upper bound of the bucket that reaches this share of all values; None without
+        values or beyond the last."""
+        total = sum(self.counts)
+        if total == 0:
+            return None
+        running = 0
+        for bound_s, count in zip(self.bounds_s, self.counts, strict=False):
+            running += count
+            if running >= share * total:
+                return bound_s
+        return None
+
 
 RECENT_MS = 600_000
-"""For how long dead letters are reported after the last of them: long enough for a person to look."""
+"""For how long dead letters are reported after the last of them: long enough for a person to
+look."""
 
 SLOT_MS = 10_000
 """Dead letters are remembered by slots of this length."""
@@ -27,18 +95,26 @@ CANDIDATES_MAX = 1_000
 """Other targets whose messages are counted to find the busiest."""
 
 DEAD_REASONS = (
-    Reason.FORBIDDEN_TARGET, Reason.EXPIRED, Reason.TARGET_MISSING, Reason.TOO_LARGE, Reason.REFUSED_BY_BROKER, Reason.NO_KEY,
-)  # fmt: skip
+    Reason.FORBIDDEN_TARGET,
+    Reason.EXPIRED,
+    Reason.TARGET_MISSING,
+    Reason.TOO_LARGE,
+    Reason.REFUSED_BY_BROKER,
+    Reason.NO_KEY,
+)
 """Reasons for which messages are dead-lettered."""
 
-REJECTION_REASONS = tuple(reason for reason in Reason if reason < Reason.EXPIRED and reason is not Reason.IGNORED)
+REJECTION_REASONS = tuple(
+    reason for reason in Reason if reason < Reason.EXPIRED and reason is not Reason.IGNORED
+)
 """Reasons for which records are rejected."""
 
 
 def is_over(reason: Reason, info: TopicInfo | None, bytes_max_before: int | None = None) -> bool:
-    """Return whether an allowed target takes messages again that died for this reason; False also if that is not known.
+    """Return whether an allowed target takes messages again that died for this reason; False also
+    if that is not known.
 
-    `bytes_max_before`: its limit when such messages died, if it is known.
+    `bytes_max_before`: its limit when such messages failed, if it is known.
     """
     if info is None:
         return False
@@ -47,7 +123,9 @@ def is_over(reason: Reason, info: TopicInfo | None, bytes_max_before: int | None
     if reason is Reason.TOO_LARGE:
         return bytes_max_before is not None and info.bytes_max > bytes_max_before
     # The progress topic of another Chronos is writable, and forbidden all the same.
-    return reason is Reason.TARGET_MISSING or (reason is Reason.FORBIDDEN_TARGET and info.writable and not info.stamped)
+    return reason is Reason.TARGET_MISSING or (
+        reason is Reason.FORBIDDEN_TARGET and info.writable and not info.stamped
+    )
 
 
 class TargetCounts(Struct):
@@ -67,7 +145,8 @@ class TargetCounts(Struct):
 
 
 class BusiestTargets(Struct):
-    """Counts of the busiest targets, and of all others together: the number of targets is not bounded."""
+    """Counts of the busiest targets, and of all others together: the number of targets is not
+    bounded."""
 
     shown: dict[str, TargetCounts] = field(default_factory=dict)
     other: TargetCounts = field(default_factory=TargetCounts)
@@ -75,7 +154,8 @@ class BusiestTargets(Struct):
     """Messages of targets that are not shown."""
 
     def add(self, topic: str, delivered: int, late: int, dead: int) -> None:
-        """Count messages; a target that has become busier than the least busy one shown takes its place, from 0 on."""
+        """Count messages; a target that has become busier than the least busy one shown takes its
+        place, from 0 on."""
         row = self.shown.get(topic)
         if row is None and len(self.shown) < TARGETS_SHOWN:
             row = self.shown[topic] = TargetCounts()
@@ -109,12 +189,17 @@ class RecentDeaths(Struct, frozen=True, kw_only=True):
     def text(self, *, with_targets: bool = True) -> str:
         """Return the text for people; without the names of targets where everybody may read it."""
         first = ", ".join(
-            f"{reason.label} for {target} ({count:,})" if with_targets else f"{reason.label} ({count:,})"
+            f"{reason.label} for {target} ({count:,})"
+            if with_targets
+            else f"{reason.label} ({count:,})"
             for reason, target, count in self.cases[:3]
         )
         more = ", and others" if len(self.cases) > 3 else ""
         verb = "message was" if self.messages == 1 else "messages were"
-        return f"{self.messages:,} {verb} dead-lettered in the last {RECENT_MS // 60_000} min: {first}{more}"
+        return (
+            f"{self.messages:,} {verb} dead-lettered in the last {RECENT_MS // 60_000} min: "
+            f"{first}{more}"
+        )
 
 
 class Outcomes:
@@ -149,7 +234,9 @@ class Outcomes:
             if target != OTHER:
                 self._targets.add(target, 0, 0, count)
         recent = self._recent.setdefault(shard, deque(maxlen=RECENT_MS // SLOT_MS + 1))
-        cases = Counter({case: count for case, count in letters.cases.items() if case[0] is not Reason.EXPIRED})
+        cases = Counter(
+            {case: count for case, count in letters.cases.items() if case[0] is not Reason.EXPIRED}
+        )
         if recent and cases and now_ms // SLOT_MS == recent[-1][0] // SLOT_MS:
             _, known = recent.pop()
             cases += known
@@ -162,15 +249,18 @@ class Outcomes:
             return dict(self._dead), dict(self._rejected)
 
     def hops_ahead(self) -> Mapping[tuple[int, int], int]:
-        """Return the forwarded records whose first timestamp was too far ahead, by their first partition and their own."""
+        """Return the forwarded records whose first timestamp was too far ahead, by their first
+        partition and their own."""
         with self._lock:
             return dict(self._ahead)
 
     def by_target(self) -> Mapping[str, TargetCounts]:
-        """Return the counts of the busiest targets; those of all others together are under OTHER."""
+        """Return the counts of the busiest targets; those of all others together are under
+        OTHER."""
         with self._lock:
             found = {
-                topic: TargetCounts(row.delivered, row.late, row.dead) for topic, row in self._targets.shown.items()
+                topic: TargetCounts(row.delivered, row.late, row.dead)
+                for topic, row in self._targets.shown.items()
             }
             other = self._targets.other
             known = found.setdefault(OTHER, TargetCounts())
@@ -181,22 +271,39 @@ class Outcomes:
         """Return the targets whose messages were dead-lettered in the last RECENT_MS."""
         with self._lock:
             slots = [slot for of_shard in self._recent.values() for slot in of_shard]
-            return {target for at_ms, cases in slots if at_ms > now_ms - RECENT_MS for _, target in cases} - {OTHER}
+            return {
+                target
+                for at_ms, cases in slots
+                if at_ms > now_ms - RECENT_MS
+                for _, target in cases
+            } - {OTHER}
 
     def forget_recent(self, is_over: Callable[[Reason, str], bool]) -> None:
         """Report no longer the dead letters whose cause is over; new ones are reported again."""
         with self._lock:
             for shard, slots in self._recent.items():
                 left = [
-                    (at_ms, Counter({case: count for case, count in cases.items() if not is_over(*case)}))
+                    (
+                        at_ms,
+                        Counter(
+                            {case: count for case, count in cases.items() if not is_over(*case)}
+                        ),
+                    )
                     for at_ms, cases in slots
                 ]
-                self._recent[shard] = deque(((at_ms, cases) for at_ms, cases in left if cases), slots.maxlen)
+                self._recent[shard] = deque(
+                    ((at_ms, cases) for at_ms, cases in left if cases), slots.maxlen
+                )
 
     def recent_deaths(self, shard: int, now_ms: int) -> RecentDeaths | None:
-        """Return the messages of a shard that were dead-lettered in the last RECENT_MS; None if there are none."""
+        """Return the messages of a shard that were dead-lettered in the last RECENT_MS; None if
+        there are none."""
         with self._lock:
-            slots = [(at_ms, cases) for at_ms, cases in self._recent.get(shard, ()) if at_ms > now_ms - RECENT_MS]
+            slots = [
+                (at_ms, cases)
+                for at_ms, cases in self._recent.get(shard, ())
+                if at_ms > now_ms - RECENT_MS
+            ]
         if not slots:
             return None
         total: Counter[tuple[Reason, str]] = Counter()

@@ -1,31 +1,237 @@
-"""One shard of a node: constructs its replica and its driver, and describes the replica to the cluster."""
+"""The shards of a node: the replica of each, the thread that drives it, its description, and the
+watch that judges all of them.
 
-from collections.abc import Callable, Mapping
+The driver is the only place where a shard's work meets a thread and a wait. Other threads read the
+shard, and wait for it, through the driver.
+
+One trouble is one line, however many shards have it. The judgement of the watch needs no request,
+because a request would wait for the very brokers that may have caused the stall. The maintenance
+thread asks for the ends of the partitions, with `look`."""
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import structlog
+from msgspec import Struct, field
+
 from chronos.config import Config
-from chronos.core.codec import State
+from chronos.core.cluster.health import Verdict
+from chronos.core.cluster.roles import ReplicaReport
 from chronos.core.cron import next_cron
-from chronos.core.health import Verdict
 from chronos.core.rates import Rate, parse_rate
-from chronos.core.roles import ReplicaReport
-from chronos.core.rules import NO_LIMIT_MS, Rules
 from chronos.core.selector import Selector
+from chronos.core.shard.codec import State
+from chronos.core.shard.rules import NO_LIMIT_MS, Rules
+from chronos.core.shard.shard import Shard
 from chronos.core.timefmt import MS_MAX
+from chronos.core.values import shards_text
 from chronos.errors import ChronosError
-from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
-from chronos.node.outcomes import Outcomes
-from chronos.ports import Clock, Log, Store
-from chronos.workers.checkpoint import LogPosition
-from chronos.workers.limits import Limits
-from chronos.workers.observer import Look
-from chronos.workers.push import Pusher
-from chronos.workers.rates import RateLimits, ShardRates
-from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import Replica
-from chronos.workers.replica_state import Assignment, ReplicaState
-from chronos.workers.stall import STEP_MS_MAX
+from chronos.node.outcomes import LATENESS_S, STEP_S, Histogram, Outcomes
+from chronos.ports import Clock, Log, Store, TopicLog
+from chronos.workers.cluster.observer import Look
+from chronos.workers.push.lanes import RateLimits, ShardRates
+from chronos.workers.push.planned import Limits
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Retries
+from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.recovery import RecoveryCost
+from chronos.workers.replica.replica import Replica, ReplicaSettings
+from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, StallJudge, facts_of
+
+log = structlog.get_logger("chronos.shard")
+
+WAIT_MAX_S = 0.2
+"""Longest single wait, so that a stop or another assignment is noticed."""
+
+REFUSALS_REMEMBERED = 20_000
+"""Refusals kept for HTTP requests that wait for the outcome of their action."""
+
+
+def run_guarded(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> None:
+    """The target of a thread: `failed` is called with any error that ends `run`, so that no thread
+    ends unnoticed."""
+    try:
+        run()
+    except ChronosError as error:
+        failed(error)
+    except Exception as error:
+        log.exception("thread failed", name=name)
+        failed(ChronosError(f"{name} failed: {error!r}; this is a bug in Chronos"))
+
+
+def join_until(thread: threading.Thread, deadline_s: float) -> None:
+    """Wait for the end of a thread that may not have been started, until the deadline (of
+    `time.monotonic()`)."""
+    if thread.is_alive():
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+class ShardDriver(threading.Thread):
+    """Runs one shard of this node."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        clock: Clock,
+        failed: Callable[[ChronosError], None],
+        outcomes: Outcomes | None = None,
+    ) -> None:
+        """`outcomes`: where the node counts the outcomes of its steps."""
+        super().__init__(name=f"shard-{replica.number}", daemon=True)
+        self.number = replica.number
+        self.replica = replica
+        self.lateness = Histogram(LATENESS_S)
+        """Lateness of the delivered messages."""
+        self.steps = Histogram(STEP_S)
+        """Duration of the steps that committed a transaction."""
+        self.stall: str | None = None
+        """Why the replica stands still, where it gives no reason itself; None if it moves. Set by
+        `ShardWatch`."""
+        self.stalled_ms = 0
+        """For how long it has stood still; 0 if it moves. Set by `ShardWatch`."""
+        self.stalls = 0
+        """How often it has stood still since the start. Set by `ShardWatch`."""
+        self.step_began_ms: int | None = None
+        """When the thread began the present step (epoch ms); None before the first and after the
+        last one."""
+        self.outcomes = Outcomes() if outcomes is None else outcomes
+        self._clock = clock
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._moved = threading.Condition()
+        self._pulled = 0
+        self._refusals: OrderedDict[int, int] = OrderedDict()
+        self._refusals_from: int | None = None
+        """Offset from which all refusals are remembered; None before the first step."""
+
+    # --- read by other threads
+
+    @property
+    def store(self) -> Store:
+        """The shard's store; read-only for other threads."""
+        return self.replica.store
+
+    @property
+    def role(self) -> ReplicaState:
+        """The present state of the replica."""
+        return self.replica.role
+
+    @property
+    def paused(self) -> str | None:
+        """Why the replica is paused, reads its log slowly, or stands still, for people; None if it
+        works."""
+        return self.replica.paused or self.replica.delayed or self.stall
+
+    @property
+    def commits(self) -> int:
+        """Transactions committed by this process."""
+        return self.replica.commits
+
+    @property
+    def aborts(self) -> int:
+        """Transactions aborted or lost by this process."""
+        return self.replica.aborts
+
+    @property
+    def state(self) -> State:
+        """The shard's state as of the last step."""
+        return self.replica.state
+
+    @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which everything is executed, transaction markers
+        included."""
+        return self._pulled
+
+    @property
+    def shard(self) -> Shard:
+        """The shard itself; read-only for other threads."""
+        return self.replica.shard
+
+    def waits_for(self, now_ms: int) -> str | None:
+        """Return what the present transaction waits for, for people; None if it does not wait."""
+        return self.replica.waits_for(now_ms)
+
+    def stop(self) -> None:
+        """Ask the thread to end after its step."""
+        self._stopping.set()
+
+    def wait_pulled(self, offset: int, timeout_s: float) -> bool:
+        """Wait until the delay partition is executed up to `offset`, markers included; False if the
+        time passes first."""
+        with self._moved:
+            return self._moved.wait_for(lambda: self._pulled >= offset, timeout_s)
+
+    def refusal(self, offset: int) -> int | None:
+        """Return the `Reason` for which the delay record at the offset was refused; None: not
+        refused, or too long ago."""
+        return self._refusals.get(offset)
+
+    def remembers(self, offset: int) -> bool:
+        """Return whether `refusal` would know of a refusal of the delay record at the offset, which
+        was applied."""
+        since = self._refusals_from
+        return since is not None and offset >= since
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Step until `stop`; any other end is reported, so that no thread ends unnoticed."""
+        replica = self.replica
+        try:
+            while not self._stopping.is_set():
+                started, now_ms = time.perf_counter(), self._clock.now_ms()
+                self.step_began_ms = now_ms
+                wake_ms = replica.step(now_ms)
+                self._record(time.perf_counter() - started)
+                self._wait(wake_ms)
+        except ChronosError as error:
+            self._fail(str(error), error)
+        except Exception as error:
+            log.exception("shard failed", shard=self.number)
+            self._fail(
+                repr(error),
+                ChronosError(f"shard {self.number} failed: {error!r}; this is a bug in Chronos"),
+            )
+        else:
+            replica.close()
+
+    def _fail(self, why: str, error: ChronosError) -> None:
+        self.replica.fail(why)
+        self._failed(error)
+
+    def _wait(self, wake_ms: int) -> None:
+        timeout_s = min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)
+        if timeout_s > 0 and not self.replica.wait(timeout_s):
+            self._stopping.wait(timeout_s)
+
+    def _record(self, took_s: float) -> None:
+        """Publish the step's duration, lateness, refusals and position to the other threads."""
+        stepped = self.replica.last
+        if stepped is not None:
+            self.steps.observe(took_s)
+            if stepped.due_ms:
+                self.lateness.observe_late(stepped.due_ms, stepped.committed_ms)
+            self.outcomes.count(self.number, stepped)
+        for offset, reason in self.replica.refused:
+            self._refusals[offset] = reason
+        while len(self._refusals) > REFUSALS_REMEMBERED:
+            self._refusals_from = self._refusals.popitem(last=False)[0] + 1
+        # The refusals come first: a thread that sees the position must find the refusals before it.
+        pulled = self.replica.pulled
+        if self._refusals_from is None:
+            self._refusals_from = pulled
+        if pulled != self._pulled:
+            with self._moved:
+                self._pulled = pulled
+                self._moved.notify_all()
 
 
 def make_shard(
@@ -46,13 +252,14 @@ def make_shard(
     outcomes: Outcomes | None = None,
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
 ) -> ShardDriver:
-    """Return the driver, not started yet. `guard`, `assigned`, `restore`, `bounded`, `elsewhere`: see `workers.replica.Replica`.
+    """Return the driver, not started yet. `guard`, `assigned`, `restore`, `bounded`, `elsewhere`:
+    see `workers.replica.replica.Replica`.
 
-    `limits`: the rate limits in force, which all shards of the node share; None: those of the configuration.
-    `outcomes`: where the node counts the outcomes of its steps.
+    `limits`: the rate limits in force, which all shards of the node share; None: those of the
+    configuration. `outcomes`: where the node counts the outcomes of its steps.
 
-    `selector`: the one of the node. `failed`: called once, with the error that ended the driver's thread.
-    """
+    `selector`: the one of the node. `failed`: called once, with the error that ended the driver's
+    thread."""
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(
         shard=number,
@@ -82,14 +289,18 @@ def make_shard(
         return Pusher(
             log_port,
             rules,
-            delay_topic=topics.delay,
-            rejected_topic=topics.rejected,
-            dead_letter_topic=topics.dead_letter,
-            create_topics=delivery.create_topics,
-            attempts_max=delivery.attempts_max,
-            retry_base_ms=delivery.retry_base,
-            retry_cap_ms=delivery.retry_cap,
-            own_topics=own_topics(config)[2:] if topics.create else (),
+            PushSettings(
+                delay_topic=topics.delay,
+                rejected_topic=topics.rejected,
+                dead_letter_topic=topics.dead_letter,
+                create_topics=delivery.create_topics,
+                own_topics=own_topics(config)[2:] if topics.create else (),
+                retries=Retries(
+                    attempts_max=delivery.attempts_max,
+                    base_ms=delivery.retry_base,
+                    cap_ms=delivery.retry_cap,
+                ),
+            ),
             rates=ShardRates(number, rate_limits, began_ms=clock.now_ms()),
             selector=selector if config.delivery_faults.enabled else None,
         )
@@ -99,24 +310,27 @@ def make_shard(
         store=store,
         clock=clock,
         rules=rules,
-        pusher=pusher,
-        limits=Limits(
-            messages=delivery.batch_messages,
-            bytes=delivery.batch_bytes,
-            wheel_messages=settings.wheel_messages,
-            wheel_bytes=settings.wheel_bytes,
-            wheel_horizon_ms=settings.wheel_horizon,
-            pull=config.workers.pull,
-            push=config.workers.push,
-            wait_for_transactions=delivery.open_transactions == "wait",
+        settings=ReplicaSettings(
+            limits=Limits(
+                messages=delivery.batch_messages,
+                bytes=delivery.batch_bytes,
+                wheel_messages=settings.wheel_messages,
+                wheel_bytes=settings.wheel_bytes,
+                wheel_horizon_ms=settings.wheel_horizon,
+                linger_ms=delivery.linger,
+                pull=config.workers.pull,
+                push=config.workers.push,
+                wait_for_transactions=delivery.open_transactions == "wait",
+            ),
+            delay_topic=topics.delay,
+            progress_topic=topics.progress,
+            cluster=config.cluster,
+            node=config.node.id,
+            instance=instance,
+            delivered_ms=config.retention.delivered if config.workers.delete else None,
+            deduplication_ms=config.retention.deduplication,
         ),
-        delay_topic=topics.delay,
-        progress_topic=topics.progress,
-        cluster=config.cluster,
-        node=config.node.id,
-        instance=instance,
-        delivered_ms=config.retention.delivered if config.workers.delete else None,
-        deduplication_ms=config.retention.deduplication,
+        pusher=pusher,
         guard=guard,
         assigned=assigned,
         restore=restore,
@@ -131,11 +345,13 @@ def configured_rates(config: Config) -> Mapping[str, Rate | None]:
     return {pattern: parse_rate(text) for pattern, text in config.delivery.rates.items()}
 
 
-def report(shard: ShardDriver, flushed: LogPosition, verdict: Verdict | None = None) -> ReplicaReport:
+def report(
+    shard: ShardDriver, flushed: LogPosition, verdict: Verdict | None = None
+) -> ReplicaReport:
     """Return the report of the replica to the cluster.
 
-    `flushed`: the position of its store at its last flush. `verdict`: of this node on the shard's master.
-    """
+    `flushed`: the position of its store at its last flush. `verdict`: of this node on the shard's
+    master."""
     state = shard.state
     return ReplicaReport(
         applied=state.applied if shard.replica.known else None,
@@ -171,15 +387,191 @@ class Shown(Protocol):
 
 
 def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
-    """Return how far the shard's master has come, as this node's replica shows it; None if it does not show that now.
+    """Return how far the shard's master has come, as this node's replica shows it; None if it does
+    not show that now.
 
-    `leads`: the master is this node. A follower that is paused, or whose thread hangs, stands still by itself; so does a deposed
-    master that has not noticed it.
-    """
+    `leads`: the master is this node. A follower that is paused, or whose thread hangs, stands still
+    by itself; so does a deposed master that has not noticed it."""
     role, began_ms = shard.role, shard.step_began_ms
-    if role not in {ReplicaState.MASTER, ReplicaState.FOLLOWER} or (role is ReplicaState.MASTER and not leads):
+    if role not in {ReplicaState.MASTER, ReplicaState.FOLLOWER} or (
+        role is ReplicaState.MASTER and not leads
+    ):
         return None
-    if not leads and (shard.paused is not None or began_ms is None or now_ms - began_ms >= STEP_MS_MAX):
+    if not leads and (
+        shard.paused is not None or began_ms is None or now_ms - began_ms >= STEP_MS_MAX
+    ):
         return None
     state = shard.state
     return Look(cursor=state.cursor, pull_offset=state.pull_offset)
+
+
+LOG_EVERY_MS = 60_000
+"""Time between two log lines about the same trouble."""
+
+OVER_MS = 5_000
+"""A trouble that has been absent for this long is over: one that comes and goes with each attempt
+is one trouble."""
+
+DIGITS = re.compile(r"\d+")
+
+
+class _Trouble(Struct):
+    """What shards report with the same text, but for its numbers."""
+
+    since_ms: int
+    seen_ms: int
+    logged_ms: int | None = None
+    shards: set[int] = field(default_factory=set)
+    """Those that had it since its last line."""
+    told: set[int] = field(default_factory=set)
+    """Those that a line has named."""
+    is_stall: bool = False
+
+
+class TroubleLog:
+    """Logs a trouble when it begins, when it has reached more shards, once in LOG_EVERY_MS while it
+    lasts, and when it is over."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, _Trouble] = {}
+
+    def step(self, now_ms: int, reasons: Mapping[int, str], stalled: Mapping[int, int]) -> None:
+        """`now_ms`: monotonic time. `reasons`: why shards are paused. `stalled`: for how long those
+        of them stand still (ms)."""
+        texts: dict[str, str] = {}
+        for shard, text in reasons.items():
+            kind = DIGITS.sub("", text)
+            texts[kind] = text
+            trouble = self._troubles.setdefault(kind, _Trouble(since_ms=now_ms, seen_ms=now_ms))
+            trouble.seen_ms = now_ms
+            trouble.shards.add(shard)
+        for kind, trouble in list(self._troubles.items()):
+            if kind in texts:
+                self._tell(now_ms, trouble, texts[kind], stalled)
+            elif now_ms - trouble.seen_ms >= OVER_MS:
+                del self._troubles[kind]
+                if still := trouble.told - reasons.keys():
+                    seconds = (trouble.seen_ms - trouble.since_ms) // 1_000
+                    log.info("resumed", shards=shards_text(still), seconds=seconds)
+
+    @staticmethod
+    def _tell(now_ms: int, trouble: _Trouble, text: str, stalled: Mapping[int, int]) -> None:
+        is_stall = not trouble.shards.isdisjoint(stalled)
+        every_ms = LOG_EVERY_MS if trouble.shards <= trouble.told else OVER_MS
+        is_upgraded = is_stall and not trouble.is_stall
+        if (
+            trouble.logged_ms is not None
+            and now_ms - trouble.logged_ms < every_ms
+            and not is_upgraded
+        ):
+            return
+        seconds = (
+            max(
+                [
+                    now_ms - trouble.since_ms,
+                    *(stalled[shard] for shard in trouble.shards & stalled.keys()),
+                ]
+            )
+            // 1_000
+        )
+        write = log.error if is_stall else log.warning
+        write(
+            "stalled" if is_stall else "paused",
+            shards=shards_text(trouble.shards),
+            seconds=seconds,
+            why=text,
+        )
+        trouble.logged_ms, trouble.is_stall = now_ms, is_stall
+        trouble.told |= trouble.shards
+        trouble.shards = set()
+
+
+class ShardWatch:
+    """Judges all shards of a node, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        shards: Sequence[ShardDriver],
+        log_port: TopicLog,
+        *,
+        delay_topic: str,
+        progress_topic: str,
+        clock: Clock,
+        failed: Callable[[ChronosError], None],
+        outage: Callable[[], str | None],
+    ) -> None:
+        """`failed`: called with the error that ended the thread. `outage`: why no broker is
+        reached; what shards report meanwhile has that cause, and is not logged."""
+        self._shards = shards
+        self._log = log_port
+        self._delay_topic = delay_topic
+        self._progress_topic = progress_topic
+        self._clock = clock
+        self._judges = {shard.number: StallJudge() for shard in shards}
+        self._outage = outage
+        self._quiet_until_ms = 0
+        """Monotonic time before which troubles are not logged: they are those of the outage, or
+        what is left of it."""
+        self._troubles = TroubleLog()
+        self._delay_ends: dict[int, int] = {}
+        self._progress_ends: dict[int, int] = {}
+        self._stopping = threading.Event()
+        self.thread = threading.Thread(
+            target=run_guarded, args=("watch", self._run, failed), name="watch", daemon=True
+        )
+
+    def look(self) -> None:
+        """Ask for the end of the partition that each replica reads; the ends known so far remain
+        true. For the maintenance thread: it may take seconds."""
+        led = [shard.number for shard in self._shards if shard.role == ReplicaState.MASTER]
+        replaying = [shard.number for shard in self._shards if shard.role in REPLAYING]
+        self._delay_ends |= self._log.stable_ends(self._delay_topic, led)
+        self._progress_ends |= self._log.stable_ends(self._progress_topic, replaying)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while True:
+            self.step(time.monotonic_ns() // 1_000_000)
+            if self._stopping.wait(JUDGE_EVERY_MS / 1_000):
+                return
+
+    def step(self, monotonic_ms: int) -> None:
+        """Judge all shards, and log their troubles."""
+        for shard in self._shards:
+            self._judge(shard, monotonic_ms)
+        if self._outage() is not None:
+            self._quiet_until_ms = monotonic_ms + OVER_MS
+        elif monotonic_ms >= self._quiet_until_ms:
+            reasons = {
+                shard.number: why for shard in self._shards if (why := shard.paused) is not None
+            }
+            stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
+            self._troubles.step(monotonic_ms, reasons, stalled)
+
+    def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
+        number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
+        facts = facts_of(
+            shard.replica,
+            now_ms=now_ms,
+            delay_end=self._delay_ends.get(number),
+            progress_end=self._progress_ends.get(number),
+        )
+        stalled = judge.step(monotonic_ms, facts)
+        # A shard that reads slowly says so itself, and its step may wait for its turn.
+        if not stalled or shard.replica.delayed is not None:
+            shard.stalled_ms, shard.stall = 0, None
+            return
+        if not shard.stalled_ms:
+            shard.stalls += 1
+        shard.stalled_ms = judge.stalled_ms
+        replica = shard.replica
+        shard.stall = judge.reason(
+            now_ms=now_ms, step_began_ms=shard.step_began_ms, trouble=replica.trouble
+        )

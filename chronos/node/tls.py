@@ -1,8 +1,8 @@
-"""TLS of the HTTP interface and of the voters: for a node's own connections, and for those to other nodes.
+"""TLS of the HTTP interface and of the voters: for a node's own connections, and for those to other
+nodes.
 
-The files are read again when they change. Files that cannot be used leave the contexts as they are: a certificate and its key are
-two files, and one of them is always replaced first.
-"""
+The files are read again when they change. Files that cannot be used leave the contexts as they are:
+a certificate and its key are two files, and one of them is always replaced first."""
 
 import os
 import ssl
@@ -28,7 +28,9 @@ class Tls:
         self._config = config
         tls = config.admin.tls
         # SSL_CERT_FILE names the authorities that the connections to other nodes trust.
-        self._paths = tuple(filter(None, (tls.certificate, tls.key, tls.client_ca, os.environ.get("SSL_CERT_FILE"))))
+        self._paths = tuple(
+            filter(None, (tls.certificate, tls.key, tls.client_ca, os.environ.get("SSL_CERT_FILE")))
+        )
         self._lock = threading.Lock()
         self._checked_s = time.monotonic()
         self._state = self._files()
@@ -68,7 +70,11 @@ class Tls:
                 self._server, self._client = server_tls(self._config), client_tls(self._config)
             except (ConfigurationError, OSError) as error:
                 self._stale = True
-                log.error("certificates not read", why=str(error), consequence="those of before stay in force")
+                log.error(
+                    "certificates not read",
+                    why=str(error),
+                    consequence="those of before stay in force",
+                )
             else:
                 self._stale = False
                 log.info("certificates read", files=", ".join(self._paths))
@@ -86,7 +92,8 @@ def _state(path: str) -> object:
 
 
 def server_tls(config: Config) -> ssl.SSLContext | None:
-    """The context of the HTTP interface; None without a certificate. Raises ConfigurationError for a file that cannot be used."""
+    """The context of the HTTP interface; None without a certificate. Raises ConfigurationError for
+    a file that cannot be used."""
     tls = config.admin.tls
     if tls.certificate is None:
         return None
@@ -94,7 +101,9 @@ def server_tls(config: Config) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, config)
     if tls.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED if tls.client_certificates == "required" else ssl.CERT_OPTIONAL
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if tls.client_certificates == "required" else ssl.CERT_OPTIONAL
+        )
         _load_authority(context, tls.client_ca)
     return context
 
@@ -102,9 +111,8 @@ def server_tls(config: Config) -> ssl.SSLContext | None:
 def client_tls(config: Config) -> ssl.SSLContext:
     """The context for requests to other nodes, which shows them the certificate of this node.
 
-    It trusts the authorities of the system (`SSL_CERT_FILE` names others) and that of client certificates. Raises
-    ConfigurationError for a file that cannot be used.
-    """
+    It trusts the authorities of the system (`SSL_CERT_FILE` names others) and that of client
+    certificates. Raises ConfigurationError for a file that cannot be used."""
     tls = config.admin.tls
     context = ssl.create_default_context()
     if tls.certificate is not None:
@@ -123,7 +131,8 @@ def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
     except OSError as error:
         raise ConfigurationError(
             [
-                f"admin.tls: {tls.certificate} with {tls.key} cannot be used as a certificate and its key: {_reason(error)}"
+                f"admin.tls: {tls.certificate} with {tls.key} cannot be used as a certificate and "
+                f"its key: {_reason(error)}"
             ]
         ) from None
 
@@ -132,7 +141,9 @@ def _load_authority(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as error:
-        raise ConfigurationError([f"admin.tls.client_ca: {path} cannot be used: {_reason(error)}"]) from None
+        raise ConfigurationError(
+            [f"admin.tls.client_ca: {path} cannot be used: {_reason(error)}"]
+        ) from None
 
 
 def _reason(error: OSError) -> str:

@@ -2,6 +2,6 @@
 
 import sys
 
-from chronos.spark.reference import reference
+from chronos.spark.schema import reference
 
 sys.stdout.write(reference())

@@ -1,28 +1,64 @@
-"""Delay and progress records and receipts, decoded column by column: Arrow batches in, Arrow batches out.
-
-This module has no parser of its own: delay and progress records go through the core's. Receipts have one plain form,
-which Spark expressions read without leaving the JVM.
-"""
+"""Records to rows of the archive's tables: Arrow batches and DataFrames in, the same out."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from chronos.core.keys import generated_id
-from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection, Verb
-from chronos.core.parsing import parse
-from chronos.core.progress import RULES, Outcome, Progress, unpack_progress
-from chronos.core.repetition import shift_ms
-from chronos.core.rules import NO_LIMIT_MS, Rules
-from chronos.spark.decisions import LEFT_LANE, OUTCOMES, WRITTEN_ON
+from chronos.core.message import (
+    ATTEMPT,
+    DETAIL,
+    DUE_AT,
+    ID,
+    OCCURRENCE,
+    REASON,
+    SOURCE,
+    Action,
+    ConditionalSchedule,
+    Entry,
+    OnConflict,
+    Reason,
+    Record,
+    Rejection,
+    Verb,
+)
+from chronos.core.series import shift_ms
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.progress import RULES, Outcome, Progress, unpack_progress
+from chronos.core.shard.rules import NO_LIMIT_MS, Rules
+from chronos.core.timefmt import MS_MAX
+from chronos.spark import schema
+from chronos.spark.schema import Table
+
+OUTCOMES = {
+    Outcome.AGAIN: "again",
+    Outcome.RETRY: "retry",
+    Outcome.DEFERRED: "deferred",
+    Outcome.SKIPPED: "skipped",
+    Outcome.EXPIRED: "expired",
+    Outcome.DEAD: "dead-letter",
+    Outcome.PARKED: "parked",
+}
+"""Name of each outcome that a progress record lists; plain deliveries are not listed."""
+
+LEFT_LANE = "left-lane"
+"""Name of the rows that hold the cursors of lanes: every message parked in the lane before, up to
+this position, left it."""
+
+WRITTEN_ON = "written-on"
+"""Name of the rows that hold the ends of what left queues of held records: every record held for
+the destination, up to this offset, was written to it in the transaction of the step, but for those
+that the same step refuses."""
+
 
 Batches = Iterator[pa.RecordBatch]
 
 RANGE_OFFSETS_MAX = 2_000_000
-"""Offsets listed of one range that was stepped over: more than a batch of 1 MiB holds unless it exists only to be large."""
+"""Offsets listed of one range that was stepped over: more than a batch of 1 MiB holds unless it
+exists only to be large."""
 
 REFUSED = "refused"
 """The verb of a record that asks for nothing that can be done."""
@@ -30,23 +66,55 @@ REFUSED = "refused"
 BEFORE_FOLDING = 2
 """The last rules by which a header in another spelling was the producer's own."""
 
-PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason",
-          "first_ms")  # fmt: skip
-"""Columns that `parse_messages` adds to those of the record, in the order of the table `messages`."""
+PARSED = (
+    "verb",
+    "id",
+    "target",
+    "target_key",
+    "requested_due_ms",
+    "due_ms",
+    "expire_at_ms",
+    "on_conflict",
+    "reason",
+    "first_ms",
+)
+"""Columns that `parse_messages` adds to those of the record, in the order of the table
+`messages`."""
 
-_PARSED_TYPES = (pa.string(), pa.binary(), pa.string(), pa.binary(), pa.int64(), pa.int64(), pa.int64(), pa.string(),
-                 pa.string(), pa.int64())  # fmt: skip
+_PARSED_TYPES = (
+    pa.string(),
+    pa.binary(),
+    pa.string(),
+    pa.binary(),
+    pa.int64(),
+    pa.int64(),
+    pa.int64(),
+    pa.string(),
+    pa.string(),
+    pa.int64(),
+)
 
-Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | None, int | None, str | None, str | None,
-               int | None]  # fmt: skip
+Parsed = tuple[
+    str,
+    bytes | None,
+    str | None,
+    bytes | None,
+    int | None,
+    int | None,
+    int | None,
+    str | None,
+    str | None,
+    int | None,
+]
 
 
 def parse_messages(shards: int) -> Callable[[Batches], Batches]:
-    """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same and `PARSED`.
+    """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same
+    and `PARSED`.
 
-    Parsed by the newest rules of replay, which depend on no settings. The refusals of a master are in the progress records, those of
-    older rules too, which refused what newer ones accept. What only newer rules refuse is parsed by those that accept it.
-    """
+    Parsed by the newest rules of replay, which depend on no settings. The refusals of a master are
+    in the progress records, those of older rules too, which refused what newer ones accept. What
+    only newer rules refuse is parsed by those that accept it."""
 
     def parsed(batches: Batches) -> Batches:
         rules: dict[tuple[int, int], Rules] = {}
@@ -56,13 +124,22 @@ def parse_messages(shards: int) -> Callable[[Batches], Batches]:
     return parsed
 
 
-def _parse_batch(batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], shards: int) -> pa.RecordBatch:
+def _parse_batch(
+    batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], shards: int
+) -> pa.RecordBatch:
     rows: list[Parsed] = []
     headers = batch.column("headers")
     ends = headers.offsets.to_pylist()
-    pairs = list(zip(headers.values.field(0).to_pylist(), headers.values.field(1).to_pylist(), strict=True))
-    columns = (batch.column(name).to_pylist() for name in ("shard", "offset", "timestamp_ms", "key", "value"))
-    for begin, end, shard, offset, timestamp_ms, key, value in zip(ends, ends[1:], *columns, strict=False):
+    pairs = list(
+        zip(headers.values.field(0).to_pylist(), headers.values.field(1).to_pylist(), strict=True)
+    )
+    columns = (
+        batch.column(name).to_pylist()
+        for name in ("shard", "offset", "timestamp_ms", "key", "value")
+    )
+    for begin, end, shard, offset, timestamp_ms, key, value in zip(
+        ends, ends[1:], *columns, strict=False
+    ):
         record = Record(offset, timestamp_ms, key, value, pairs[begin:end])
         parsed = _parsed(record, _rules(rules, shard, shards, RULES))
         if parsed[0] == REFUSED:
@@ -71,7 +148,9 @@ def _parse_batch(batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], sha
         rows.append(parsed)
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
     added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
-    return pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *PARSED])
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, *added], names=[*batch.schema.names, *PARSED]
+    )
 
 
 def _rules(rules: dict[tuple[int, int], Rules], shard: int, shards: int, number: int) -> Rules:
@@ -91,18 +170,38 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
         policy = None if command.id is None else _label(OnConflict.REJECT.name)
         placed_ms = command.due_ms + shift_ms(command, rules.shard, record.offset)
         return ("schedule", message_id, command.target, command.key, command.due_ms, placed_ms,
-                command.expire_at_ms, policy, None, _first_ms(record, command.timestamp_ms))  # fmt: skip
+                command.expire_at_ms, policy, None, _first_ms(record, command.timestamp_ms))  # fmt: skip  # noqa: E501
     if type(command) is ConditionalSchedule:
         entry = command.entry
         first_ms = _first_ms(record, entry.timestamp_ms)
         if command.verb is Verb.REPLAY:
             # An ordinary schedule, but for its id: a generated one stands for no policy.
             policy = None if record.key is None else _label(OnConflict.REJECT.name)
-            return ("schedule", entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms, entry.expire_at_ms,
-                    policy, None, first_ms)  # fmt: skip
+            return (
+                "schedule",
+                entry.id,
+                entry.target,
+                entry.key,
+                entry.due_ms,
+                entry.due_ms,
+                entry.expire_at_ms,
+                policy,
+                None,
+                first_ms,
+            )
         placed_ms = entry.due_ms + shift_ms(entry, rules.shard, record.offset)
-        return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, placed_ms,
-                entry.expire_at_ms, _label(command.on_conflict.name), None, first_ms)  # fmt: skip
+        return (
+            _label(command.verb.name),
+            entry.id,
+            entry.target,
+            entry.key,
+            entry.due_ms,
+            placed_ms,
+            entry.expire_at_ms,
+            _label(command.on_conflict.name),
+            None,
+            first_ms,
+        )
     if type(command) is Action:
         verb, due_ms = _label(command.verb.name), command.due_ms
         first_ms = _first_ms(record, command.first_ms)
@@ -121,18 +220,33 @@ def _label(name: str) -> str:
 
 
 def unpack_steps(batches: Batches) -> Batches:
-    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `progress`, without its hours."""
+    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `progress`, without its
+    hours."""
     for batch in batches:
         steps = [(*key, unpack_progress(value), value) for *key, value in _rows(batch)]
         yield _columns(
             [
-                [shard, offset, timestamp_ms, step.role_epoch, step.log_epoch, step.node, step.instance,
-                 step.cursor_due_ms, str(step.cursor_offset), step.pull_offset, *_counts(step), len(step.refused), value,
-                 [{"first": first, "last": last} for first, last in step.unreadable] or None, step.rules]
+                [
+                    shard,
+                    offset,
+                    timestamp_ms,
+                    step.role_epoch,
+                    step.log_epoch,
+                    step.node,
+                    step.instance,
+                    step.cursor_due_ms,
+                    str(step.cursor_offset),
+                    step.pull_offset,
+                    *_counts(step),
+                    len(step.refused),
+                    value,
+                    [{"first": first, "last": last} for first, last in step.unreadable] or None,
+                    step.rules,
+                ]
                 for shard, offset, timestamp_ms, step, value in steps
             ],
             _STEP_TYPES,
-        )  # fmt: skip
+        )
 
 
 def _counts(step: Progress) -> list[int]:
@@ -140,23 +254,43 @@ def _counts(step: Progress) -> list[int]:
 
 
 _STEP_TYPES: list[tuple[str, Any]] = [
-    ("shard", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("role_epoch", pa.int64()),
-    ("log_epoch", pa.int64()), ("node", pa.string()), ("instance", pa.string()), ("cursor_due_ms", pa.int64()),
-    ("cursor_offset", pa.string()), ("pull_offset", pa.int64()),
-    *((f"count{at}", pa.int64()) for at in range(len(Outcome))), ("refused", pa.int64()), ("value", pa.binary()),
-    ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))), ("rules", pa.int32()),
-]  # fmt: skip
+    ("shard", pa.int32()),
+    ("offset", pa.int64()),
+    ("timestamp_ms", pa.int64()),
+    ("role_epoch", pa.int64()),
+    ("log_epoch", pa.int64()),
+    ("node", pa.string()),
+    ("instance", pa.string()),
+    ("cursor_due_ms", pa.int64()),
+    ("cursor_offset", pa.string()),
+    ("pull_offset", pa.int64()),
+    *((f"count{at}", pa.int64()) for at in range(len(Outcome))),
+    ("refused", pa.int64()),
+    ("value", pa.binary()),
+    ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
+    ("rules", pa.int32()),
+]
 
 _DECISION_TYPES: list[tuple[str, Any]] = [
-    ("shard", pa.int32()), ("progress_offset", pa.int64()), ("decided_ms", pa.int64()), ("position_due_ms", pa.int64()),
-    ("source_offset", pa.int64()), ("outcome", pa.string()), ("reason", pa.string()), ("next_due_ms", pa.int64()),
-    ("occurrence", pa.int32()), ("attempt", pa.int32()), ("lane", pa.int32()), ("target", pa.string()),
+    ("shard", pa.int32()),
+    ("progress_offset", pa.int64()),
+    ("decided_ms", pa.int64()),
+    ("position_due_ms", pa.int64()),
+    ("source_offset", pa.int64()),
+    ("outcome", pa.string()),
+    ("reason", pa.string()),
+    ("next_due_ms", pa.int64()),
+    ("occurrence", pa.int32()),
+    ("attempt", pa.int32()),
+    ("lane", pa.int32()),
+    ("target", pa.string()),
     ("destination", pa.int32()),
-]  # fmt: skip
+]
 
 
 def unpack_decisions(batches: Batches) -> Batches:
-    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `decisions`, without its hours."""
+    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `decisions`, without its
+    hours."""
     for batch in batches:
         rows: list[list[Any]] = []
         for shard, offset, timestamp_ms, value in _rows(batch):
@@ -164,31 +298,78 @@ def unpack_decisions(batches: Batches) -> Batches:
             refused = [*step.refused, *_unreadable(step), *_too_large(step)]
             held = {hold.offset: hold.destination for hold in step.held}
             rows += [
-                [*at, None, source, "refused", _reason(reason), None, 1, 1, None, None, held.get(source)]
+                [
+                    *at,
+                    None,
+                    source,
+                    "refused",
+                    _reason(reason),
+                    None,
+                    1,
+                    1,
+                    None,
+                    None,
+                    held.get(source),
+                ]
                 for source, reason in refused
             ]
             rows += [
-                [*at, made.due_ms, made.offset, OUTCOMES[Outcome(made.outcome)], _reason(made.reason),
-                 made.next_due_ms or None, made.occurrence, made.attempt,
-                 made.lane if made.outcome is Outcome.PARKED else None, None, None]
+                [
+                    *at,
+                    made.due_ms,
+                    made.offset,
+                    OUTCOMES[Outcome(made.outcome)],
+                    _reason(made.reason),
+                    made.next_due_ms or None,
+                    made.occurrence,
+                    made.attempt,
+                    made.lane if made.outcome is Outcome.PARKED else None,
+                    None,
+                    None,
+                ]
                 for made in step.decisions
-            ]  # fmt: skip
+            ]
             rows += [
-                [*at, lane.due_ms, lane.offset, LEFT_LANE, None, None, 1, 1, lane.partition, lane.topic, None]
+                [
+                    *at,
+                    lane.due_ms,
+                    lane.offset,
+                    LEFT_LANE,
+                    None,
+                    None,
+                    1,
+                    1,
+                    lane.partition,
+                    lane.topic,
+                    None,
+                ]
                 for lane in step.lanes
             ]
             rows += [
-                [*at, None, queue.offset, WRITTEN_ON, None, None, 1, 1, None, None, queue.destination]
+                [
+                    *at,
+                    None,
+                    queue.offset,
+                    WRITTEN_ON,
+                    None,
+                    None,
+                    1,
+                    1,
+                    None,
+                    None,
+                    queue.destination,
+                ]
                 for queue in step.written
             ]
         yield _columns(rows, _DECISION_TYPES)
 
 
 def _unreadable(step: Progress) -> Iterator[tuple[int, int]]:
-    """The offsets of the ranges that were stepped over, after the first of each, which is among the refused.
+    """The offsets of the ranges that were stepped over, after the first of each, which is among the
+    refused.
 
-    Kafka's Java client may be able to read such a batch: its records were never accepted, and must not look missing.
-    """
+    Kafka's Java client may be able to read such a batch: its records were never accepted, and must
+    not look missing."""
     for first, last in step.unreadable:
         for offset in range(first + 1, min(last + 1, first + RANGE_OFFSETS_MAX)):
             yield offset, Reason.UNREADABLE
@@ -250,4 +431,104 @@ def source_parts(source: str) -> tuple[Column, Column, Column]:
         f.substring_index(source, "/", 1),
         f.substring_index(address, "/", 1).try_cast("int"),
         f.substring_index(address, "/", -1).try_cast("bigint"),
+    )
+
+
+def raw(records: DataFrame) -> DataFrame:
+    """Spark's Kafka columns -> those of every table: times in ms, headers with `name` and
+    `value`."""
+    return records.select(
+        "topic",
+        "partition",
+        "offset",
+        f.unix_millis("timestamp").alias("timestamp_ms"),
+        "key",
+        "value",
+        f.col("headers").cast("array<struct<name:string,value:binary>>").alias("headers"),
+    )
+
+
+def messages_of(shards: int) -> Callable[[DataFrame], DataFrame]:
+    """Records of the delay topic -> `messages`. Headers keep Spark's structure: the table's schema
+    names their fields."""
+    columns = schema.columns_of(schema.MESSAGES)
+
+    def made(records: DataFrame) -> DataFrame:
+        columns_read = records.select(
+            f.col("partition").alias("shard"),
+            "offset",
+            f.unix_millis("timestamp").alias("timestamp_ms"),
+            "key",
+            "value",
+            "headers",
+        )
+        return columns_read.mapInArrow(parse_messages(shards), columns)
+
+    return made
+
+
+def steps_of(records: DataFrame) -> DataFrame:
+    """Progress records -> `progress`."""
+    return _progress(records).mapInArrow(unpack_steps, schema.columns_of(schema.PROGRESS))
+
+
+def decisions_of(records: DataFrame) -> DataFrame:
+    """Progress records -> `decisions`."""
+    return _progress(records).mapInArrow(unpack_decisions, schema.columns_of(schema.DECISIONS))
+
+
+def _progress(records: DataFrame) -> DataFrame:
+    return raw(records).select(f.col("partition").alias("shard"), "offset", "timestamp_ms", "value")
+
+
+def with_receipt(records: DataFrame) -> DataFrame:
+    """Records of a target, rejected or dead-letter topic -> the same with the columns of their
+    receipt."""
+    received = raw(records).select(
+        "*",
+        header(ID).alias("id"),
+        header_number(DUE_AT).alias("due_at_ms"),
+        header_text(SOURCE).alias("source"),
+    )
+    source_topic, shard, source_offset = source_parts("source")
+    return received.select(
+        *received.columns[:-1],
+        source_topic.alias("source_topic"),
+        shard.alias("shard"),
+        source_offset.alias("source_offset"),
+        f.coalesce(header_text(OCCURRENCE).try_cast("int"), f.lit(1)).alias("occurrence"),
+        f.coalesce(header_text(ATTEMPT).try_cast("int"), f.lit(1)).alias("attempt"),
+    )
+
+
+def deliveries_of(*, all_records: bool) -> Callable[[DataFrame], DataFrame]:
+    """Records of target topics -> `deliveries`: those with a receipt, or all."""
+    has_receipt = f.array_contains(f.col("headers").getField("key"), SOURCE)
+
+    def made(records: DataFrame) -> DataFrame:
+        return with_receipt(records if all_records else records.where(has_receipt))
+
+    return made
+
+
+def with_reason(records: DataFrame) -> DataFrame:
+    """Records of the rejected or dead-letter topic -> the table of that name."""
+    return with_receipt(records).select(
+        "*", header_text(REASON).alias("reason"), header_text(DETAIL).alias("detail")
+    )
+
+
+def in_hours(rows: DataFrame, table: Table) -> DataFrame:
+    """Rows with `due_date` and `due_hour` in UTC: of the table's time, or of the record's timestamp
+    if that is null or out of range.
+
+    A producer's timestamp (`CreateTime`) may be out of range itself: such a row is in the first
+    hour of 1970."""
+    assert table.partitioned_by is not None
+    when: Column = f.col(table.partitioned_by)
+    if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:
+        when = f.when(when.between(0, MS_MAX), when).otherwise(f.col("timestamp_ms"))
+    moment = f.timestamp_millis(f.when(when.between(0, MS_MAX), when).otherwise(f.lit(0)))
+    return rows.withColumn("due_date", moment.cast("date").cast("string")).withColumn(
+        "due_hour", f.hour(moment)
     )

@@ -1,10 +1,11 @@
-"""Elections of a target partition's leader that may have cost records which the archive had not read.
+"""Elections of a target partition's leader that may have cost records which the archive had not
+read.
 
-After an unclean election, or where a leader lost its disk, the records behind the last one of the old leader are gone, and
-others have their offsets. The offsets do not tell, and a clean election looks the same. But each batch names the leader epoch
-in which it was appended, so the log shows between which two records an election lies, and only what was delivered between
-their times can be lost. Timestamps are those of the records, with the tolerance of two clocks.
-"""
+After an unclean election, or where a leader lost its disk, the records behind the last one of the
+old leader are gone, and others have their offsets. The offsets do not tell, and a clean election
+looks the same. But each batch names the leader epoch in which it was appended, so the log shows
+between which two records an election lies, and only what was delivered between their times can be
+lost. Timestamps are those of the records, with the tolerance of two clocks."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -50,21 +51,29 @@ class Ends(Protocol):
 
 
 class Loss(Struct, frozen=True):
-    """Records delivered between these times (epoch ms, both included) may have been lost before the archive read them."""
+    """Records delivered between these times (epoch ms, both included) may have been lost before the
+    archive read them."""
 
     from_ms: int
     until_ms: int
 
 
-def find_loss(header: Callable[[int], Batch], ends: Ends, since: int, epoch: int | None, now_ms: int) -> Loss | None:
-    """The times between which the elections since an offset may have cost records; None if there was none.
+def find_loss(
+    header: Callable[[int], Batch], ends: Ends, since: int, epoch: int | None, now_ms: int
+) -> Loss | None:
+    """The times between which the elections since an offset may have cost records; None if there
+    was none.
 
-    `header`: the header of the batch that holds an offset, or of the next one behind it. `epoch`: an epoch in which the log had all
-    records before `since`; None: not known, and that of the record at `since` is used. Several elections count as one. Takes some
-    20 requests. Raises LogUnavailable.
-    """
+    `header`: the header of the batch that holds an offset, or of the next one behind it. `epoch`:
+    an epoch in which the log had all records before `since`; None: not known, and that of the
+    record at `since` is used. Several elections count as one. Takes some 20 requests. Raises
+    LogUnavailable."""
     begin = max(since, ends.start)
-    if ends.leader_epoch is None or epoch == ends.leader_epoch or (epoch is None and begin >= ends.stable):
+    if (
+        ends.leader_epoch is None
+        or epoch == ends.leader_epoch
+        or (epoch is None and begin >= ends.stable)
+    ):
         return None
     known = header(begin).leader_epoch if epoch is None else epoch
     if known == ends.leader_epoch:
@@ -80,7 +89,8 @@ def find_loss(header: Callable[[int], Batch], ends: Ends, since: int, epoch: int
 
 
 def _last_until(header: Callable[[int], Batch], begin: int, ends: Ends, epoch: int) -> Batch | None:
-    """The last batch before the stable end that was appended by that epoch; None if it is not in the log any more."""
+    """The last batch before the stable end that was appended by that epoch; None if it is not in
+    the log any more."""
     low, high, found = begin, ends.stable, None
     while low < high:
         middle = (low + high) // 2

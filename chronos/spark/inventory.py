@@ -1,10 +1,11 @@
-"""The inventory of an archive: the files that each batch wrote, with their sizes and their numbers of rows.
+"""The inventory of an archive: the files that each batch wrote, with their sizes and their numbers
+of rows.
 
     <location>/_files/<folder>.json    {"files": {"<path below the folder>": [<bytes>, <rows>]}}
 
-A batch is recorded once its files are written, and its record is removed before they are: a folder without a record is one
-of an older version of Chronos, or one that is not complete. Law: a file that was recorded and is not there, or is another one,
-is named before anything is judged or sent.
+A batch is recorded once its files are written, and its record is removed before they are: a folder
+without a record is one of an older version of Chronos, or one that is not complete. Law: a file
+that was recorded and is not there, or is another one, is named before anything is judged or sent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +44,9 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
 def record(storage: ArchiveStorage, folder: str, files: Files) -> None:
     """Record the files of a folder, once all are written."""
-    storage.write_json(_path(folder), {"files": {path: list(found) for path, found in sorted(files.items())}})
+    storage.write_json(
+        _path(folder), {"files": {path: list(found) for path, found in sorted(files.items())}}
+    )
 
 
 def forget(storage: ArchiveStorage, folder: str) -> None:
@@ -52,37 +55,49 @@ def forget(storage: ArchiveStorage, folder: str) -> None:
 
 
 def take(storage: ArchiveStorage, tables: Iterable[str], *, rows: bool) -> Inventory:
-    """Compare the recorded files with those of these folders below the archive; with `rows` the number of rows in each file too."""
+    """Compare the recorded files with those of these folders below the archive; with `rows` the
+    number of rows in each file too."""
     tables = tuple(tables)
-    known = {folder: files for folder, files in _records(storage).items() if folder.split("/")[0] in tables}
+    known = {
+        folder: files
+        for folder, files in _records(storage).items()
+        if folder.split("/")[0] in tables
+    }
     found: dict[str, dict[str, int]] = {}
     for table in tables:
         for path, size in storage.files(table, recursive=True):
-            if path.endswith(".parquet") and not any(part.startswith("_") for part in path.split("/")):
+            if path.endswith(".parquet") and not any(
+                part.startswith("_") for part in path.split("/")
+            ):
                 folder, name = _split(f"{table}/{path}", known)
                 found.setdefault(folder, {})[name] = size
     problems = []
     for folder, files in sorted(known.items()):
         different = list(_different(storage, folder, files, found.get(folder, {}), rows=rows))
-        # A record that is gone by now belonged to the output of a killed run, which another run has just removed.
+        # A record that is gone by now belonged to the output of a killed run, which another run has
+        # just removed.
         if different and storage.exists(_path(folder)):
             problems += different
     return Inventory(
         files=sum(map(len, known.values())),
         rows=sum(count for files in known.values() for _, count in files.values()),
         problems=problems,
-        unrecorded=sorted(folder for folder in found if folder not in known and "-empty" not in folder),
+        unrecorded=sorted(
+            folder for folder in found if folder not in known and "-empty" not in folder
+        ),
     )
 
 
 def need_whole(storage: ArchiveStorage, tables: Iterable[str]) -> None:
-    """Raise ArchiveUnusable if a recorded file of these folders is missing, has another size, or was added."""
+    """Raise ArchiveUnusable if a recorded file of these folders is missing, has another size, or
+    was added."""
     problems = take(storage, tables, rows=False).problems
     if problems:
         more = f", and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         raise ArchiveUnusable(
-            f"{storage.uri} is not whole: {'; '.join(problems[:NAMED])}{more}. Nothing can be proved or sent from it: restore the"
-            " files from a copy (`chronos archive verify` names all), or archive to another location"
+            f"{storage.uri} is not whole: {'; '.join(problems[:NAMED])}{more}. Nothing can be "
+            "proved or sent from it: restore the files from a copy (`chronos archive verify` "
+            "names all), or archive to another location"
         )
 
 
@@ -92,7 +107,9 @@ def _records(storage: ArchiveStorage) -> dict[str, dict[str, tuple[int, int]]]:
     with ThreadPoolExecutor(THREADS) as pool:
         values = pool.map(lambda name: storage.read_json(f"{FILES}/{name}"), names)
         return {
-            name.removesuffix(".json"): {path: (size, rows) for path, (size, rows) in value["files"].items()}
+            name.removesuffix(".json"): {
+                path: (size, rows) for path, (size, rows) in value["files"].items()
+            }
             for name, value in zip(names, values, strict=True)
             if value is not None  # removed since it was listed
         }

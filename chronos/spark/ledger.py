@@ -1,4 +1,9 @@
-"""The ledger of backfills: the runs, their plans and the messages they sent, in `sent/` of the archive.
+"""The ledger of backfills: the runs, their plans and the messages they sent, in `sent/` of the
+archive, and its values.
+
+JSON names are for ever.
+
+Where they are kept is `ledger`. This module needs neither PySpark nor Arrow.
 
 Not the sending itself: that is `backfill/`. Law: no message is sent twice for the same purpose.
 
@@ -8,29 +13,179 @@ Not the sending itself: that is `backfill/`. Law: no message is sent twice for t
     sent/run=<run>/report.json     the counts of the run
 
 1. The plan consults the ledger. A message is left out if the rows of any ended run hold its token
-   `(shard, source_offset, occurrence)` for the same purpose. An unfinished run is ended before another is planned.
-2. The log is the record of what was sent. A part of the plan is one file, sent in order in transactions by one
-   producer; each record carries run, part and row (`REPLAY_POSITION`). After a kill at any point, a part continues
-   after its last committed row in the delay topic (or in the archived messages, where the topic was trimmed).
-3. No task of an earlier attempt writes any more. A task records its part, takes its transactional id, then checks that
-   its attempt is still the last one. A new attempt is recorded first, then takes the ids of all recorded parts, which
-   fences their producers and resolves their transactions, and only then reads the log. Spark never runs a task
-   again: a second try at one ends the attempt, and the next attempt reconciles the log with the plan.
-"""
+   `(shard, source_offset, occurrence)` for the same purpose. An unfinished run is ended before
+   another is planned.
+2. The log is the record of what was sent. A part of the plan is one file, sent in order in
+   transactions by one producer; each record carries run, part and row (`REPLAY_POSITION`). After a
+   kill at any point, a part continues after its last committed row in the delay topic (or in the
+   archived messages, where the topic was trimmed).
+3. No task of an earlier attempt writes any more. A task records its part, takes its transactional
+   id, then checks that its attempt is still the last one. A new attempt is recorded first, then
+   takes the ids of all recorded parts, which fences their producers and resolves their
+   transactions, and only then reads the log. Spark never runs a task again: a second try at one
+   ends the attempt, and the next attempt reconciles the log with the plan.
+"""  # noqa: E501
 
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import Struct, field, to_builtins
 from msgspec import convert as from_builtins
-from msgspec import to_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.core.message import ATTEMPTS, LATE_POLICY, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, SPREAD, TIME_ZONE
+from chronos.core.message import (
+    ATTEMPTS,
+    LATE_POLICY,
+    REPEAT,
+    REPEAT_TIMES,
+    REPEAT_UNTIL,
+    SPREAD,
+    TIME_ZONE,
+)
 from chronos.errors import ArchiveFailed
-from chronos.spark.requests import BackfillRun
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import SENT as SENT
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """Which messages to replay, and how."""
+
+    mode: str
+    """`missing`, `all`, `gone` or `pending`."""
+    from_ms: int | None = None
+    to_ms: int | None = None
+    """The window of due times in epoch ms, `to_ms` excluded."""
+    targets: list[str] = []
+    """Names or shell-style patterns of targets; empty: all."""
+    headers: list[tuple[str, str]] = []
+    """Name and value of headers that a message must have, all of them."""
+    ids: list[str] = []
+    """Message ids in hexadecimal; empty: all."""
+    purpose: str = "backfill"
+    """Name under which nothing is sent twice."""
+    direct: bool = False
+    """True to send straight to the targets instead of the delay topic."""
+    over_ms: int | None = None
+    """Time in ms that the new due times are spread over; None: all at once."""
+    rate: float | None = None
+    """Most messages per second; None: no limit."""
+    expired: bool = False
+    """True to include messages past their `chronos-expire-at`."""
+    compacted: bool = False
+    """True to include messages for compacted targets, where a replay takes the place of a newer
+    record of its key."""
+    options: list[str] = field(name="said", default_factory=list)
+    """The options of the command, as given; an unfinished run is resumed by the same options."""
+
+
+class Attempt(Struct, kw_only=True):
+    """One attempt at sending a run."""
+
+    number: int
+    began_ms: int
+    is_fenced: bool = False
+    """True if every producer of the attempt is fenced."""
+
+
+class BackfillRun(Struct, kw_only=True):
+    """`run.json`."""
+
+    run: str
+    state: str
+    """`sending`, `done` or `abandoned`."""
+    request: Request
+    planned_ms: int
+    source: str
+    """The delay topic that was archived."""
+    topic: str
+    """The topic that the run sends to."""
+    topic_id: str
+    """Id of that topic: a topic of the same name with another id is another topic."""
+    begin: dict[str, int]
+    """Last stable offset of each of its partitions before anything was sent."""
+    rows: list[int]
+    """Number of rows of each part."""
+    attempts: list[Attempt] = []
+
+    @property
+    def total(self) -> int:
+        """Number of messages to send."""
+        return sum(self.rows)
+
+
+class PlanSample(Struct, frozen=True, kw_only=True):
+    """One message of a plan, for people to look at."""
+
+    source: str
+    id: bytes
+    target: str
+    outcome: str
+    due_ms: int
+    bytes: int
+
+
+class GonePartition(Struct, frozen=True, kw_only=True):
+    """The messages of a plan of mode `gone` that one partition held when it was archived."""
+
+    target: str
+    partition: int | None
+    """None: the archive does not hold their delivery, so their partition is not known."""
+    deleted: int
+    """Records before the partition's first offset: deleted by retention, or trimmed."""
+    lost: int
+    """Records that are not there for another reason: the topic was created again, or its log lost
+    them."""
+    log_start: int | None
+    """The partition's first offset now; None: the topic or partition does not exist, or the
+    partition is not known."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """`report.json`: the counts of a plan, or of an ended run."""
+
+    run: str
+    state: str
+    """`planned`, `sending`, `done` or `abandoned`."""
+    request: Request
+    messages: int
+    """Messages in the plan; of an ended run: messages sent."""
+    bytes: int
+    """Sum of their payloads' sizes."""
+    sent_before: int
+    """Messages left out because they were sent before for the same purpose."""
+    expired: int
+    """Messages left out because they are past their `chronos-expire-at`."""
+    too_large: int = 0
+    """Messages left out because they exceed `max.message.bytes` of the topic they go to."""
+    no_target: int = 0
+    """Direct messages left out because the target does not exist, or is compacted and they have no
+    key."""
+    compacted: int = 0
+    """Messages left out because their target is compacted."""
+    first_due_ms: int | None
+    last_due_ms: int | None
+    outcomes: dict[str, int]
+    targets: dict[str, int]
+    """Messages by target; the targets with most messages."""
+    absent_targets: list[str]
+    """Targets that the brokers do not have: Chronos dead-letters their messages, a direct replay
+    leaves them out."""
+    samples: list[PlanSample]
+    planned_ms: int
+    judged: dict[str, int] = {}
+    """All messages of the window for the requested targets and ids, by the audit's outcome."""
+    changed_targets: dict[str, str] = {}
+    """Targets that no longer hold what was archived from them: `deleted`, `recreated` or
+    `truncated`."""
+    gone: list[GonePartition] = []
+    """Mode `gone`: the messages to send, by the partition that held them."""
+    ended_ms: int | None = None
+    attempts: int = 0
+    archived_ms: int | None = None
+    """The end of the archive when the plan was made, epoch ms: messages due behind it may be left
+    out; 0: it had none yet. None: a plan of an older version."""
+
 
 REPLAY_OF = "x-chronos-replay-of"
 """Header of a replay: `<delay topic>/<shard>/<offset>/<occurrence>` of the message it repeats."""
@@ -48,20 +203,22 @@ KEPT = (ATTEMPTS,)
 """Control headers of the original that its replay keeps."""
 
 SERIES = (REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY, SPREAD)
-"""Control headers of a series that a replay keeps in mode `pending`, which carries the series on."""
+"""Control headers of a series that a replay keeps in mode `pending`, which carries the series
+on."""
 
 ID_PREFIX = "replay"
 """Prefix of a replay's id: `replay:<purpose>:<delay topic>/<shard>/<offset>/<occurrence>`."""
 
 LEDGER = (
-    "run string, purpose string, via string, shard int, source_offset long, occurrence int, outcome string, id binary,"
-    " replay_id binary, target string, due_ms long, bytes long"
+    "run string, purpose string, via string, shard int, source_offset long, occurrence int, "
+    "outcome string, id binary, replay_id binary, target string, due_ms long, bytes long"
 )
-"""Columns of `rows`. `outcome`: the audit's outcome when the run was planned; `via`: `delay` or `direct`."""
+"""Columns of `rows`. `outcome`: the audit's outcome when the run was planned; `via`: `delay` or
+`direct`."""
 
 PLANNED_COLUMNS = (
-    "shard int, source_offset long, occurrence int, outcome string, id binary, key binary, target string, due_ms long,"
-    " bytes long"
+    "shard int, source_offset long, occurrence int, outcome string, id binary, key binary, target "
+    "string, due_ms long, bytes long"
 )
 """Columns of a plan that become part of the ledger."""
 
@@ -111,7 +268,9 @@ def remove_working_files(storage: ArchiveStorage, run: str) -> None:
 
 def plan_files(storage: ArchiveStorage, run: str) -> list[str]:
     """The files of the plan, in the order of its parts."""
-    return [path for path, _ in storage.files(f"{run_folder(run)}/_plan") if path.endswith(".parquet")]
+    return [
+        path for path, _ in storage.files(f"{run_folder(run)}/_plan") if path.endswith(".parquet")
+    ]
 
 
 def sent_rows(spark: SparkSession, storage: ArchiveStorage) -> DataFrame:
@@ -135,14 +294,19 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
     own = f.col("key").isNotNull() & f.lit(request.mode == "pending")
     return sent.withColumns(
         {
-            "run": f.lit(run.run), "purpose": f.lit(request.purpose), "via": f.lit("direct" if request.direct else "delay"),
-            "replay_id": f.col("id") if request.direct else f.when(own, f.col("id")).otherwise(derived),
+            "run": f.lit(run.run),
+            "purpose": f.lit(request.purpose),
+            "via": f.lit("direct" if request.direct else "delay"),
+            "replay_id": f.col("id")
+            if request.direct
+            else f.when(own, f.col("id")).otherwise(derived),
         }
-    ).select(*(column.split()[0] for column in LEDGER.split(", ")))  # fmt: skip
+    ).select(*(column.split()[0] for column in LEDGER.split(", ")))
 
 
 def record_started(storage: ArchiveStorage, run: str, attempt: int, part: int) -> bool:
-    """Record that a task is about to take the transactional id of a part; True if no task of the attempt did so before."""
+    """Record that a task is about to take the transactional id of a part; True if no task of the
+    attempt did so before."""
     path = f"{run_folder(run)}/_begun/{attempt:04}-{part:06}"
     is_first = not storage.exists(path)
     storage.write(path, b"")
@@ -162,7 +326,10 @@ def record_sent(storage: ArchiveStorage, run: str, part: int, until: int) -> Non
 
 def sent_directly(storage: ArchiveStorage, run: BackfillRun) -> list[int]:
     """For each part the number of rows sent straight to their targets, as its tasks recorded."""
-    return [storage.read_json(f"{run_folder(run.run)}/_begun/until-{part:06}") or 0 for part in range(len(run.rows))]
+    return [
+        storage.read_json(f"{run_folder(run.run)}/_begun/until-{part:06}") or 0
+        for part in range(len(run.rows))
+    ]
 
 
 def transactional_id(cluster: str, run: str, attempt: int, part: int) -> str:
@@ -171,20 +338,27 @@ def transactional_id(cluster: str, run: str, attempt: int, part: int) -> str:
 
 
 def rows_committed(positions: DataFrame, run: BackfillRun) -> list[int]:
-    """Column `position` with `REPLAY_POSITION` of records as text -> for each part of the run, rows committed to the log."""
+    """Column `position` with `REPLAY_POSITION` of records as text -> for each part of the run, rows
+    committed to the log."""
     own = positions.where(f.col("position").startswith(f"{run.run}/"))
     at = f.split("position", "/")
     numbers = own.select(at[1].cast("int").alias("part"), at[2].cast("long").alias("row"))
     found: dict[Any, Any] = {
-        row["part"]: row["last"] + 1 for row in numbers.groupBy("part").agg(f.max("row").alias("last")).collect()
+        row["part"]: row["last"] + 1
+        for row in numbers.groupBy("part").agg(f.max("row").alias("last")).collect()
     }
     return [found.get(part, 0) for part in range(len(run.rows))]
 
 
 def check_log(
-    run: BackfillRun, topic_id: str | None, starts: dict[int, int], archived: dict[int, int], gaps: Iterable[int]
+    run: BackfillRun,
+    topic_id: str | None,
+    starts: dict[int, int],
+    archived: dict[int, int],
+    gaps: Iterable[int],
 ) -> None:
-    """Raise ArchiveFailed unless the log and the archive together still hold every record since the run began."""
+    """Raise ArchiveFailed unless the log and the archive together still hold every record since the
+    run began."""
     why = None
     if topic_id != run.topic_id:
         why = f"{run.topic} was deleted and created again since"
@@ -195,6 +369,7 @@ def check_log(
             why = f"{run.topic}/{shard} was trimmed to offset {start} before it was archived"
     if why is not None:
         raise ArchiveFailed(
-            f"it cannot be determined how much of run {run.run} was sent: {why}. `chronos backfill --abandon` counts all of"
-            " it as sent; messages that the audit then finds missing can be sent for another --purpose"
+            f"it cannot be determined how much of run {run.run} was sent: {why}. `chronos "
+            "backfill --abandon` counts all of it as sent; messages that the audit then finds "
+            "missing can be sent for another --purpose"
         )

@@ -1,13 +1,5 @@
-"""The runs of the archive: the offset each partition is archived to, and the micro-batches that are committed.
-
-Not the reading itself: that is `archive/job.py`. Law: each record is in the archive once.
-
-    <location>/_runs/<run>/run.json            the offset the run began each partition at, and the log's ends then
-    <location>/_runs/<run>/epochs/<stream>/... for each batch, the leader epochs its partitions had when it was read
-    <location>/_runs/<run>/<stream>/...        Spark's checkpoint: `offsets` has the ends of each batch, `commits` the batches that are complete
-
-A batch that is not committed is removed before anything else is written.
-"""
+"""What the jobs ask of the brokers, beside Spark's own reading. An adapter of the service
+answers."""
 
 import json
 import time
@@ -24,31 +16,52 @@ from msgspec import convert as from_builtins
 
 from chronos.errors import ArchiveUnusable, LogUnavailable
 from chronos.spark import inventory, schema
-from chronos.spark.brokers import TopicBrokers
 from chronos.spark.elections import Loss, find_loss
 from chronos.spark.storage import ArchiveStorage
+
+
+class TopicBrokers(Protocol):
+    """Topics and the ends of their partitions."""
+
+    def names(self) -> list[str]:
+        """All topics, except those of Kafka itself."""
+
+    def describe(self, topics: Sequence[str]) -> Mapping[str, Any]:
+        """`TopicInfo` by name; None for a topic that does not exist."""
+
+    def cluster_id(self) -> str:
+        """The id that Kafka gave the cluster."""
+
+    def watermarks(self, topic: str, partition: int) -> Any:
+        """`Watermarks` of a partition."""
+
 
 log = structlog.get_logger("chronos.archive")
 
 RUNS = "_runs"
 RUNS_KEPT = 3
-"""Runs whose checkpoints are kept for the analysis of incidents; the archive needs only the last one."""
+"""Runs whose checkpoints are kept for the analysis of incidents; the archive needs only the last
+one."""
 
 OLDEST_ASKED = 8
-"""Partitions of a new target that are asked for their first record: one old record proves that the topic existed then."""
+"""Partitions of a new target that are asked for their first record: one old record proves that the
+topic existed then."""
 
 LOOK_MS = 60_000
-"""Time in ms that a run takes at most from its first request until it has the ends of a topic: an election may lie between."""
+"""Time in ms that a run takes at most from its first request until it has the ends of a topic: an
+election may lie between."""
 
 OFFSETS_NAME = ("messages", "progress")
-"""Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
+"""Tables whose offsets identify messages, also in receipts: a topic created again needs another
+archive."""
 
 OFFSETS_FILE = "offsets.parquet"
 """Name of the file of a batch of the table `offsets`."""
 
 TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
 UNREADABLE = "unreadable"
-"""Reasons of gaps, as in the table `offsets`. Behind an unreadable one nothing can be missing: its records were rejected."""
+"""Reasons of gaps, as in the table `offsets`. Behind an unreadable one nothing can be missing: its
+records were rejected."""
 
 
 class ArchiveBrokers(TopicBrokers, Protocol):
@@ -58,11 +71,15 @@ class ArchiveBrokers(TopicBrokers, Protocol):
         """A `ports.Reader` of a partition; `bounded`: with bounded memory."""
 
     def batch_header(self, topic: str, partition: int, offset: int) -> Any:
-        """The header of the batch that holds the offset, or of the next one: `first`, `last`, `leader_epoch`, `timestamp_ms`, `create_time`
-        if that is the producer's, and `hidden` if it has no visible records."""
+        """The header of the batch that holds the offset, or of the next one: `first`, `last`,
+        `leader_epoch`, `timestamp_ms`, `create_time` if that is the producer's, and `hidden` if it
+        has no visible records."""
 
-    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
-        """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
+    def truncated(
+        self, positions: Mapping[tuple[str, int], tuple[int, int]]
+    ) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a
+        leader epoch."""
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit offsets of a consumer group that has no members."""
@@ -83,7 +100,8 @@ class PartitionRead(Struct, kw_only=True):
     loss: Loss | None = None
     """What may have been lost since the run before, at elections."""
     oldest_ms: int | None = None
-    """Timestamp of its first record when a target was looked at for the first time, `read_ms` if it had none; None: not asked."""
+    """Timestamp of its first record when a target was looked at for the first time, `read_ms` if it
+    had none; None: not asked."""
 
 
 class TopicRead(Struct, kw_only=True):
@@ -97,7 +115,8 @@ class TopicRead(Struct, kw_only=True):
 
 
 class ArchiveRun(Struct, kw_only=True):
-    """`_runs/<run>/run.json`: where each topic begins. Topics that are no longer read keep their offsets."""
+    """`_runs/<run>/run.json`: where each topic begins. Topics that are no longer read keep their
+    offsets."""
 
     read_ms: int
     topics: dict[str, TopicRead]
@@ -106,17 +125,20 @@ class ArchiveRun(Struct, kw_only=True):
 
 
 def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
-    """The contents of `archive.json`; None if there is no archive. ArchiveUnusable if its format is unknown."""
+    """The contents of `archive.json`; None if there is no archive. ArchiveUnusable if its format is
+    unknown."""
     found = storage.read_json("archive.json")
     if found is not None and found.get("format") != schema.FORMAT:
         raise ArchiveUnusable(
-            f"{storage.uri} has format {found.get('format')}; this version of Chronos knows {schema.FORMAT}"
+            f"{storage.uri} has format {found.get('format')}; this version of Chronos knows "
+            f"{schema.FORMAT}"
         )
     return found  # type: ignore[no-any-return]
 
 
 def remove_uncommitted(storage: ArchiveStorage) -> ArchiveRun | None:
-    """Remove the batches that the last run did not commit. The run with its positions; None for a new archive.
+    """Remove the batches that the last run did not commit. The run with its positions; None for a
+    new archive.
 
     `offsets` first: what it covers must be in the other tables at every moment.
     """
@@ -125,7 +147,10 @@ def remove_uncommitted(storage: ArchiveStorage) -> ArchiveRun | None:
         return None
     name = names[-1]
     run = from_builtins(storage.read_json(f"{RUNS}/{name}/run.json"), ArchiveRun)
-    committed = {table: committed_batch(storage, name, table) for table in {read.table for read in run.topics.values()}}
+    committed = {
+        table: committed_batch(storage, name, table)
+        for table in {read.table for read in run.topics.values()}
+    }
     for table in reversed(tuple(schema.TABLES)):
         for folder in storage.folders(table):
             of_run, number, stream = parse_batch(folder, table)
@@ -142,27 +167,32 @@ def _run_names(storage: ArchiveStorage) -> list[str]:
 
 
 def need_runs(storage: ArchiveStorage) -> None:
-    """Raise ArchiveUnusable if there are batches of runs that `_runs` does not hold: another run would overwrite or repeat them.
+    """Raise ArchiveUnusable if there are batches of runs that `_runs` does not hold: another run
+    would overwrite or repeat them.
 
-    A run that was killed before it wrote `run.json` has left nothing but its first rows of `offsets`, which the next one overwrites.
-    """
+    A run that was killed before it wrote `run.json` has left nothing but its first rows of
+    `offsets`, which the next one overwrites."""
     names = _run_names(storage)
     last = int(names[-1]) if names else 0
     begun = batch_begin(f"{last + 1:08}")
     lost = [f"{table}/{folder}" for table in schema.TABLES for folder in storage.folders(table)
-            if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)]  # fmt: skip
+            if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)]  # fmt: skip  # noqa: E501
     lost += [
-        f"{RUNS}/{name}" for name in storage.folders(RUNS) if name not in names and storage.folders(f"{RUNS}/{name}")
+        f"{RUNS}/{name}"
+        for name in storage.folders(RUNS)
+        if name not in names and storage.folders(f"{RUNS}/{name}")
     ]
     if lost:
         raise ArchiveUnusable(
-            f"{storage.uri} has {lost[0]}, and {RUNS}/ does not hold the run that wrote it: the offsets that are archived are not"
-            f" known. Restore {RUNS}/ from a copy of the archive that is not older, or choose another location"
+            f"{storage.uri} has {lost[0]}, and {RUNS}/ does not hold the run that wrote it: the "
+            f"offsets that are archived are not known. Restore {RUNS}/ from a copy of the archive "
+            "that is not older, or choose another location"
         )
 
 
 def _is_of_run_behind(folder: str, last: int) -> bool:
-    """True for a batch of a run after the last one that is known; of compacted batches it is not known."""
+    """True for a batch of a run after the last one that is known; of compacted batches it is not
+    known."""
     run = folder.removeprefix("batch=").split("-")[0]
     return int(run) > last if run.isdigit() else last == 0
 
@@ -206,9 +236,9 @@ def begin_run(
 ) -> StartedRun:
     """Begin a run of these `(table, topics)`: each partition at its position, or behind a gap.
 
-    `deleted`: topics archived before that no longer exist. ArchiveUnusable if the delay or progress topic was created
-    again or lost archived records: its offsets name other messages than the tables.
-    """
+    `deleted`: topics archived before that no longer exist. ArchiveUnusable if the delay or progress
+    topic was created again or lost archived records: its offsets name other messages than the
+    tables."""
     known = before.topics if before is not None else {}
     topics = dict(known)
     found: dict[str, _Found] = {}
@@ -224,34 +254,44 @@ def begin_run(
                 continue  # deleted since it was listed
             if table in OFFSETS_NAME and old is not None and old.id != info.id:
                 raise ArchiveUnusable(
-                    f"{topic} was deleted and created again: its offsets name other messages than those in {storage.uri};"
-                    " choose another location"
+                    f"{topic} was deleted and created again: its offsets name other messages than "
+                    f"those in {storage.uri}; choose another location"
                 )
             try:
                 found[topic] = _look_at(brokers, topic, info, table)
             except LogUnavailable as error:
                 left_out[topic] = str(error)
         if table == schema.PROGRESS.name:
-            broker_ms = _newest_ms(brokers, {topic: found[topic] for topic in named if topic in found})
-    # No two runs have the same time, whatever happens to this machine's clock, and no run looks older than what it has seen.
+            broker_ms = _newest_ms(
+                brokers, {topic: found[topic] for topic in named if topic in found}
+            )
+    # No two runs have the same time, whatever happens to this machine's clock, and no run looks
+    # older than what it has seen.
     read_ms = max(read_ms, broker_ms or 0, 0 if before is None else before.read_ms + 1)
     truncated = _truncated(brokers, found, known)
     for topic, seen in found.items():
         topics[topic] = _begin_topic(topic, seen, known.get(topic), truncated)
         if seen.table == schema.DELIVERIES.name and topic not in known:
             for part, first in list(topics[topic].partitions.items())[:OLDEST_ASKED]:
-                first.oldest_ms = _oldest_ms(brokers, topic, part, seen.watermarks[part], broker_ms or read_ms)
+                first.oldest_ms = _oldest_ms(
+                    brokers, topic, part, seen.watermarks[part], broker_ms or read_ms
+                )
         if seen.table == schema.DELIVERIES.name:
             _note_losses(brokers, topic, seen, topics[topic], known.get(topic), read_ms)
-        lost = [part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED]
+        lost = [
+            part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED
+        ]
         if seen.table in OFFSETS_NAME and lost:
             raise ArchiveUnusable(
-                f"{topic}/{lost[0]} lost records that are archived (a lost disk, or an unclean leader election): its offsets"
-                f" name other messages than those in {storage.uri}; choose another location"
+                f"{topic}/{lost[0]} lost records that are archived (a lost disk, or an unclean "
+                f"leader election): its offsets name other messages than those in {storage.uri}; "
+                "choose another location"
             )
     read = set(found)
     if not read:
-        raise LogUnavailable(f"no topic can be read: {'; '.join(left_out.values()) or 'all were deleted'}")
+        raise LogUnavailable(
+            f"no topic can be read: {'; '.join(left_out.values()) or 'all were deleted'}"
+        )
     run = ArchiveRun(read_ms=read_ms, topics=topics, broker_ms=broker_ms)
     names = storage.folders(RUNS)
     name = f"{int(names[-1]) + 1 if names else 1:08}"
@@ -272,33 +312,43 @@ class _Found(Struct, frozen=True):
 
 def _look_at(brokers: ArchiveBrokers, topic: str, info: Any, table: str) -> _Found:
     if info.leaderless:
-        raise LogUnavailable(f"no broker leads {', '.join(f'{topic}/{number}' for number in sorted(info.leaderless))}")
-    watermarks = {str(number): brokers.watermarks(topic, number) for number in range(info.partitions)}
+        raise LogUnavailable(
+            "no broker leads "
+            f"{', '.join(f'{topic}/{number}' for number in sorted(info.leaderless))}"
+        )
+    watermarks = {
+        str(number): brokers.watermarks(topic, number) for number in range(info.partitions)
+    }
     return _Found(table, info.id, watermarks, info.compacted)
 
 
 def _newest_ms(brokers: ArchiveBrokers, found: Mapping[str, _Found]) -> int | None:
-    """The newest timestamp in the topics, by the clocks of the brokers; None if they are empty, or cannot tell.
+    """The newest timestamp in the topics, by the clocks of the brokers; None if they are empty, or
+    cannot tell.
 
-    Everything that was written by then, by any of these clocks, is seen by whoever looks at other topics afterwards.
-    """
+    Everything that was written by then, by any of these clocks, is seen by whoever looks at other
+    topics afterwards."""
     newest: list[int] = []
     for topic, seen in found.items():
         for part, ends in seen.watermarks.items():
             if ends.stable <= ends.start:
                 continue
-            with suppress(LogUnavailable):  # some settings of TLS or SASL are not supported for headers
+            with suppress(
+                LogUnavailable
+            ):  # some settings of TLS or SASL are not supported for headers
                 header = brokers.batch_header(topic, int(part), ends.stable - 1)
                 newest += [] if header.create_time else [header.timestamp_ms]
     return max(newest, default=None)
 
 
-def _oldest_ms(brokers: ArchiveBrokers, topic: str, part: str, ends: Any, seen_ms: int) -> int | None:
-    """The timestamp of the first record of a partition, or `seen_ms` if that is older; None if the brokers cannot tell.
+def _oldest_ms(
+    brokers: ArchiveBrokers, topic: str, part: str, ends: Any, seen_ms: int
+) -> int | None:
+    """The timestamp of the first record of a partition, or `seen_ms` if that is older; None if the
+    brokers cannot tell.
 
-    What was delivered since then is in this topic, and not in an earlier one of its name: `seen_ms` is the time of the newest step
-    that had been committed when the topic was seen.
-    """
+    What was delivered since then is in this topic, and not in an earlier one of its name: `seen_ms`
+    is the time of the newest step that had been committed when the topic was seen."""
     if ends.high <= ends.start:
         return seen_ms
     with suppress(LogUnavailable):
@@ -306,56 +356,85 @@ def _oldest_ms(brokers: ArchiveBrokers, topic: str, part: str, ends: Any, seen_m
     return None
 
 
-def _truncated(brokers: ArchiveBrokers, found: Mapping[str, _Found], known: Mapping[str, TopicRead]) -> set[Any]:
+def _truncated(
+    brokers: ArchiveBrokers, found: Mapping[str, _Found], known: Mapping[str, TopicRead]
+) -> set[Any]:
     """Partitions whose log no longer has what was archived from it, although it reaches beyond.
 
-    Only an election can bring a log with other records, so only partitions with a new leader epoch are compared.
-    """
+    Only an election can bring a log with other records, so only partitions with a new leader epoch
+    are compared."""
     asked = {}
     for topic, seen in found.items():
         old = known.get(topic)
         for part, read in old.partitions.items() if old is not None and old.id == seen.id else ():
             now = seen.watermarks.get(part)
-            if now is None or read.leader_epoch in (None, now.leader_epoch) or now.leader_epoch is None:
+            if (
+                now is None
+                or read.leader_epoch in (None, now.leader_epoch)
+                or now.leader_epoch is None
+            ):
                 continue
             if now.start <= read.position <= now.high:
                 asked[topic, int(part)] = (read.position, read.leader_epoch)
     return brokers.truncated(asked) if asked else set()
 
 
-def _begin_topic(topic: str, seen: _Found, old: TopicRead | None, truncated: Collection[Any]) -> TopicRead:
+def _begin_topic(
+    topic: str, seen: _Found, old: TopicRead | None, truncated: Collection[Any]
+) -> TopicRead:
     same = old is not None and old.id == seen.id
     reads = {}
     for part, watermarks in seen.watermarks.items():
         at = old.partitions.get(part) if old is not None else None
-        reads[part] = _partition_read(watermarks, at, same=same, truncated=(topic, int(part)) in truncated)
+        reads[part] = _partition_read(
+            watermarks, at, same=same, truncated=(topic, int(part)) in truncated
+        )
     return TopicRead(id=seen.id, table=seen.table, partitions=reads, compacted=seen.compacted)
 
 
 def _note_losses(
-    brokers: ArchiveBrokers, topic: str, seen: _Found, read: TopicRead, old: TopicRead | None, now_ms: int
+    brokers: ArchiveBrokers,
+    topic: str,
+    seen: _Found,
+    read: TopicRead,
+    old: TopicRead | None,
+    now_ms: int,
 ) -> None:
-    """Enter what may have been lost in a target since the run before; a partition with a gap has that reason already."""
+    """Enter what may have been lost in a target since the run before; a partition with a gap has
+    that reason already."""
     same = old is not None and old.id == seen.id
     for part, one in read.partitions.items():
         before = old.partitions.get(part) if old is not None and same else None
         if one.gap_reason in (None, TRIMMED):
             epoch = None if before is None else before.leader_epoch
-            one.loss = loss_of(brokers, topic, part, seen.watermarks[part], one.begin, epoch, now_ms)
+            one.loss = loss_of(
+                brokers, topic, part, seen.watermarks[part], one.begin, epoch, now_ms
+            )
 
 
 def loss_of(
-    brokers: ArchiveBrokers, topic: str, part: str, ends: Any, since: int, epoch: int | None, now_ms: int
+    brokers: ArchiveBrokers,
+    topic: str,
+    part: str,
+    ends: Any,
+    since: int,
+    epoch: int | None,
+    now_ms: int,
 ) -> Loss | None:
-    """The result of `find_loss` for a partition; everything until now where the brokers cannot tell."""
+    """The result of `find_loss` for a partition; everything until now where the brokers cannot
+    tell."""
     now_ms += LOOK_MS
     try:
-        return find_loss(partial(brokers.batch_header, topic, int(part)), ends, since, epoch, now_ms)
+        return find_loss(
+            partial(brokers.batch_header, topic, int(part)), ends, since, epoch, now_ms
+        )
     except LogUnavailable:
         return None if epoch is None else Loss(0, now_ms)
 
 
-def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool, truncated: bool) -> PartitionRead:
+def _partition_read(
+    watermarks: Any, old: PartitionRead | None, *, same: bool, truncated: bool
+) -> PartitionRead:
     begin, gap = watermarks.start, None
     if old is not None and not same:
         gap = RECREATED
@@ -364,17 +443,29 @@ def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool, t
     elif old is not None:
         begin = max(old.position, watermarks.start)
         gap = TRIMMED if begin > old.position else None
-    return PartitionRead(begin=begin, log_start=watermarks.start, stable_end=watermarks.stable, high_watermark=watermarks.high,
-                         gap_reason=gap, position=begin, leader_epoch=watermarks.leader_epoch)  # fmt: skip
+    return PartitionRead(
+        begin=begin,
+        log_start=watermarks.start,
+        stable_end=watermarks.stable,
+        high_watermark=watermarks.high,
+        gap_reason=gap,
+        position=begin,
+        leader_epoch=watermarks.leader_epoch,
+    )
 
 
 def _note_begin(
-    storage: ArchiveStorage, name: str, run: ArchiveRun, read: Collection[str], deleted: Iterable[str]
+    storage: ArchiveStorage,
+    name: str,
+    run: ArchiveRun,
+    read: Collection[str],
+    deleted: Iterable[str],
 ) -> None:
-    """Write a row of `offsets` for each partition before anything is read, so that gaps known by then are recorded.
+    """Write a row of `offsets` for each partition before anything is read, so that gaps known by
+    then are recorded.
 
-    The rows also prove that a partition had nothing new, without which the audit could call nothing there missing.
-    """
+    The rows also prove that a partition had nothing new, without which the audit could call nothing
+    there missing."""
     rows = [
         offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason, loss=seen.loss)
         for topic in sorted(run.topics.keys() & set(read))
@@ -389,9 +480,24 @@ def _note_begin(
 
 
 OffsetRow = tuple[
-    str, str, int, str, int, int, int, int, int, int, bool, str | None, int | None, bool | None, int | None, int | None,
-    int | None
-]  # fmt: skip
+    str,
+    str,
+    int,
+    str,
+    int,
+    int,
+    int,
+    int,
+    int,
+    int,
+    bool,
+    str | None,
+    int | None,
+    bool | None,
+    int | None,
+    int | None,
+    int | None,
+]
 
 
 GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
@@ -399,14 +505,37 @@ GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
 
 
 def offset_row(
-    run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, gap: str | None, loss: Loss | None = None
+    run: ArchiveRun,
+    topic: str,
+    part: str,
+    begin: int,
+    end: int,
+    *,
+    gap: str | None,
+    loss: Loss | None = None,
 ) -> OffsetRow:
     """A row of the table `offsets`."""
     seen = run.topics[topic]
     read = seen.partitions[part]
-    return (seen.table, topic, int(part), seen.id, begin, end, read.log_start, read.stable_end, read.high_watermark,
-            run.read_ms, gap is not None, gap, run.broker_ms, seen.compacted, read.oldest_ms,
-            None if loss is None else loss.from_ms, None if loss is None else loss.until_ms)  # fmt: skip
+    return (
+        seen.table,
+        topic,
+        int(part),
+        seen.id,
+        begin,
+        end,
+        read.log_start,
+        read.stable_end,
+        read.high_watermark,
+        run.read_ms,
+        gap is not None,
+        gap,
+        run.broker_ms,
+        seen.compacted,
+        read.oldest_ms,
+        None if loss is None else loss.from_ms,
+        None if loss is None else loss.until_ms,
+    )
 
 
 def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]) -> None:
@@ -420,10 +549,23 @@ def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]
 def offsets_file(rows: Sequence[OffsetRow]) -> bytes:
     """The rows as a Parquet file."""
     names = [name for name, *_ in schema.OFFSETS.columns]
-    kinds = [pa.string(), pa.string(), pa.int32(), pa.string(), *[pa.int64()] * 6, pa.bool_(), pa.string(), pa.int64(),
-             pa.bool_(), *[pa.int64()] * 3]  # fmt: skip
+    kinds = [
+        pa.string(),
+        pa.string(),
+        pa.int32(),
+        pa.string(),
+        *[pa.int64()] * 6,
+        pa.bool_(),
+        pa.string(),
+        pa.int64(),
+        pa.bool_(),
+        *[pa.int64()] * 3,
+    ]
     columns = zip(*rows, strict=True)
-    table = pa.table([pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)], names=names)
+    table = pa.table(
+        [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)],
+        names=names,
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
@@ -431,12 +573,17 @@ def offsets_file(rows: Sequence[OffsetRow]) -> bytes:
 
 def committed_batch(storage: ArchiveStorage, run: str, stream: str) -> int:
     """Number of the last micro-batch that Spark committed; -1 if there is none."""
-    numbers = [int(name) for name, _ in storage.files(f"{RUNS}/{run}/{stream}/commits") if name.isdigit()]
+    numbers = [
+        int(name) for name, _ in storage.files(f"{RUNS}/{run}/{stream}/commits") if name.isdigit()
+    ]
     return max(numbers, default=-1)
 
 
-def batch_ends(storage: ArchiveStorage, run: str, stream: str, number: int) -> dict[str, dict[str, int]]:
-    """The offset each partition of a micro-batch ends at, by topic and partition, from Spark's checkpoint."""
+def batch_ends(
+    storage: ArchiveStorage, run: str, stream: str, number: int
+) -> dict[str, dict[str, int]]:
+    """The offset each partition of a micro-batch ends at, by topic and partition, from Spark's
+    checkpoint."""
     data = storage.read(f"{RUNS}/{run}/{stream}/offsets/{number}")
     if data is None:
         return {}
@@ -460,5 +607,6 @@ def positions(storage: ArchiveStorage, name: str, run: ArchiveRun) -> ArchiveRun
 
 
 def epochs_file(run: str, stream: str, number: int) -> str:
-    """The file with the leader epochs of a micro-batch, by topic and partition, below the archive."""
+    """The file with the leader epochs of a micro-batch, by topic and partition, below the
+    archive."""
     return f"{RUNS}/{run}/epochs/{stream}/{number}"

@@ -1,26 +1,68 @@
-"""Spark sessions for the jobs: on this machine or on a cluster, with or without the Kafka connector.
+"""Spark sessions for the jobs, and the progress of a job as values.
 
-This module knows no table and no topic. Law: nothing of Spark is imported before `need_spark` has found it.
-"""
+Not a display: the command line decides how steps are shown. The jobs call a `Watch` from threads of
+the driver, when a step begins and whenever its count grows.
+
+This module knows no table and no topic. Law: nothing of Spark is imported before `need_spark` has
+found it."""
 
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+from msgspec import Struct
+
 from chronos.errors import ArchiveFailed, ChronosError, SparkMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One step of a job; two values with the same name are the same step."""
+
+    name: str
+    """What the job does, in the present participle: `archiving messages`."""
+    done: int = 0
+    """Units done so far."""
+    total: int | None = None
+    """Units there are; None: not counted."""
+    unit: str = ""
+    """What is counted: `offsets`, `messages`."""
+
+
+Watch = Callable[[Step], None]
+"""Called with the step a job is in."""
+
+
+def ignore(_: Step) -> None:
+    """A `Watch` that shows nothing."""
+
+
+def running_tasks(spark: "SparkSession") -> tuple[int, int]:
+    """Tasks that have ended, and all tasks, of the stages that Spark runs now; `(0, 0)` when it
+    runs none."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    running = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in running), sum(
+        stage.numTasks for stage in running
+    )
+
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession as SparkSession
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""Maven coordinates of Spark's Kafka connector. Several newer versions lack a dependency in Maven."""
+"""Maven coordinates of Spark's Kafka connector. Several newer versions lack a dependency in
+Maven."""
 
 CONNECTOR_NAME = "spark-sql-kafka-0-10"
 """Part of the name of the connector's jar, and of its coordinates."""
@@ -45,12 +87,14 @@ LOCAL = {
 }
 """Settings for this machine; a cluster has settings of its own.
 
-Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The raw file system
-writes no checksum files, which halves their number; Parquet's pages have checksums of their own.
-"""
+Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
+raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
+of their own. """
 
 COMMON = {
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+    "spark.driver.extraJavaOptions": (
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    ),
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -59,7 +103,12 @@ COMMON = {
 }
 
 
-VANISHED = ("FileNotFoundException", "FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND", "NoSuchFileException")
+VANISHED = (
+    "FileNotFoundException",
+    "FAILED_READ_FILE.FILE_NOT_EXIST",
+    "PATH_NOT_FOUND",
+    "NoSuchFileException",
+)
 """Parts of Spark's errors about a file that was there when its folder was listed."""
 
 LINE_CHARACTERS = 500
@@ -73,25 +122,37 @@ def need_spark() -> None:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise SparkMissing(f"{error.name} is missing; install it with: pip install 'kafka-chronos[spark]'") from None
-    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+        raise SparkMissing(
+            f"{error.name} is missing; install it with: pip install 'kafka-chronos[spark]'"
+        ) from None
+    java = (
+        os.path.join(os.environ["JAVA_HOME"], "bin", "java")
+        if os.environ.get("JAVA_HOME")
+        else "java"
+    )
     if shutil.which(java) is None:
         raise SparkMissing(
-            f"{java} is missing: Spark needs Java 17 or newer. Install it (Debian, Ubuntu: apt install"
-            " openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to it"
+            f"{java} is missing: Spark needs Java 17 or newer. Install it (Debian, Ubuntu: apt "
+            "install openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME "
+            "to it"
         )
 
 
 def open_session(  # type: ignore[no-untyped-def]
-    name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None, *, kafka: bool = True
+    name: str,
+    master: str,
+    conf: Mapping[str, str],
+    log: IO[bytes] | None = None,
+    *,
+    kafka: bool = True,
 ):
-    """The session of a job, with `conf` over the settings of this module; `AUTO_MASTER` chooses the master.
+    """The session of a job, with `conf` over the settings of this module; `AUTO_MASTER` chooses the
+    master.
 
-    With `kafka` the Kafka connector is fetched, unless `spark.jars` names it; other jars and packages are kept. A Spark
-    that spark-submit has started cannot fetch it any more. `log` takes the output of a JVM that is started here:
-    Spark's log, what fetching the connector prints, and Java's own warnings. SparkMissing if PySpark, Java or the
-    connector is missing.
-    """
+    With `kafka` the Kafka connector is fetched, unless `spark.jars` names it; other jars and
+    packages are kept. A Spark that spark-submit has started cannot fetch it any more. `log` takes
+    the output of a JVM that is started here: Spark's log, what fetching the connector prints, and
+    Java's own warnings. SparkMissing if PySpark, Java or the connector is missing."""
     need_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -112,8 +173,9 @@ def open_session(  # type: ignore[no-untyped-def]
         session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise SparkMissing(
-            f"Spark did not start ({error}); the reason is in the output of Java. If the connector could not be fetched, provide"
-            f" {CONNECTOR} and its dependencies: --conf spark.jars=<files, separated by commas>"
+            f"Spark did not start ({error}); the reason is in the output of Java. If the "
+            f"connector could not be fetched, provide {CONNECTOR} and its dependencies: --conf "
+            "spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
     _silence()
@@ -123,7 +185,8 @@ def open_session(  # type: ignore[no-untyped-def]
 
 
 def _silence() -> None:
-    """Keep py4j and PySpark from writing the error of a failed task or of a JVM that ended, which the driver raises too.
+    """Keep py4j and PySpark from writing the error of a failed task or of a JVM that ended, which
+    the driver raises too.
 
     They would write some fifty lines for each request.
     """
@@ -140,11 +203,14 @@ def _is_not_py4j(record: logging.LogRecord) -> bool:
 
 
 def is_submitted() -> bool:
-    """True if spark-submit started this process: its JVM runs already and writes where spark-submit writes."""
+    """True if spark-submit started this process: its JVM runs already and writes where spark-submit
+    writes."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def session_settings(master: str, conf: Mapping[str, str], *, has_log: bool, kafka: bool) -> dict[str, str]:
+def session_settings(
+    master: str, conf: Mapping[str, str], *, has_log: bool, kafka: bool
+) -> dict[str, str]:
     """All settings of a session; sets the environment that a local Spark needs."""
     is_local = master.startswith("local")
     if is_local:
@@ -152,7 +218,9 @@ def session_settings(master: str, conf: Mapping[str, str], *, has_log: bool, kaf
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     level = {"spark.log.level": "WARN" if has_log else "ERROR"}
     settings = {**COMMON, **level, **(LOCAL if is_local else {}), **conf, "spark.master": master}
-    packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
+    packages = [
+        package for package in settings.get("spark.jars.packages", "").split(",") if package
+    ]
     named = [*settings.get("spark.jars", "").split(","), *packages]
     if kafka and not is_submitted() and not any(map(_is_connector, named)):
         settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
@@ -160,7 +228,8 @@ def session_settings(master: str, conf: Mapping[str, str], *, has_log: bool, kaf
 
 
 def one_line(error: Exception) -> ChronosError | None:
-    """The error of Spark or its JVM as one line with what to do; None for an error of something else."""
+    """The error of Spark or its JVM as one line with what to do; None for an error of something
+    else."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -170,15 +239,16 @@ def one_line(error: Exception) -> ChronosError | None:
         text = str(error)
     elif isinstance(error, (Py4JError, ConnectionError)):
         return ArchiveFailed(
-            "Spark's JVM ended before the job did: it was killed, or had too little memory (--conf spark.driver.memory=4g);"
-            " run the same command again"
+            "Spark's JVM ended before the job did: it was killed, or had too little memory "
+            "(--conf spark.driver.memory=4g); run the same command again"
         )
     else:
         return None
     if any(name in text for name in VANISHED):
         return ArchiveFailed(
-            "a file of the archive disappeared while it was read: `chronos archive compact`, or a run that removed the"
-            " incomplete output of a killed one, ran at the same time; run the same command again"
+            "a file of the archive disappeared while it was read: `chronos archive compact`, or a "
+            "run that removed the incomplete output of a killed one, ran at the same time; run "
+            "the same command again"
         )
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return ArchiveFailed(f"Spark failed: {line[:LINE_CHARACTERS]}")
@@ -194,12 +264,15 @@ def _is_connector(jar: str) -> bool:
 
 
 def _start_jvm(conf: "SparkConf", log: IO[bytes]) -> None:
-    """Start the JVM that the session will use, with its output in a file instead of on the terminal."""
+    """Start the JVM that the session will use, with its output in a file instead of on the
+    terminal."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is None:
-        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"stdout": log, "stderr": log}), conf=conf)
+        SparkContext._ensure_initialized(
+            gateway=launch_gateway(conf, {"stdout": log, "stderr": log}), conf=conf
+        )
 
 
 def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
@@ -207,10 +280,12 @@ def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
     from pyspark.errors import AnalysisException
 
     try:
-        session.read.format("kafka").options(**{"kafka.bootstrap.servers": "-:1", "subscribe": "-"}).load()
+        session.read.format("kafka").options(
+            **{"kafka.bootstrap.servers": "-:1", "subscribe": "-"}
+        ).load()
     except AnalysisException as error:
         session.stop()
         raise SparkMissing(
-            f"Spark has no Kafka connector: provide {CONNECTOR} and its dependencies with"
-            f" --conf spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
+            f"Spark has no Kafka connector: provide {CONNECTOR} and its dependencies with --conf "
+            f"spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
         ) from error

@@ -1,8 +1,7 @@
 """The storage of an archive: a folder or object storage, which both Spark and pyarrow reach.
 
-This module knows no table. Law: a file or a local folder appears whole under its name or not at all, and a local archive
-has one writer at a time.
-"""
+This module knows no table. Law: a file or a local folder appears whole under its name or not at
+all, and a local archive has one writer at a time."""
 
 import json
 import os
@@ -33,7 +32,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _translated(method: Callable[Concatenate["ArchiveStorage", P], R]) -> Callable[Concatenate["ArchiveStorage", P], R]:
+def _translated(
+    method: Callable[Concatenate["ArchiveStorage", P], R],
+) -> Callable[Concatenate["ArchiveStorage", P], R]:
     """The method, with an OSError of the file system raised as ArchiveFailed."""
 
     @wraps(method)
@@ -49,8 +50,8 @@ def _translated(method: Callable[Concatenate["ArchiveStorage", P], R]) -> Callab
 class ArchiveStorage:
     """A folder given by URI or path; paths below it are relative and use `/`.
 
-    ArchiveUnusable if the location can never hold an archive; ArchiveFailed, from every method, while it is unreachable.
-    """
+    ArchiveUnusable if the location can never hold an archive; ArchiveFailed, from every method,
+    while it is unreachable."""
 
     def __init__(self, location: str) -> None:
         scheme, _, rest = location.rpartition("://")
@@ -58,7 +59,8 @@ class ArchiveStorage:
         special = sorted({*location} & {*SPECIAL})
         if special:
             raise ArchiveUnusable(
-                f"{location} cannot hold an archive: Spark cannot read below a {' or '.join(special)}"
+                f"{location} cannot hold an archive: Spark cannot read below a "
+                f"{' or '.join(special)}"
             )
         self._files: fs.FileSystem
         if self.is_local:
@@ -84,7 +86,9 @@ class ArchiveStorage:
         """Names of the folders directly below, in order; empty if there is no such folder."""
         selector = fs.FileSelector(f"{self._root}/{below}", allow_not_found=True)
         return sorted(
-            found.base_name for found in self._files.get_file_info(selector) if found.type is fs.FileType.Directory
+            found.base_name
+            for found in self._files.get_file_info(selector)
+            if found.type is fs.FileType.Directory
         )
 
     @_translated
@@ -92,7 +96,9 @@ class ArchiveStorage:
         """`(path relative to below, size in bytes)` of the files there, in order."""
         root = f"{self._root}/{below}"
         selector = fs.FileSelector(root, allow_not_found=True, recursive=recursive)
-        found = (each for each in self._files.get_file_info(selector) if each.type is fs.FileType.File)
+        found = (
+            each for each in self._files.get_file_info(selector) if each.type is fs.FileType.File
+        )
         return sorted((each.path[len(root) + 1 :], each.size) for each in found)
 
     @_translated
@@ -101,15 +107,23 @@ class ArchiveStorage:
         try:
             return int(pq.read_metadata(f"{self._root}/{path}", filesystem=self._files).num_rows)
         except ArrowInvalid as error:
-            raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
+            raise ArchiveFailed(
+                f"{self.path(path)} cannot be read ({error}); restore it from a copy"
+            ) from error
 
     def parquet(self, below: str) -> dict[str, tuple[int, int]]:
-        """Bytes and rows of the Parquet files there, by their path below; rows from their footers."""
-        found = [(path, size) for path, size in self.files(below, recursive=True) if path.endswith(".parquet")]
+        """Bytes and rows of the Parquet files there, by their path below; rows from their
+        footers."""
+        found = [
+            (path, size)
+            for path, size in self.files(below, recursive=True)
+            if path.endswith(".parquet")
+        ]
         return {path: (size, self.rows_of(f"{below}/{path}")) for path, size in found}
 
     def check_rows(self, below: str, rows: int) -> dict[str, tuple[int, int]]:
-        """`parquet` of the files there; ArchiveFailed unless they hold `rows` rows, the number that Spark's tasks counted.
+        """`parquet` of the files there; ArchiveFailed unless they hold `rows` rows, the number that
+        Spark's tasks counted.
 
         A task on another host would write to a local folder of that host, which nothing reads.
         """
@@ -117,8 +131,9 @@ class ArchiveStorage:
         found = sum(count for _, count in files.values())
         if found != rows:
             raise ArchiveFailed(
-                f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: with a --master of several"
-                " hosts the location must be object storage, or a folder that all of them share"
+                f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: "
+                "with a --master of several hosts the location must be object storage, or a "
+                "folder that all of them share"
             )
         return files
 
@@ -147,7 +162,9 @@ class ArchiveStorage:
         try:
             return None if data is None else json.loads(data)
         except ValueError as error:
-            raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
+            raise ArchiveFailed(
+                f"{self.path(path)} cannot be read ({error}); restore it from a copy"
+            ) from error
 
     @_translated
     def write(self, path: str, data: bytes) -> None:
@@ -165,7 +182,8 @@ class ArchiveStorage:
 
     @_translated
     def move(self, source: str, target: str) -> None:
-        """Rename a folder: atomic on a file system; file by file on object storage, where it may be repeated."""
+        """Rename a folder: atomic on a file system; file by file on object storage, where it may be
+        repeated."""
         if self.is_local:
             self._files.create_dir(f"{self._root}/{target}".rpartition("/")[0], recursive=True)
             self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
@@ -177,7 +195,8 @@ class ArchiveStorage:
         self.remove(source)
 
     def hide(self, source: str, target: str) -> None:
-        """Hide a folder from readers before it is removed, if it exists: renamed on a file system, else removed."""
+        """Hide a folder from readers before it is removed, if it exists: renamed on a file system,
+        else removed."""
         if not self.exists(source):
             return
         if self.is_local:
@@ -203,11 +222,12 @@ class ArchiveStorage:
 
     @contextmanager
     def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Hold the archive's writer lock; ArchiveInUse if another process still holds it after `wait_s`.
+        """Hold the archive's writer lock; ArchiveInUse if another process still holds it after
+        `wait_s`.
 
-        Spark's JVM takes the lock: it writes the files, and it outlives a driver that was killed by a moment. Only a
-        local folder can be locked; on object storage the operator must run one writer at a time.
-        """
+        Spark's JVM takes the lock: it writes the files, and it outlives a driver that was killed by
+        a moment. Only a local folder can be locked; on object storage the operator must run one
+        writer at a time."""
         if not self.is_local:
             yield
             return
@@ -219,7 +239,9 @@ class ArchiveStorage:
             deadline = time.monotonic() + wait_s
             while not _lock(file):
                 if time.monotonic() > deadline:
-                    raise ArchiveInUse(f"another process is writing to {self._root}; wait for it, or end it")
+                    raise ArchiveInUse(
+                        f"another process is writing to {self._root}; wait for it, or end it"
+                    )
                 time.sleep(LOCK_POLL_S)
             yield
         finally:

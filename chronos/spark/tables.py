@@ -1,7 +1,7 @@
 """The tables of an archive as DataFrames, for the jobs that read them: audit and backfill.
 
-Not their columns: those are in `schema`. Law: a table reads the same whichever version of Chronos wrote it.
-"""
+Not their columns: those are in `schema`. Law: a table reads the same whichever version of Chronos
+wrote it."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,8 @@ class Tables(Struct, frozen=True, kw_only=True):
 
 
 def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table) -> DataFrame:
-    """A table of the archive, written by this or an older version; empty if nothing was archived to it yet."""
+    """A table of the archive, written by this or an older version; empty if nothing was archived to
+    it yet."""
     kinds = schema.table_schema(table)
     if not storage.folders(table.name):
         return spark.createDataFrame([], kinds)
@@ -40,15 +41,19 @@ def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table
 
 
 def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, str, str]:
-    """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive, ArchiveUnusable if it lost a file.
+    """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive,
+    ArchiveUnusable if it lost a file.
 
-    Spark lists the files of a table here. `offsets` comes first: everything it covers is in the other tables by then,
-    and rows that a concurrent run of the archive adds to them are not covered. A compaction between the listings could
-    hide rows, so that one under way is an error too.
-    """
+    Spark lists the files of a table here. `offsets` comes first: everything it covers is in the
+    other tables by then, and rows that a concurrent run of the archive adds to them are not
+    covered. A compaction between the listings could hide rows, so that one under way is an error
+    too."""
     found = check_format(storage)
     if found is None:
-        raise ArchiveFailed(f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates one")
+        raise ArchiveFailed(
+            f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates "
+            "one"
+        )
     compacted = _compacted(storage)
     offsets = read_table(spark, storage, schema.OFFSETS)
     tables = Tables(
@@ -60,17 +65,25 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
     )
     inventory.need_whole(storage, (*(table.name for table in READ), SENT))
     if _compacted(storage) != compacted:
-        raise ArchiveFailed(f"{storage.uri} was compacted while it was read; run the same command again")
+        raise ArchiveFailed(
+            f"{storage.uri} was compacted while it was read; run the same command again"
+        )
     return tables, found["cluster"], found["topics"]["delay"]
 
 
 def _compacted(storage: ArchiveStorage) -> set[str]:
-    """The folders that compactions have made; ArchiveFailed if one is replacing folders now, or was killed while it did."""
+    """The folders that compactions have made; ArchiveFailed if one is replacing folders now, or was
+    killed while it did."""
     found = set()
     for table in READ:
         if storage.exists(f"{table.name}/{JOURNAL}"):
             raise ArchiveFailed(
-                f"{storage.uri} is being compacted, or a compaction was killed: wait for it, or run `chronos archive compact`"
+                f"{storage.uri} is being compacted, or a compaction was killed: wait for it, or "
+                "run `chronos archive compact`"
             )
-        found |= {f"{table.name}/{name}" for name in storage.folders(table.name) if name.startswith("batch=c")}
+        found |= {
+            f"{table.name}/{name}"
+            for name in storage.folders(table.name)
+            if name.startswith("batch=c")
+        }
     return found

@@ -2,12 +2,11 @@
 
     python reminders.py [--server URL]
 
-Plays a story against a running Chronos on its embedded log: Ana wants to be reminded at a wall-clock time, and flies
-from Lisbon to Tokyo.
+Plays a story against a running Chronos on its embedded log: Ana wants to be reminded at a
+wall-clock time, and flies from Lisbon to Tokyo.
 
-A customer means a wall-clock time and a zone, and `Reminder` keeps both. The instant is derived from them, and derived
-again whenever the zone changes. Chronos gets instants only.
-"""
+A customer means a wall-clock time and a zone, and `Reminder` keeps both. The instant is derived
+from them, and derived again whenever the zone changes. Chronos gets instants only."""
 
 import argparse
 import json
@@ -34,27 +33,30 @@ class Reminder:
     wall: datetime
     """The wall-clock time, without a zone."""
     zone: str
-    """By name, such as Europe/Lisbon: an offset would be wrong after the next change of the clocks."""
+    """By name, such as Europe/Lisbon: an offset would be wrong after the next change of the
+    clocks."""
 
     @property
     def id(self) -> str:
-        """The id of its message. It does not depend on the time, so that the time can be changed."""
+        """The id of its message. It does not depend on the time, so that the time can be
+        changed."""
         return f"reminder-{self.customer}-{self.name}"
 
 
 def instant(wall: datetime, zone: str) -> datetime:
     """The one point in time that is meant, in UTC.
 
-    In a gap (clocks go forward, 01:30 is skipped) the offset from before is used: 01:30 becomes 02:30, later by the
-    length of the gap. In an overlap (clocks go back, 01:30 comes twice) the first one is used: early is better than
-    late. `fold=0` means exactly these two choices; it is written out because both are decisions.
-    """
+    In a gap (clocks go forward, 01:30 is skipped) the offset from before is used: 01:30 becomes
+    02:30, later by the length of the gap. In an overlap (clocks go back, 01:30 comes twice) the
+    first one is used: early is better than late. `fold=0` means exactly these two choices; it is
+    written out because both are decisions."""
     assert wall.tzinfo is None, "a wall-clock time has no zone; `zone` has it"
     return wall.replace(tzinfo=ZoneInfo(zone), fold=0).astimezone(UTC)
 
 
 def oddity(wall: datetime, zone: str) -> str | None:
-    """`gap` when the zone's clocks never show this time, `overlap` when they show it twice, else None."""
+    """`gap` when the zone's clocks never show this time, `overlap` when they show it twice, else
+    None."""
     first, second = (wall.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return None
@@ -74,17 +76,22 @@ class Reminders:
         due = instant(reminder.wall, reminder.zone)
         payload = json.dumps({"customer": reminder.customer, "name": reminder.name})
         self._client.schedule(
-            TOPIC, payload, deliver_at=due, id=reminder.id, key=reminder.customer, on_conflict="replace"
+            TOPIC,
+            payload,
+            deliver_at=due,
+            id=reminder.id,
+            key=reminder.customer,
+            on_conflict="replace",
         )
         self.reminders[reminder.id] = reminder
         return due
 
     def move(self, customer: str, zone: str) -> list[tuple[Reminder, datetime]]:
-        """Move the customer's reminders to the same wall-clock times in another zone; returns those that were moved.
+        """Move the customer's reminders to the same wall-clock times in another zone; returns those
+        that were moved.
 
-        A time that has already passed there is delivered at once, as a reminder should be. A reminder that was
-        delivered in the meantime is no longer pending, and is not moved.
-        """
+        A time that has already passed there is delivered at once, as a reminder should be. A
+        reminder that was delivered in the meantime is no longer pending, and is not moved."""
         moved = []
         for reminder in [each for each in self.reminders.values() if each.customer == customer]:
             there = replace(reminder, zone=zone)
@@ -101,7 +108,8 @@ class Reminders:
 
 
 def delivered(client: Client, customer: str) -> dict[str, str]:
-    """Wait for the customer's next reminder; returns its name and, from its receipt, when it was due."""
+    """Wait for the customer's next reminder; returns its name and, from its receipt, when it was
+    due."""
     offset, deadline = None, time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -119,22 +127,35 @@ def delivered(client: Client, customer: str) -> dict[str, str]:
 
 def main() -> int:
     """0 when everything went as it should."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", help="address of Chronos; default: $CHRONOS_SERVER or http://127.0.0.1:7700")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--server", help="address of Chronos; default: $CHRONOS_SERVER or http://127.0.0.1:7700"
+    )
     arguments = parser.parse_args()
     ana = f"ana-{time.time_ns() // 1_000_000:x}"  # a customer of its own for every play
 
     with Client(arguments.server) as client:
         service = Reminders(client)
-        # Three seconds from now on a wall in Tokyo; on a wall in Lisbon that time is still hours away.
-        wall = datetime.now(ZoneInfo("Asia/Tokyo")).replace(tzinfo=None, microsecond=0) + timedelta(seconds=3)
+        # Three seconds from now on a wall in Tokyo; on a wall in Lisbon that time is still hours
+        # away.
+        wall = datetime.now(ZoneInfo("Asia/Tokyo")).replace(tzinfo=None, microsecond=0) + timedelta(
+            seconds=3
+        )
         pills = Reminder(ana, "pills", wall, "Europe/Lisbon")
         letter = Reminder(ana, "letter", wall + timedelta(days=30), "Europe/Lisbon")
         for reminder in (pills, letter):
             due = service.set(reminder)
-            print(f"set    {reminder.name}: {reminder.wall} in {reminder.zone}, which is {due:%Y-%m-%d %H:%M:%S} UTC")
+            print(
+                f"set    {reminder.name}: {reminder.wall} in {reminder.zone}, which is "
+                f"{due:%Y-%m-%d %H:%M:%S} UTC"
+            )
         for reminder, due in service.move(ana, "Asia/Tokyo"):
-            print(f"moved  {reminder.name}: {reminder.wall} in {reminder.zone}, which is {due:%Y-%m-%d %H:%M:%S} UTC")
+            print(
+                f"moved  {reminder.name}: {reminder.wall} in {reminder.zone}, which is "
+                f"{due:%Y-%m-%d %H:%M:%S} UTC"
+            )
         came = delivered(client, ana)
         due = datetime.fromtimestamp(int(came["due_ms"]) / 1_000, ZoneInfo("Asia/Tokyo"))
         print(f"came   {came['name']}: due {due:%Y-%m-%d %H:%M:%S} on the wall in Tokyo")

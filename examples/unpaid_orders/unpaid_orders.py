@@ -1,10 +1,11 @@
-"""Closes orders that were not paid in time: the closing is scheduled with the order, the payment cancels it.
+"""Closes orders that were not paid in time: the closing is scheduled with the order, the payment
+cancels it.
 
     python unpaid_orders.py [--server URL] [--after 3s]
 
-Plays a day of a shop against a running Chronos on its embedded log: three orders, two of them paid, one of those too
-late. A real shop would keep `Shop` as it is; only `closings` reads differently on Kafka (see README.md).
-"""
+Plays a day of a shop against a running Chronos on its embedded log: three orders, two of them paid,
+one of those too late. A real shop would keep `Shop` as it is; only `closings` reads differently on
+Kafka (see README.md)."""
 
 import argparse
 import json
@@ -33,9 +34,8 @@ class Shop:
     def place(self, order: str) -> None:
         """Take an order, and schedule what happens if nobody pays.
 
-        The id is made from the order, so the order is all that a cancel needs. `ignore`: if this is called
-        twice, after a crash in between, the second call changes nothing.
-        """
+        The id is made from the order, so the order is all that a cancel needs. `ignore`: if this is
+        called twice, after a crash in between, the second call changes nothing."""
         self.orders[order] = "open"
         self._client.schedule(
             TOPIC,
@@ -49,9 +49,8 @@ class Shop:
     def pay(self, order: str) -> bool:
         """Take the money; False if the order is already closed and the money must be refunded.
 
-        The shop's own data decide. The cancel only saves a delivery: if it comes too late, `close` checks the order
-        again.
-        """
+        The shop's own data decide. The cancel only saves a delivery: if it comes too late, `close`
+        checks the order again."""
         if self.orders[order] == "closed":
             return False
         self.orders[order] = "paid"
@@ -67,7 +66,8 @@ class Shop:
 
 
 def closings(client: Client) -> Iterator[str]:
-    """Yields the orders whose closing was delivered, and an empty text after half a second without one."""
+    """Yields the orders whose closing was delivered, and an empty text after half a second without
+    one."""
     offset = None
     while True:
         try:
@@ -85,8 +85,12 @@ def closings(client: Client) -> Iterator[str]:
 
 def main() -> int:
     """0 when everything went as it should."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", help="address of Chronos; default: $CHRONOS_SERVER or http://127.0.0.1:7700")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--server", help="address of Chronos; default: $CHRONOS_SERVER or http://127.0.0.1:7700"
+    )
     parser.add_argument("--after", default="3s", help="how long a customer has to pay (default 3s)")
     arguments = parser.parse_args()
     run = f"{time.time_ns() // 1_000_000:x}"  # orders of their own for every play
@@ -105,7 +109,9 @@ def main() -> int:
         for order in closings(client):
             if order in waiting:
                 waiting.remove(order)
-                print(f"closed   {order}" if shop.close(order) else f"ignored  the closing of {order}")
+                print(
+                    f"closed   {order}" if shop.close(order) else f"ignored  the closing of {order}"
+                )
             elif order == anna:
                 print("WRONG    a cancelled closing was delivered", file=sys.stderr)
                 return 1
@@ -114,7 +120,9 @@ def main() -> int:
             if time.monotonic() > deadline:
                 print(f"WRONG    nothing came for {', '.join(sorted(waiting))}", file=sys.stderr)
                 return 1
-        print(f"refunded {ben}: the order was closed before" if not shop.pay(ben) else f"paid {ben}")
+        print(
+            f"refunded {ben}: the order was closed before" if not shop.pay(ben) else f"paid {ben}"
+        )
     return 0
 
 

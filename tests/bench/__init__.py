@@ -1,1 +1,2 @@
-"""`scripts/bench`: how fast and how exact, on a real broker, against a reference measured in the same run."""
+"""`scripts/bench`: how fast and how exact, on a real broker, against a reference measured in the
+same run."""

@@ -23,16 +23,33 @@ BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 def main() -> int:
     """Run the figures; the exit code is 1 if a bar was missed."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; default: all")
-    parser.add_argument("--messages", type=int, default=500_000, help="messages per throughput run (default 500,000)")
     parser.add_argument(
-        "--spark-messages", type=int, metavar="N",
-        help="messages of each part of the figure spark, a multiple of 16 (default: the sizes of docs/benchmarks.md)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", type=Path, default=Path("bench.json"), help="the JSON file to write (default bench.json)"
+        "figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; default: all"
     )
-    parser.add_argument("--keep", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=500_000,
+        help="messages per throughput run (default 500,000)",
+    )
+    parser.add_argument(
+        "--spark-messages",
+        type=int,
+        metavar="N",
+        help=(
+            "messages of each part of the figure spark, a multiple of 16 (default: the sizes of "
+            "docs/benchmarks.md)"
+        ),
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("bench.json"),
+        help="the JSON file to write (default bench.json)",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="write the table into docs/benchmarks.md"
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.figures if name not in FIGURES]
     if unknown:
@@ -54,8 +71,13 @@ def main() -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     _print(bench)
-    where = f"{machine()}; Kafka {pinned_version('kafka')}, confluent-kafka {version('confluent-kafka')}, rocksdict {version('rocksdict')}"
-    arguments.json.write_text(json.dumps({"machine": where, "rows": [asdict(row) for row in bench.rows]}, indent=1))
+    where = (
+        f"{machine()}; Kafka {pinned_version('kafka')}, confluent-kafka "
+        f"{version('confluent-kafka')}, rocksdict {version('rocksdict')}"
+    )
+    arguments.json.write_text(
+        json.dumps({"machine": where, "rows": [asdict(row) for row in bench.rows]}, indent=1)
+    )
     if arguments.keep:
         _keep(bench, where)
     return 0 if all(row.passed for row in bench.rows) else 1
@@ -72,10 +94,13 @@ def _keep(bench: Bench, where: str) -> None:
     measured = [f"Measured on {datetime.date.today()} by `./scripts/bench --keep`: {where}."]
     if bench.rows:
         rows = [
-            f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |"
+            f"| {row.figure} | {row.measured} | {row.bar} | "
+            f"{'ok' if row.passed else '**missed**'} |"
             for row in bench.rows
         ]
-        _write_between("measured", [*measured, "", "| figure | measured | bar | |", "|---|---|---|---|", *rows])
+        _write_between(
+            "measured", [*measured, "", "| figure | measured | bar | |", "|---|---|---|---|", *rows]
+        )
     if bench.stages:
         costs = [f"| {stage} | {cost_us:.2f} |" for stage, cost_us in bench.stages.items()]
         _write_between("stages", [*measured, "", "| stage | us a message |", "|---|---|", *costs])

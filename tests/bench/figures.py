@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chronos.core.progress import Progress, unpack_progress
+from chronos.core.shard.progress import Progress, unpack_progress
 from tests.bench import load, operations, registry, stages
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 
 POLL_S = 1.0
-"""Between two queries of the service while its throughput is measured: each answer costs it time."""
+"""Between two queries of the service while its throughput is measured: each answer costs it
+time."""
 
 DELAYS = {"lowest_ms": 3_000, "highest_ms": 10_000}
 """When the messages of a steady load are due."""
@@ -70,7 +71,10 @@ class Bench:
 
     def service(self, prefix: str, *, shards: int = 1, **settings: object) -> Service:
         """A node on the broker with separate topics."""
-        topics = {f"topics.{kind}": f"{prefix}.{kind}" for kind in ("delay", "progress", "rejected", "dead_letter")}
+        topics = {
+            f"topics.{kind}": f"{prefix}.{kind}"
+            for kind in ("delay", "progress", "rejected", "dead_letter")
+        }
         return Service(
             self.directory / prefix,
             bootstrap=self.broker.bootstrap,
@@ -98,7 +102,9 @@ class Bench:
 
     def add(self, figure: str, measured: str, bar: str, passed: bool, **detail: Any) -> None:
         """Add a row to the table, and print it."""
-        self.rows.append(Row(figure=figure, measured=measured, bar=bar, passed=passed, detail=detail))
+        self.rows.append(
+            Row(figure=figure, measured=measured, bar=bar, passed=passed, detail=detail)
+        )
         self.say(f"{'ok  ' if passed else 'MISS'} {figure}: {measured} (bar {bar})")
 
     # --- the references
@@ -107,18 +113,24 @@ class Bench:
         """Measure both references once more."""
         source = self.name("pass-in")
         self.create(source)
-        load.fill(self.broker.bootstrap, source, source, self.messages, 0, keyed=False, partitions=1)
+        load.fill(
+            self.broker.bootstrap, source, source, self.messages, 0, keyed=False, partitions=1
+        )
         for tuned, rates in ((False, self._bare), (True, self._tuned)):
             target = self.name("pass-out")
             self.create(target)
             rates.append(
                 self.result(
                     self.process(
-                        "pass_through", bootstrap=self.broker.bootstrap, source=source, target=target,
-                        count=self.messages, tuned=tuned,
+                        "pass_through",
+                        bootstrap=self.broker.bootstrap,
+                        source=source,
+                        target=target,
+                        count=self.messages,
+                        tuned=tuned,
                     )
                 )
-            )  # fmt: skip
+            )
         self.say(f"     PT {self._bare[-1]:,.0f}/s, tuned {self._tuned[-1]:,.0f}/s")
 
     @property
@@ -134,11 +146,19 @@ class Bench:
     def add_references(self) -> None:
         """Add the rows of the references."""
         self.add("PT, a bare pass-through", f"{self.pt:,.0f}/s", "-", True, rates=self._bare)
-        self.add("a pass-through with a tuned consumer", f"{self.tuned:,.0f}/s", "-", True, rates=self._tuned)
+        self.add(
+            "a pass-through with a tuned consumer",
+            f"{self.tuned:,.0f}/s",
+            "-",
+            True,
+            rates=self._tuned,
+        )
 
     def add_ratio(self, figure: str, rate: float, bar: float) -> None:
         """Add a throughput as a multiple of PT, and of the tuned pass-through."""
-        measured = f"{rate / self.pt:.2f} PT ({rate:,.0f}/s; {rate / self.tuned:.2f} of a tuned one)"
+        measured = (
+            f"{rate / self.pt:.2f} PT ({rate:,.0f}/s; {rate / self.tuned:.2f} of a tuned one)"
+        )
         self.add(figure, measured, f">= {bar} PT", rate >= bar * self.pt, rate=rate)
 
 
@@ -148,17 +168,26 @@ def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Pro
     for messages in load.read(bench.broker.bootstrap, topic, partition, idle=False):
         if messages is None:
             return found
-        found += [(message.timestamp()[1], unpack_progress(message.value())) for message in messages]
+        found += [
+            (message.timestamp()[1], unpack_progress(message.value())) for message in messages
+        ]
     return found
 
 
 def throughput(
-    bench: Bench, *, shards: int, keyed: bool, drain: bool, failing: float = 0.0, misplaced: bool = False
+    bench: Bench,
+    *,
+    shards: int,
+    keyed: bool,
+    drain: bool,
+    failing: float = 0.0,
+    misplaced: bool = False,
 ) -> tuple[float, float]:
-    """`(ingested, drained)` messages per second, by the broker's timestamps of the progress records.
+    """`(ingested, drained)` messages per second, by the broker's timestamps of the progress
+    records.
 
-    `failing`: the share of them that is too large for its target, which is dead-lettered. `misplaced`: each is forwarded.
-    """
+    `failing`: the share of them that is too large for its target, which is dead-lettered.
+    `misplaced`: each is forwarded."""
     prefix = bench.name("flow")
     target = f"{prefix}.out"
     count = bench.messages
@@ -186,12 +215,18 @@ def throughput(
     if failed:
         small = f"{prefix}.small"
         bench.broker.create_topic(small, config={"max.message.bytes": "100"})
-        load.fill(bench.broker.bootstrap, delay, small, failed, due_ms, keyed=keyed, partitions=shards)
+        load.fill(
+            bench.broker.bootstrap, delay, small, failed, due_ms, keyed=keyed, partitions=shards
+        )
     service.settings["workers.push"] = "on"
     with service:
         service.start()
-        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=POLL_S)
-        assert time.time_ns() // 1_000_000 < due_ms or not drain, "the ingest took longer than estimated"
+        service.wait_until(
+            lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=POLL_S
+        )
+        assert time.time_ns() // 1_000_000 < due_ms or not drain, (
+            "the ingest took longer than estimated"
+        )
         if drain:
             service.wait_until(
                 lambda: service.pending() == 0,
@@ -200,7 +235,11 @@ def throughput(
                 every_s=POLL_S,
             )
         service.stop()
-    records = [record for shard in range(shards) for record in progress_of(bench, f"{prefix}.progress", shard)]
+    records = [
+        record
+        for shard in range(shards)
+        for record in progress_of(bench, f"{prefix}.progress", shard)
+    ]
     ingests = [(at, record) for at, record in records if record.selected == 0]
     pulls = sorted(at for at, record in ingests if record.pull_offset > 0)
     begun = min(at for at, record in records if record.log_epoch == 2)
@@ -208,7 +247,8 @@ def throughput(
     if not drain:
         return ingested, 0.0
     settled = [at for at, record in records if record.selected > 0]
-    # The messages are due within one second: a drain that takes less than that would not be measured.
+    # The messages are due within one second: a drain that takes less than that would not be
+    # measured.
     drained = count / ((max(settled) - due_ms) / 1_000)
     return ingested, drained
 
@@ -216,7 +256,9 @@ def throughput(
 def figure_throughput(bench: Bench) -> None:
     """Ingest and drain with one shard and with four; references before, between and after."""
     bench.reference()
-    runs: dict[str, list[float]] = {name: [] for name in ("ingest", "drain", "keyed", "ingest4", "drain4")}
+    runs: dict[str, list[float]] = {
+        name: [] for name in ("ingest", "drain", "keyed", "ingest4", "drain4")
+    }
     for _ in range(3):
         ingest, drain = throughput(bench, shards=1, keyed=False, drain=True)
         keyed, _ = throughput(bench, shards=1, keyed=True, drain=False)
@@ -239,7 +281,8 @@ def figure_throughput(bench: Bench) -> None:
 
 
 def figure_forwarding(bench: Bench) -> None:
-    """Ingest into four shards of one process, of keys that are well placed and of keys that all have to be forwarded."""
+    """Ingest into four shards of one process, of keys that are well placed and of keys that all
+    have to be forwarded."""
     well, misplaced = [], []
     for _ in range(3):
         well.append(throughput(bench, shards=4, keyed=True, drain=False)[0])
@@ -267,14 +310,19 @@ def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
 
 
 def _steady(bench: Bench, rate: int, seconds: float, *, missing_rate: int = 0) -> dict[str, float]:
-    """The lateness by `load.watch` of a steady load. `missing_rate`: messages a second besides, for a topic that does not exist."""
+    """The lateness by `load.watch` of a steady load. `missing_rate`: messages a second besides, for
+    a topic that does not exist."""
     prefix = bench.name("steady")
     target = f"{prefix}.out"
     bench.create(target)
     with bench.service(prefix, shards=1) as service:
         service.start()
         if missing_rate:
-            arguments = {"topic": f"{prefix}.delay", "target": f"{prefix}.missing", "rate": missing_rate}
+            arguments = {
+                "topic": f"{prefix}.delay",
+                "target": f"{prefix}.missing",
+                "rate": missing_rate,
+            }
             missing = bench.process(
                 "generate", bootstrap=bench.broker.bootstrap, seconds=seconds, **arguments, **DELAYS
             )
@@ -289,9 +337,12 @@ def _steady(bench: Bench, rate: int, seconds: float, *, missing_rate: int = 0) -
 def start_steady(
     bench: Bench, bootstrap: str, prefix: str, target: str, rate: int, seconds: float
 ) -> tuple[Callable[[], dict[str, float]], int]:
-    """Start a steady load; return a function that waits for its end and returns its lateness by `load.watch`, and its size."""
+    """Start a steady load; return a function that waits for its end and returns its lateness by
+    `load.watch`, and its size."""
     count = int(rate * seconds)
-    watcher = bench.process("watch", bootstrap=bootstrap, topic=target, count=count, timeout_s=seconds + 60)
+    watcher = bench.process(
+        "watch", bootstrap=bootstrap, topic=target, count=count, timeout_s=seconds + 60
+    )
     source = {"topic": f"{prefix}.delay", "target": target, "rate": rate}
     generator = bench.process("generate", bootstrap=bootstrap, seconds=seconds, **source, **DELAYS)
 
@@ -310,13 +361,19 @@ def figure_single(bench: Bench, count: int = 1_000) -> None:
     bench.create(target)
     with bench.service(prefix, shards=1) as service:
         service.start()
-        watcher = bench.process("watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=180)
+        watcher = bench.process(
+            "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=180
+        )
         bench.result(
             bench.process(
-                "one_at_a_time", bootstrap=bench.broker.bootstrap, topic=f"{prefix}.delay", target=target,
-                count=count, gap_s=0.06,
+                "one_at_a_time",
+                bootstrap=bench.broker.bootstrap,
+                topic=f"{prefix}.delay",
+                target=target,
+                count=count,
+                gap_s=0.06,
             )
-        )  # fmt: skip
+        )
         run = bench.result(watcher)
         service.stop()
     _add_lateness(bench, f"one at a time, {count:,} of them", [run], (8, 25, None))
@@ -335,11 +392,18 @@ def figure_series(bench: Bench, seconds: float = 20.0) -> None:
                 service.start()
                 source = {"bootstrap": bench.broker.bootstrap, "topic": delay, "target": target}
                 if kind == "message":
-                    times = {"rate": rate, "seconds": seconds + 15.0, "lowest_ms": 1_000, "highest_ms": 2_000}
+                    times = {
+                        "rate": rate,
+                        "seconds": seconds + 15.0,
+                        "lowest_ms": 1_000,
+                        "highest_ms": 2_000,
+                    }
                     generator = bench.process("generate", **source, **times)
                 else:
                     due_ms = time.time_ns() // 1_000_000 + 3_000
-                    generator = bench.process("repeat", **source, count=rate, every_ms=1_000, due_ms=due_ms)
+                    generator = bench.process(
+                        "repeat", **source, count=rate, every_ms=1_000, due_ms=due_ms
+                    )
                 service.wait_until(lambda: _delivered(service) >= 4 * rate, "deliver", timeout_s=60)
                 begun, cpu_s = _delivered(service), service.cpu_s()
                 time.sleep(seconds)
@@ -347,9 +411,13 @@ def figure_series(bench: Bench, seconds: float = 20.0) -> None:
                 delivered = _delivered(service) - begun
                 bench.result(generator)
                 service.stop()
-            assert delivered >= 0.5 * rate * seconds, f"only {delivered:,} deliveries in {seconds:g} s"
+            assert delivered >= 0.5 * rate * seconds, (
+                f"only {delivered:,} deliveries in {seconds:g} s"
+            )
             costs.append(cpu_s * 1_000_000 / delivered)
-        bench.say("     " + "  ".join(f"{kind} {costs[-1]:.1f} us" for kind, costs in cost_us.items()))
+        bench.say(
+            "     " + "  ".join(f"{kind} {costs[-1]:.1f} us" for kind, costs in cost_us.items())
+        )
     message_us, occurrence_us = (statistics.median(costs) for costs in cost_us.values())
     ratio = occurrence_us / message_us
     bench.add(
@@ -364,28 +432,40 @@ def _delivered(service: Service) -> int:
 
 
 def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
-    """The others, while a fifth of the messages fails permanently, and while a target does not exist."""
+    """The others, while a fifth of the messages fails permanently, and while a target does not
+    exist."""
     bench.reference()
     rates: dict[str, list[float]] = {"clean": [], "failing": []}
     for _ in range(3):
         for kind, found in rates.items():
-            _, drained = throughput(bench, shards=1, keyed=False, drain=True, failing=0.2 * (kind == "failing"))
+            _, drained = throughput(
+                bench, shards=1, keyed=False, drain=True, failing=0.2 * (kind == "failing")
+            )
             found.append(drained)
-        bench.say("     " + "  ".join(f"{kind} {found[-1]:,.0f}/s" for kind, found in rates.items()))
+        bench.say(
+            "     " + "  ".join(f"{kind} {found[-1]:,.0f}/s" for kind, found in rates.items())
+        )
     clean, failing = (statistics.median(found) for found in rates.values())
     share = 0.8 * failing / clean
     bench.add(
         f"drain {bench.messages:,} of which 20 % fail permanently",
-        f"the others at {share:.2f} of a clean run, all at {failing / clean:.2f} ({failing:,.0f}/s and {clean:,.0f}/s)",
-        ">= 0.8 of a clean run", share >= 0.8, runs=rates,
-    )  # fmt: skip
+        (
+            f"the others at {share:.2f} of a clean run, all at {failing / clean:.2f} "
+            f"({failing:,.0f}/s and {clean:,.0f}/s)"
+        ),
+        ">= 0.8 of a clean run",
+        share >= 0.8,
+        runs=rates,
+    )
     late: dict[str, list[float]] = {"clean": [], "missing": []}
     for _ in range(3):
         for kind, p99_ms in late.items():
             run = _steady(bench, 5_000, seconds, missing_rate=1_000 * (kind == "missing"))
-            assert run["early"] + run["lost"] + run["doubled"] == 0, run
+            assert run["early"] + run["lost"] + run["duplicated"] == 0, run
             p99_ms.append(run["p99_ms"])
-        bench.say("     " + "  ".join(f"{kind} p99 {p99_ms[-1]:.1f} ms" for kind, p99_ms in late.items()))
+        bench.say(
+            "     " + "  ".join(f"{kind} p99 {p99_ms[-1]:.1f} ms" for kind, p99_ms in late.items())
+        )
     clean_ms, missing_ms = (statistics.median(p99_ms) for p99_ms in late.values())
     bench.add(
         f"p99 at 5,000/s, beside 1,000/s for a missing topic, {seconds:g} s",
@@ -394,17 +474,23 @@ def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
     )  # fmt: skip
 
 
-def _add_lateness(bench: Bench, figure: str, runs: list[dict[str, float]], bars: tuple[float | None, ...]) -> None:
+def _add_lateness(
+    bench: Bench, figure: str, runs: list[dict[str, float]], bars: tuple[float | None, ...]
+) -> None:
     names = ("p50_ms", "p99_ms", "p999_ms")
     medians = {name: statistics.median(run[name] for run in runs) for name in names}
-    wrong = sum(run["early"] + run["lost"] + run["doubled"] for run in runs)
+    wrong = sum(run["early"] + run["lost"] + run["duplicated"] for run in runs)
     worst = max(run["max_ms"] for run in runs)
-    passed = wrong == 0 and all(bar is None or medians[name] <= bar for name, bar in zip(names, bars, strict=True))
-    measured = (
-        f"p50 {medians['p50_ms']:.1f}, p99 {medians['p99_ms']:.1f}, p99.9 {medians['p999_ms']:.1f}, max {worst:.1f} ms;"
-        f" {wrong:g} early, lost or doubled"
+    passed = wrong == 0 and all(
+        bar is None or medians[name] <= bar for name, bar in zip(names, bars, strict=True)
     )
-    bar = ", ".join(f"{name[:-3]} <= {bar} ms" for name, bar in zip(names, bars, strict=True) if bar is not None)
+    measured = (
+        f"p50 {medians['p50_ms']:.1f}, p99 {medians['p99_ms']:.1f}, p99.9 "
+        f"{medians['p999_ms']:.1f}, max {worst:.1f} ms; {wrong:g} early, lost or duplicated"
+    )
+    bar = ", ".join(
+        f"{name[:-3]} <= {bar} ms" for name, bar in zip(names, bars, strict=True) if bar is not None
+    )
     bench.add(figure, measured, bar, passed, runs=runs)
 
 
@@ -418,48 +504,91 @@ def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
         due_ms = time.time_ns() // 1_000_000 + 86_400_000
         written = 0
         for goal in (count // 5, count):
-            load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", goal - written, due_ms, keyed=False,
-                      partitions=1, spread_ms=86_400_000)  # fmt: skip
+            load.fill(
+                bench.broker.bootstrap,
+                f"{prefix}.delay",
+                f"{prefix}.out",
+                goal - written,
+                due_ms,
+                keyed=False,
+                partitions=1,
+                spread_ms=86_400_000,
+            )
             written = goal
-            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300, every_s=POLL_S)  # type: ignore[misc]
+            service.wait_until(
+                lambda goal=goal: service.pending() >= goal,  # type: ignore[misc]
+                "ingest",
+                timeout_s=300,
+                every_s=POLL_S,  # type: ignore[misc]
+            )  # type: ignore[misc]
             resident[goal] = service.resident_bytes() / 2**20
             bench.say(f"     {goal:,} pending: {resident[goal]:.0f} MiB resident")
         first, last = resident.values()
         bench.add(
-            f"memory with {count:,} pending", f"{last:.0f} MiB resident, {first:.0f} MiB with {count // 5:,}",
-            "<= 500 MB, not growing", last * 1.048576 <= 500 and last <= first * 1.25, resident=resident,
-        )  # fmt: skip
+            f"memory with {count:,} pending",
+            f"{last:.0f} MiB resident, {first:.0f} MiB with {count // 5:,}",
+            "<= 500 MB, not growing",
+            last * 1.048576 <= 500 and last <= first * 1.25,
+            resident=resident,
+        )
         service.stop()
         started = time.perf_counter()
         service.start()
         clean_s = time.perf_counter() - started
-        bench.add(f"start with {count:,} pending, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0)
+        bench.add(
+            f"start with {count:,} pending, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0
+        )
         load.fill(
-            bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", 100_000, due_ms, keyed=False, partitions=1
+            bench.broker.bootstrap,
+            f"{prefix}.delay",
+            f"{prefix}.out",
+            100_000,
+            due_ms,
+            keyed=False,
+            partitions=1,
         )
         service.wait_until(lambda: service.pending() >= count + 100_000, "ingest", timeout_s=120)
         service.kill()
         started = time.perf_counter()
         service.start()
         killed_s = time.perf_counter() - started
-        bench.add(f"start with {count:,} pending, after kill -9", f"{killed_s:.1f} s", "<= 30 s", killed_s <= 30.0)
+        bench.add(
+            f"start with {count:,} pending, after kill -9",
+            f"{killed_s:.1f} s",
+            "<= 30 s",
+            killed_s <= 30.0,
+        )
         service.stop()
 
 
 def figure_http(bench: Bench, batches: int = 400) -> None:
     """Messages per second accepted durably over HTTP by the embedded log, 500 per request."""
     rate, cost_us = _over_http(bench, batches, with_tls=False)
-    bench.add("embedded log over HTTP, batches of 500", f"{rate:,.0f}/s", ">= 20,000/s", rate >= 20_000, rate=rate)
+    bench.add(
+        "embedded log over HTTP, batches of 500",
+        f"{rate:,.0f}/s",
+        ">= 20,000/s",
+        rate >= 20_000,
+        rate=rate,
+    )
     secured, secured_us = _over_http(bench, batches, with_tls=True)
     bench.add(
         "the same with TLS, a handshake for each batch, and a bearer token",
-        f"{secured:,.0f}/s; {secured_us:.1f} us of processor time a message, {cost_us:.1f} us without",
-        "-", True, rate=secured, cost_us=secured_us, plain_us=cost_us,
-    )  # fmt: skip
+        (
+            f"{secured:,.0f}/s; {secured_us:.1f} us of processor time a message, {cost_us:.1f} us "
+            "without"
+        ),
+        "-",
+        True,
+        rate=secured,
+        cost_us=secured_us,
+        plain_us=cost_us,
+    )
 
 
 def _over_http(bench: Bench, batches: int, *, with_tls: bool) -> tuple[float, float]:
-    """Messages per second over HTTP, and the service's processor time for one (us), without or with TLS and a bearer token."""
+    """Messages per second over HTTP, and the service's processor time for one (us), without or with
+    TLS and a bearer token."""
     name = bench.name("http")
     settings: dict[str, object] = {"shards": 4, "logging.level": "warning"}
     access: dict[str, str] = {}
@@ -467,9 +596,22 @@ def _over_http(bench: Bench, batches: int, *, with_tls: bool) -> tuple[float, fl
         folder = bench.directory / f"{name}-access"
         folder.mkdir()
         access = {"authority": str(folder / "node.pem"), "token": "writer"}
-        entry = {"name": "writer", "sha256": hashlib.sha256(b"writer").hexdigest(), "roles": ["write"]}
+        entry = {
+            "name": "writer",
+            "sha256": hashlib.sha256(b"writer").hexdigest(),
+            "roles": ["write"],
+        }
         (folder / "tokens.yaml").write_text(json.dumps({"tokens": [entry]}))
-        new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        new = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        ]
         of = ["-days", "2", "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
         files = ["-keyout", str(folder / "node.key"), "-out", access["authority"]]
         subprocess.run([*new, *of, *files], check=True, capture_output=True, timeout=60)
@@ -485,7 +627,12 @@ def _over_http(bench: Bench, batches: int, *, with_tls: bool) -> tuple[float, fl
         service.start()
         due_ms = time.time_ns() // 1_000_000 + 3_600_000
         generator = bench.process(
-            "post", url=service.url + "/v1/messages", batches=batches, size=500, due_ms=due_ms, **access
+            "post",
+            url=service.url + "/v1/messages",
+            batches=batches,
+            size=500,
+            due_ms=due_ms,
+            **access,
         )
         cpu_s = service.cpu_s()
         rate = float(bench.result(generator))
@@ -508,8 +655,16 @@ def figure_floods(bench: Bench) -> None:
     floods.figure_floods(bench)
 
 
+def figure_cost(bench: Bench) -> None:
+    """Processor time at low rates, and that of an idle node with many shards."""
+    from tests.bench import cost
+
+    cost.figure_cost(bench)
+
+
 def figure_spark(bench: Bench) -> None:
-    """The Spark jobs: records archived per second, time and memory of an audit, messages replayed per second."""
+    """The Spark jobs: records archived per second, time and memory of an audit, messages replayed
+    per second."""
     from tests.bench.spark_archive import archive_figure
     from tests.bench.spark_audit import audit_figure
     from tests.bench.spark_backfill import backfill_figure
@@ -534,6 +689,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "selector": operations.figure_selector,
     "replay": operations.figure_replay,
     "floods": figure_floods,
+    "cost": figure_cost,
     "registry": registry.figure_registry,
     "stages": figure_stages,
     "spark": figure_spark,

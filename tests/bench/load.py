@@ -28,11 +28,21 @@ CONSUMER = {
 }
 DEFAULTS = {
     name: CONSUMER[name]
-    for name in ("group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof")
+    for name in (
+        "group.id",
+        "enable.auto.commit",
+        "isolation.level",
+        "auto.offset.reset",
+        "enable.partition.eof",
+    )
 }
 """A consumer with the settings that correctness needs, and none for speed."""
 
-PRODUCER = {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random", "acks": "all"}
+PRODUCER = {
+    "queue.buffering.max.messages": 1_000_000,
+    "partitioner": "murmur2_random",
+    "acks": "all",
+}
 
 
 def headers(due_ms: int, target: str) -> dict[str, str | bytes | None]:
@@ -45,10 +55,18 @@ def headers(due_ms: int, target: str) -> dict[str, str | bytes | None]:
 
 
 def read(
-    bootstrap: str, topic: str, partition: int = 0, offset: int = 0, *, idle: bool = True
+    bootstrap: str,
+    topic: str,
+    partition: int = 0,
+    offset: int = 0,
+    *,
+    idle: bool = True,
+    wait_ms: int = 10,
 ) -> Iterator[list[Message] | None]:
-    """Batches of committed records as they arrive; None whenever the end is reached and, if `idle`, when no record came for 0.1 s."""
-    consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})
+    """Batches of committed records as they arrive; None whenever the end is reached and, if `idle`,
+    when no record came for 0.1 s. `wait_ms`: how long a fetch that finds nothing may take."""
+    settings = {**CONSUMER, "fetch.wait.max.ms": wait_ms, "bootstrap.servers": bootstrap}
+    consumer = Consumer(settings)
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
         while True:
@@ -75,18 +93,31 @@ _NOISE = os.urandom(1_000_000)
 
 
 def payload(at: int) -> bytes:
-    """The payload of the message with this number: neighbours differ, and none can be compressed."""
+    """The payload of the message with this number: neighbours differ, and none can be
+    compressed."""
     start = at * 7_919 % (len(_NOISE) - VALUE_BYTES)
     return _NOISE[start : start + VALUE_BYTES]
 
 
-def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, keyed: bool, partitions: int,
-         spread_ms: int = 1_000, misplaced: bool = False) -> None:  # fmt: skip
+def fill(
+    bootstrap: str,
+    topic: str,
+    target: str,
+    count: int,
+    due_ms: int,
+    *,
+    keyed: bool,
+    partitions: int,
+    spread_ms: int = 1_000,
+    misplaced: bool = False,
+) -> None:
     """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions.
 
     `misplaced`: each key goes to another partition than that of its id.
     """
-    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
+    producer = Producer(
+        {**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000}
+    )
     for at in range(count):
         value = payload(at)
         due = due_ms + at * spread_ms // count
@@ -118,9 +149,16 @@ def repeat(bootstrap: str, topic: str, target: str, count: int, every_ms: int, d
 
 
 def generate(
-    bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int
+    bootstrap: str,
+    topic: str,
+    target: str,
+    rate: int,
+    seconds: float,
+    lowest_ms: int,
+    highest_ms: int,
 ) -> None:
-    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its value begins with its number."""
+    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its
+    value begins with its number."""
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 2})
     padding = os.urandom(VALUE_BYTES - 8)
     count = int(rate * seconds)
@@ -135,7 +173,9 @@ def generate(
         now_ms = time.time_ns() // 1_000_000
         for number in range(at, at + behind):
             due_ms = now_ms + lowest_ms + (number * 7_919) % (span + 1)
-            producer.produce(topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target))
+            producer.produce(
+                topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target)
+            )
         at += behind
         producer.poll(0)
     if producer.flush(60) > 0:
@@ -151,18 +191,23 @@ def one_at_a_time(bootstrap: str, topic: str, target: str, count: int, gap_s: fl
         while (left := start + number * gap_s - time.monotonic()) > 0:
             producer.poll(left)
         due_ms = time.time_ns() // 1_000_000 + 1_000
-        producer.produce(topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target))
+        producer.produce(
+            topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target)
+        )
     if producer.flush(60) > 0:
         raise RuntimeError("the load was not written")
 
 
-def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str, float]:
-    """Read `count` messages; quantiles of their lateness at this reader, and the number of lost, doubled and early ones."""
+def watch(
+    bootstrap: str, topic: str, count: int, timeout_s: float, wait_ms: int = 10
+) -> dict[str, float]:
+    """Read `count` messages; quantiles of their lateness at this reader, and the number of lost,
+    duplicated and early ones."""
     late_ms: list[float] = []
     seen = bytearray(count)
-    doubled = early = 0
+    duplicated = early = 0
     deadline = time.monotonic() + timeout_s
-    for messages in read(bootstrap, topic):
+    for messages in read(bootstrap, topic, wait_ms=wait_ms):
         now_ms = time.time_ns() / 1_000_000
         if time.monotonic() > deadline:
             break
@@ -175,13 +220,15 @@ def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str,
             early += late < 0
             late_ms.append(late)
             number = int.from_bytes((message.value() or b"")[:8], "big")
-            doubled += seen[number]
+            duplicated += seen[number]
             seen[number] = 1
     late_ms.sort()
     lost = count - sum(seen)
 
     def quantile(share: float) -> float:
-        return round(late_ms[min(len(late_ms) - 1, int(len(late_ms) * share))], 2) if late_ms else -1.0
+        return (
+            round(late_ms[min(len(late_ms) - 1, int(len(late_ms) * share))], 2) if late_ms else -1.0
+        )
 
     return {
         "p50_ms": quantile(0.5),
@@ -190,12 +237,13 @@ def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str,
         "max_ms": quantile(1.0),
         "early": early,
         "lost": lost,
-        "doubled": doubled,
+        "duplicated": duplicated,
     }
 
 
 def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned: bool) -> float:
-    """The references: messages per second of a plain transactional pass-through, 5,000 per transaction.
+    """The references: messages per second of a plain transactional pass-through, 5,000 per
+    transaction.
 
     Either with default settings, or `tuned`: with the settings of Chronos's own consumers.
     """
@@ -236,17 +284,27 @@ def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned:
 
 
 def post(
-    url: str, batches: int, size: int, due_ms: int, clients: int = 4, authority: str | None = None, token: str = ""
+    url: str,
+    batches: int,
+    size: int,
+    due_ms: int,
+    clients: int = 4,
+    authority: str | None = None,
+    token: str = "",
 ) -> float:
-    """Messages per second acknowledged to several clients, `size` messages per request, each on a connection of its own.
+    """Messages per second acknowledged to several clients, `size` messages per request, each on a
+    connection of its own.
 
-    `authority`: the file with the certificate authority of a service with TLS. `token`: the bearer token.
-    """
+    `authority`: the file with the certificate authority of a service with TLS. `token`: the bearer
+    token."""
     messages = [
-        {"target": {"topic": "orders", "headers": {"traceparent": TRACE.decode()}}, "value": "x" * VALUE_BYTES,
-         "deliver_at": due_ms + at}
+        {
+            "target": {"topic": "orders", "headers": {"traceparent": TRACE.decode()}},
+            "value": "x" * VALUE_BYTES,
+            "deliver_at": due_ms + at,
+        }
         for at in range(size)
-    ]  # fmt: skip
+    ]
     data = json.dumps(messages).encode()
     headers = {"Content-Type": "application/json"}
     if token:

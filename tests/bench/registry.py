@@ -1,4 +1,5 @@
-"""The figure `registry`: queries for routes while 500 simulated nodes are registered and keep registering."""
+"""The figure `registry`: queries for routes while 500 simulated nodes are registered and keep
+registering."""
 
 import asyncio
 import json
@@ -6,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from chronos.admin.tokens import digest
+from chronos.admin.http.tokens import digest
 from tests.bench import figures
 from tests.harness.service import Service
 
@@ -26,7 +27,8 @@ TOKEN = "bench"
 
 
 def figure_registry(bench: "Bench") -> None:
-    """Routes of one shard at a time, as a client asks after a change, and whole tables, as it asks every 30 s."""
+    """Routes of one shard at a time, as a client asks after a change, and whole tables, as it asks
+    every 30 s."""
     directory = bench.directory / bench.name("registry")
     directory.mkdir()
     tokens = directory / "tokens.yaml"
@@ -50,18 +52,27 @@ def figure_registry(bench: "Bench") -> None:
     passed = one["rate"] >= RATE_LEAST and one["p99_ms"] <= P99_MS_MOST
     bench.rows += [
         figures.Row(
-            figure=f"registry with {NODES} nodes: routes of one shard", measured=_text(one),
-            bar=f">= {RATE_LEAST:,}/s, p99 <= {P99_MS_MOST:.0f} ms", passed=passed, detail=one,
+            figure=f"registry with {NODES} nodes: routes of one shard",
+            measured=_text(one),
+            bar=f">= {RATE_LEAST:,}/s, p99 <= {P99_MS_MOST:.0f} ms",
+            passed=passed,
+            detail=one,
         ),
         figures.Row(
-            figure=f"registry with {NODES} nodes: all {SHARDS} routes", measured=_text(whole), bar="-", passed=True,
+            figure=f"registry with {NODES} nodes: all {SHARDS} routes",
+            measured=_text(whole),
+            bar="-",
+            passed=True,
             detail=whole,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _text(found: dict[str, Any]) -> str:
-    return f"{found['rate']:,.0f}/s; p50 {found['p50_ms']:.1f} ms, p99 {found['p99_ms']:.1f} ms; {found['cpu_us']:.0f} us of processor time each"
+    return (
+        f"{found['rate']:,.0f}/s; p50 {found['p50_ms']:.1f} ms, p99 {found['p99_ms']:.1f} ms; "
+        f"{found['cpu_us']:.0f} us of processor time each"
+    )
 
 
 def _register(service: Service, number: int, state_version: int) -> None:
@@ -73,11 +84,18 @@ def _register(service: Service, number: int, state_version: int) -> None:
         if (shard * REPLICAS + copy) % NODES == number
     ]
     body = {
-        "cluster": "far", "instance": f"i{number}", "address": f"http://10.0.{number // 250}.{number % 250}:7700",
-        "version": "1", "state_version": state_version, "expire_after": 3_600_000,
-        "shards": [{"shard": shard, "role": "follower" if copy else "master", "epoch": 1} for shard, copy in held],
+        "cluster": "far",
+        "instance": f"i{number}",
+        "address": f"http://10.0.{number // 250}.{number % 250}:7700",
+        "version": "1",
+        "state_version": state_version,
+        "expire_after": 3_600_000,
+        "shards": [
+            {"shard": shard, "role": "follower" if copy else "master", "epoch": 1}
+            for shard, copy in held
+        ],
         "topics": [{"topic": "far.delay", "partitions": SHARDS, "permissions": ["read", "write"]}],
-    }  # fmt: skip
+    }
     status, answer = service.ask("PUT", f"/v1/registry/nodes/node-{number}", body)
     assert (status, answer["result"]) == (200, "registered"), answer
 
@@ -105,7 +123,12 @@ async def _query(service: Service, queries: list[str]) -> dict[str, Any]:
         while (sent_s := time.perf_counter()) < end_s:
             path = f"/v1/registry/routes?cluster=far&topic=far.delay{queries[turn % len(queries)]}"
             turn += CONNECTIONS
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            writer.write(
+                (
+                    f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+                    f"{TOKEN}\r\n\r\n"
+                ).encode()
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 "), head
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

@@ -1,4 +1,5 @@
-"""Throughput of `chronos archive`, and of plain Spark that copies the same records from Kafka to Parquet unparsed."""
+"""Throughput of `chronos archive`, and of plain Spark that copies the same records from Kafka to
+Parquet unparsed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.progress import Progress, pack_progress
+from chronos.core.shard.progress import Progress, pack_progress
 from tests.bench import load
 from tests.bench.figures import Bench
 
@@ -36,15 +37,21 @@ SHARE_OF_PLAIN = 0.5
 
 
 def archive_figure(bench: Bench, records: int = RECORDS) -> None:
-    """Add the figures of throughput, and the ratio to plain Spark, which alternates with it in one session."""
+    """Add the figures of throughput, and the ratio to plain Spark, which alternates with it in one
+    session."""
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
     # A small load is to show that the benchmark runs: it needs no warm session and no median.
     is_small = records <= WARM_UP
     loads = [] if is_small else [(_fill(bench, WARM_UP), 1)]
-    loads += [(_fill(bench, records // SMALLER), 1), (_fill(bench, records), 1 if is_small else ROUNDS)]
-    spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
+    loads += [
+        (_fill(bench, records // SMALLER), 1),
+        (_fill(bench, records), 1 if is_small else ROUNDS),
+    ]
+    spark = open_session(
+        "bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)}
+    )
     archived: list[list[tuple[float, float]]] = []
     plain: list[float] = []
     try:
@@ -55,7 +62,10 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
                 plain.append(_copy(bench, spark, plan))
                 rate, size = _archive(bench, spark, plan)
                 archived[-1].append((rate, size))
-                bench.say(f"     archive {rate:,.0f}/s, {size:.0f} bytes a record; plain Spark {plain[-1]:,.0f}/s")
+                bench.say(
+                    f"     archive {rate:,.0f}/s, {size:.0f} bytes a record; plain Spark "
+                    f"{plain[-1]:,.0f}/s"
+                )
     finally:
         spark.stop()
     (smaller_rate, smaller_size), *_ = archived[-2]
@@ -67,17 +77,24 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
         smaller_rate >= ARCHIVE_PER_S,
     )  # fmt: skip
     bench.add(
-        f"archive of {records:,} messages and their deliveries", f"{rate:,.0f}/s, {size:.0f} bytes a record",
-        f">= {ARCHIVE_PER_S:,}/s", rate >= ARCHIVE_PER_S, rates=rates,
-    )  # fmt: skip
+        f"archive of {records:,} messages and their deliveries",
+        f"{rate:,.0f}/s, {size:.0f} bytes a record",
+        f">= {ARCHIVE_PER_S:,}/s",
+        rate >= ARCHIVE_PER_S,
+        rates=rates,
+    )
     bench.add(
-        "the same beside plain Spark without parsing", f"{rate / reference:.2f} of {reference:,.0f}/s",
-        f">= {SHARE_OF_PLAIN}", rate >= SHARE_OF_PLAIN * reference, rates=plain,
-    )  # fmt: skip
+        "the same beside plain Spark without parsing",
+        f"{rate / reference:.2f} of {reference:,.0f}/s",
+        f">= {SHARE_OF_PLAIN}",
+        rate >= SHARE_OF_PLAIN * reference,
+        rates=plain,
+    )
 
 
 def _fill(bench: Bench, records: int) -> ArchivePlan:
-    """Topics with `records` messages and as many deliveries; the progress topic holds one record."""
+    """Topics with `records` messages and as many deliveries; the progress topic holds one
+    record."""
     from chronos.spark.archive.job import ArchivePlan
 
     cluster = bench.name("archived")
@@ -87,14 +104,31 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
     for topic in (*own.values(), target):
         bench.broker.create_topic(topic, partitions=PARTITIONS)
     bench.say(f"     writing {2 * records:,} records")
-    load.fill(servers, own["delay"], target, records, DUE_MS, keyed=False, partitions=PARTITIONS, spread_ms=SPREAD_MS)
-    producer = Producer({**load.PRODUCER, "bootstrap.servers": servers, "linger.ms": 20, "batch.size": 1_000_000})
+    load.fill(
+        servers,
+        own["delay"],
+        target,
+        records,
+        DUE_MS,
+        keyed=False,
+        partitions=PARTITIONS,
+        spread_ms=SPREAD_MS,
+    )
+    producer = Producer(
+        {**load.PRODUCER, "bootstrap.servers": servers, "linger.ms": 20, "batch.size": 1_000_000}
+    )
     for at in range(records):
-        partition, offset, due_ms = at % PARTITIONS, at // PARTITIONS, DUE_MS + at * SPREAD_MS // records
+        partition, offset, due_ms = (
+            at % PARTITIONS,
+            at // PARTITIONS,
+            DUE_MS + at * SPREAD_MS // records,
+        )
         headers = [
-            ("traceparent", load.TRACE), ("chronos-id", b"%d-%d-%d" % (partition, due_ms, offset)),
-            ("chronos-due-at", b"%d" % due_ms), ("chronos-source", f"{own['delay']}/{partition}/{offset}".encode()),
-        ]  # fmt: skip
+            ("traceparent", load.TRACE),
+            ("chronos-id", b"%d-%d-%d" % (partition, due_ms, offset)),
+            ("chronos-due-at", b"%d" % due_ms),
+            ("chronos-source", f"{own['delay']}/{partition}/{offset}".encode()),
+        ]
         while True:
             try:
                 producer.produce(target, load.payload(at), None, partition, headers=headers)  # type: ignore[arg-type]
@@ -102,8 +136,17 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
             except BufferError:
                 producer.poll(0.1)
     producer.flush(60)
-    step = Progress(role_epoch=1, log_epoch=1, cluster=cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
-                    counts=(0,) * 7)  # fmt: skip
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=cluster,
+        node="n",
+        instance="i",
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0,) * 7,
+    )
     producer.produce(own["progress"], pack_progress(step), partition=0)
     if producer.flush(60) > 0:
         raise RuntimeError("the load was not written")
@@ -126,23 +169,31 @@ def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[floa
         folder = bench.directory / bench.name("archive")
         began = time.monotonic()
         records = sum(
-            each.records for each in archive(spark, brokers, ArchiveStorage(str(folder)), plan, lambda *_: None)
+            each.records
+            for each in archive(spark, brokers, ArchiveStorage(str(folder)), plan, lambda *_: None)
         )
         seconds = time.monotonic() - began
-        return records / seconds, sum(file.stat().st_size for file in folder.rglob("*.parquet")) / records
+        return records / seconds, sum(
+            file.stat().st_size for file in folder.rglob("*.parquet")
+        ) / records
     finally:
         brokers.close()
 
 
 def _copy(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> float:
-    """Records a second of Spark's own source and sink, with the options that the archive reads with."""
+    """Records a second of Spark's own source and sink, with the options that the archive reads
+    with."""
     folder = bench.directory / bench.name("copy")
     assert plan.targets is not None
     options = {
-        "kafka.bootstrap.servers": plan.bootstrap_servers, "kafka.isolation.level": "read_committed",
-        "subscribe": f"{plan.delay},{plan.targets[0]}", "startingOffsets": "earliest", "includeHeaders": "true",
-        "maxOffsetsPerTrigger": str(plan.batch_records), "minPartitions": str(spark.sparkContext.defaultParallelism),
-    }  # fmt: skip
+        "kafka.bootstrap.servers": plan.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        "subscribe": f"{plan.delay},{plan.targets[0]}",
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": str(plan.batch_records),
+        "minPartitions": str(spark.sparkContext.defaultParallelism),
+    }
     records = spark.readStream.format("kafka").options(**options).load()
     began = time.monotonic()
     query = (

@@ -1,9 +1,9 @@
 """Time and memory of an audit of 10,000,000 archived messages. The archive is synthetic.
 
-A day of four shards with a step each 100 ms: 95 % of the messages go to one target; 40 % have an id of their own, 3 %
-are cancelled, 0.3 % moved, 1 % delivered at the second attempt, 0.5 % expired, 0.1 % refused. A few deliveries are
-missing, duplicated or early. The audit has to count all of them exactly.
-"""
+A day of four shards with a step each 100 ms: 95 % of the messages go to one target; 40 % have an id
+of their own, 3 % are cancelled, 0.3 % moved, 1 % delivered at the second attempt, 0.5 % expired,
+0.1 % refused. A few deliveries are missing, duplicated or early. The audit has to count all of them
+exactly."""
 
 from __future__ import annotations
 
@@ -72,14 +72,22 @@ def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
     if messages >= SMALLEST:
         smaller_seconds, smaller_bytes, exact = _audited(bench, messages // SMALLER)
         bench.add(
-            f"audit of {messages // SMALLER:,} archived messages", f"{smaller_seconds:.0f} s,"
-            f" {smaller_bytes / 2**30:.2f} GiB", "exact", exact, seconds=smaller_seconds, bytes=smaller_bytes,
-        )  # fmt: skip
+            f"audit of {messages // SMALLER:,} archived messages",
+            f"{smaller_seconds:.0f} s, {smaller_bytes / 2**30:.2f} GiB",
+            "exact",
+            exact,
+            seconds=smaller_seconds,
+            bytes=smaller_bytes,
+        )
     seconds, peak_bytes, exact = _audited(bench, messages)
     bench.add(
-        f"audit of {messages:,} archived messages", f"{seconds:.0f} s{'' if exact else ', wrong counts'}",
-        f"<= {AUDIT_S:.0f} s", seconds <= AUDIT_S and exact, seconds=seconds, exact=exact,
-    )  # fmt: skip
+        f"audit of {messages:,} archived messages",
+        f"{seconds:.0f} s{'' if exact else ', wrong counts'}",
+        f"<= {AUDIT_S:.0f} s",
+        seconds <= AUDIT_S and exact,
+        seconds=seconds,
+        exact=exact,
+    )
     bench.add(
         "memory of that audit, JVM and Python together", f"{peak_bytes / 2**30:.2f} GiB",
         f"<= {AUDIT_BYTES / 2**30:.0f} GiB", peak_bytes <= AUDIT_BYTES, bytes=peak_bytes,
@@ -101,10 +109,25 @@ def _audited(bench: Bench, messages: int) -> tuple[float, int, bool]:
 def measure(folder: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
     """Run the command: seconds, peak resident bytes, and its counts by outcome."""
     command = [
-        sys.executable, "-m", "chronos", "audit", "--location", str(folder), "-o", "json", "--master", "local[2]",
-        "--from", format_time(START_MS), "--to", format_time(START_MS + length_ms(messages)),
-        "--report", str(directory / "audit.html"), "--conf", f"spark.local.dir={directory}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "chronos",
+        "audit",
+        "--location",
+        str(folder),
+        "-o",
+        "json",
+        "--master",
+        "local[2]",
+        "--from",
+        format_time(START_MS),
+        "--to",
+        format_time(START_MS + length_ms(messages)),
+        "--report",
+        str(directory / "audit.html"),
+        "--conf",
+        f"spark.local.dir={directory}",
+    ]
     answer = directory / "audit.json"
     began = time.monotonic()
     with answer.open("wb") as output, subprocess.Popen(command, stdout=output) as process:
@@ -149,14 +172,20 @@ def length_ms(messages: int) -> int:
 
 
 def make(folder: Path, messages: int) -> dict[str, int]:
-    """Write the tables an audit reads in the layout of `chronos archive`; the expected counts by outcome."""
+    """Write the tables an audit reads in the layout of `chronos archive`; the expected counts by
+    outcome."""
     from chronos.spark import schema
     from chronos.spark.session import open_session
     from chronos.spark.storage import ArchiveStorage
 
     folder.mkdir(parents=True)
     storage = ArchiveStorage(str(folder))
-    topics = {"delay": "delay", "progress": "progress", "rejected": "rejected", "dead_letter": "dead"}
+    topics = {
+        "delay": "delay",
+        "progress": "progress",
+        "rejected": "rejected",
+        "dead_letter": "dead",
+    }
     claim = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
     (folder / "archive.json").write_text(json.dumps(claim))
     spark = open_session("bench", "local[2]", {"spark.local.dir": str(folder.parent)}, kafka=False)
@@ -227,7 +256,12 @@ def _records(spark: SparkSession, messages: int) -> DataFrame:
 
 def _planted(records: DataFrame, messages: int) -> list[list[int]]:
     """Numbers of the messages that are missing, duplicated and early."""
-    found = records.where("event = 'delivered'").where(f"n % {messages // 64} = 3").select("n").limit(3 * PLANTED)
+    found = (
+        records.where("event = 'delivered'")
+        .where(f"n % {messages // 64} = 3")
+        .select("n")
+        .limit(3 * PLANTED)
+    )
     numbers = sorted(row["n"] for row in found.collect())
     assert len(numbers) == 3 * PLANTED
     return [numbers[kind::3] for kind in range(3)]
@@ -243,20 +277,37 @@ def _messages(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     r, event = f.col("r"), f.col("event")
-    verb = f.when(event == "cancels", "cancel").when(event == "moves", "reschedule").otherwise("schedule")
+    verb = (
+        f.when(event == "cancels", "cancel")
+        .when(event == "moves", "reschedule")
+        .otherwise("schedule")
+    )
     named = f.when(event == "cancels", r - 20).when(event == "moves", r - 9).otherwise(r)
     has_name = (r % GROUP % 5).isin(2, 4) | event.isin("cancels", "moves")
     address = f.concat_ws("-", "shard", "asked_ms", "r").cast("binary")
-    due_ms = f.when(event == "moves", f.col("timestamp_ms") + MOVED_MS).when(event != "cancels", f.col("asked_ms"))
+    due_ms = f.when(event == "moves", f.col("timestamp_ms") + MOVED_MS).when(
+        event != "cancels", f.col("asked_ms")
+    )
     is_schedule = verb == "schedule"
     none = f.lit(None)
     return records.select(
-        "shard", r.alias("offset"), "timestamp_ms", f.when(has_name, _id(named)).alias("key"), _payload().alias("value"),
-        none.alias("headers"), verb.alias("verb"), f.when(has_name, _id(named)).otherwise(address).alias("id"),
-        f.when(is_schedule, f.col("target")).alias("target"), none.alias("target_key"), due_ms.alias("requested_due_ms"),
-        due_ms.alias("due_ms"), none.alias("expire_at_ms"),
-        f.when(is_schedule & has_name, "reject").alias("on_conflict"), none.alias("reason"), none.alias("first_ms"),
-    )  # fmt: skip
+        "shard",
+        r.alias("offset"),
+        "timestamp_ms",
+        f.when(has_name, _id(named)).alias("key"),
+        _payload().alias("value"),
+        none.alias("headers"),
+        verb.alias("verb"),
+        f.when(has_name, _id(named)).otherwise(address).alias("id"),
+        f.when(is_schedule, f.col("target")).alias("target"),
+        none.alias("target_key"),
+        due_ms.alias("requested_due_ms"),
+        due_ms.alias("due_ms"),
+        none.alias("expire_at_ms"),
+        f.when(is_schedule & has_name, "reject").alias("on_conflict"),
+        none.alias("reason"),
+        none.alias("first_ms"),
+    )
 
 
 def _payload() -> Column:
@@ -277,22 +328,34 @@ def _step_ms(step: Column) -> Column:
     return START_MS + step * STEP_MS + WRITTEN_MS
 
 
-def _deliveries(records: DataFrame, missing: list[int], doubled: list[int], early: list[int]) -> DataFrame:
+def _deliveries(
+    records: DataFrame, missing: list[int], duplicated: list[int], early: list[int]
+) -> DataFrame:
     from pyspark.sql import functions as f
 
     n, is_second = f.col("n"), f.col("event") == "retried"
     timestamp_ms = _step_ms(_step(f.col("due_ms") + f.when(is_second, RETRY_MS).otherwise(0)))
-    copies = f.when(n.isin(doubled), f.sequence(f.lit(0), f.lit(1))).otherwise(f.array(f.lit(0)))
+    copies = f.when(n.isin(duplicated), f.sequence(f.lit(0), f.lit(1))).otherwise(f.array(f.lit(0)))
     found = records.where(f.col("event").isin("delivered", "moved", "retried") & ~n.isin(missing))
     none = f.lit(None)
     return found.withColumn("copy", f.explode(copies)).select(
-        f.col("target").alias("topic"), (n % PARTITIONS).alias("partition"),
+        f.col("target").alias("topic"),
+        (n % PARTITIONS).alias("partition"),
         (f.floor(n / PARTITIONS) * 2 + f.col("copy")).alias("offset"),
-        f.when(n.isin(early), f.col("due_ms") - 10_000).otherwise(timestamp_ms).alias("timestamp_ms"),
-        none.alias("key"), _payload().alias("value"), none.alias("headers"), none.alias("id"),
-        f.col("due_ms").alias("due_at_ms"), f.lit("delay").alias("source_topic"), "shard",
-        f.col("r").alias("source_offset"), f.lit(1).alias("occurrence"), f.when(is_second, 2).otherwise(1).alias("attempt"),
-    )  # fmt: skip
+        f.when(n.isin(early), f.col("due_ms") - 10_000)
+        .otherwise(timestamp_ms)
+        .alias("timestamp_ms"),
+        none.alias("key"),
+        _payload().alias("value"),
+        none.alias("headers"),
+        none.alias("id"),
+        f.col("due_ms").alias("due_at_ms"),
+        f.lit("delay").alias("source_topic"),
+        "shard",
+        f.col("r").alias("source_offset"),
+        f.lit(1).alias("occurrence"),
+        f.when(is_second, 2).otherwise(1).alias("attempt"),
+    )
 
 
 def _decisions(records: DataFrame) -> DataFrame:
@@ -302,12 +365,17 @@ def _decisions(records: DataFrame) -> DataFrame:
     step = _step(f.when(is_refused, f.col("timestamp_ms")).otherwise(f.col("due_ms")))
     outcome = f.when(is_refused, "refused").when(is_second, "retry").otherwise("expired")
     return records.where(f.col("event").isin("refused", "retried", "expired")).select(
-        "shard", (step * 2).alias("progress_offset"), _step_ms(step).alias("decided_ms"),
-        f.when(~is_refused, f.col("due_ms")).alias("position_due_ms"), f.col("r").alias("source_offset"),
-        outcome.alias("outcome"), f.when(is_refused, "conflict").alias("reason"),
-        f.when(is_second, f.col("due_ms") + RETRY_MS).alias("next_due_ms"), f.lit(1).alias("occurrence"),
+        "shard",
+        (step * 2).alias("progress_offset"),
+        _step_ms(step).alias("decided_ms"),
+        f.when(~is_refused, f.col("due_ms")).alias("position_due_ms"),
+        f.col("r").alias("source_offset"),
+        outcome.alias("outcome"),
+        f.when(is_refused, "conflict").alias("reason"),
+        f.when(is_second, f.col("due_ms") + RETRY_MS).alias("next_due_ms"),
+        f.lit(1).alias("occurrence"),
         f.when(is_second, 2).otherwise(1).alias("attempt"),
-    )  # fmt: skip
+    )
 
 
 def _progress(spark: SparkSession, messages: int) -> DataFrame:
@@ -319,19 +387,34 @@ def _progress(spark: SparkSession, messages: int) -> DataFrame:
     step, shard = f.floor(f.col("id") / SHARDS), (f.col("id") % SHARDS).cast("int")
     pulled = f.floor((step * STEP_MS - 1 - shard) / GAP_MS) + 1
     zero = f.lit(0)
-    return spark.range(0, steps * SHARDS, numPartitions=max(2, steps * STEP_MS // 3_600_000)).select(
-        shard.alias("shard"), (step * 2).alias("offset"), _step_ms(step).alias("timestamp_ms"),
-        f.lit(1).alias("role_epoch"), f.lit(1).alias("log_epoch"), f.lit("n").alias("node"), f.lit("i").alias("instance"),
-        (START_MS + step * STEP_MS - 1).alias("cursor_due_ms"), f.lit(str(OFFSET_MAX)).alias("cursor_offset"),
+    return spark.range(
+        0, steps * SHARDS, numPartitions=max(2, steps * STEP_MS // 3_600_000)
+    ).select(
+        shard.alias("shard"),
+        (step * 2).alias("offset"),
+        _step_ms(step).alias("timestamp_ms"),
+        f.lit(1).alias("role_epoch"),
+        f.lit(1).alias("log_epoch"),
+        f.lit("n").alias("node"),
+        f.lit("i").alias("instance"),
+        (START_MS + step * STEP_MS - 1).alias("cursor_due_ms"),
+        f.lit(str(OFFSET_MAX)).alias("cursor_offset"),
         f.greatest(zero, f.least(pulled, f.lit(messages // SHARDS))).alias("pull_offset"),
         *(zero.alias(name) for name in (*COUNTS, "refused")),
         f.unhex(f.sha2(f.col("id").cast("string"), 512)).alias("value"),
-    )  # fmt: skip
+    )
 
 
 def _ends(messages: int) -> list[tuple[str, str, int, int]]:
     """The end that each partition of each topic was read to."""
     ends = [("messages", "delay", shard, messages // SHARDS) for shard in range(SHARDS)]
-    ends += [("progress", "progress", shard, 2 * length_ms(messages) // STEP_MS + 1) for shard in range(SHARDS)]
+    ends += [
+        ("progress", "progress", shard, 2 * length_ms(messages) // STEP_MS + 1)
+        for shard in range(SHARDS)
+    ]
     targets = ["orders", *(f"t-{number}" for number in range(TARGETS))]
-    return ends + [("deliveries", target, number, messages) for target in targets for number in range(PARTITIONS)]
+    return ends + [
+        ("deliveries", target, number, messages)
+        for target in targets
+        for number in range(PARTITIONS)
+    ]

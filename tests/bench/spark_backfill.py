@@ -1,4 +1,5 @@
-"""Throughput of `chronos backfill` through the delay topic, with a check that a node delivers each replay once."""
+"""Throughput of `chronos backfill` through the delay topic, with a check that a node delivers each
+replay once."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.writer import BulkOpener
 from tests.bench.figures import Bench
 from tests.harness.service import Service
 from tests.integration.flow import read_committed
@@ -16,7 +17,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.requests import Report
+    from chronos.spark.ledger import Report
 
 MESSAGES = 1_000_000
 WARM_UP = 20_000
@@ -30,7 +31,9 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
-    spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
+    spark = open_session(
+        "bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)}
+    )
     try:
         for count in (*([WARM_UP] if messages > WARM_UP else []), messages):
             cluster = f"bench-{uuid.uuid4().hex[:8]}"
@@ -40,36 +43,56 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
         spark.stop()
     rate = messages / seconds
     bench.add(
-        f"backfill of {messages:,} messages through the delay topic", f"{rate:,.0f}/s", f">= {BACKFILL_PER_S:,}/s",
-        rate >= BACKFILL_PER_S, seconds=seconds,
-    )  # fmt: skip
-    lost, doubled = _delivered(bench, cluster, messages)
+        f"backfill of {messages:,} messages through the delay topic",
+        f"{rate:,.0f}/s",
+        f">= {BACKFILL_PER_S:,}/s",
+        rate >= BACKFILL_PER_S,
+        seconds=seconds,
+    )
+    lost, duplicated = _delivered(bench, cluster, messages)
     bench.add(
-        "of these, at the target", f"{lost:,} lost, {doubled:,} doubled", "0 lost, 0 doubled", lost == doubled == 0,
-        lost=lost, doubled=doubled,
-    )  # fmt: skip
+        "of these, at the target",
+        f"{lost:,} lost, {duplicated:,} duplicated",
+        "0 lost, 0 duplicated",
+        lost == duplicated == 0,
+        lost=lost,
+        duplicated=duplicated,
+    )
 
 
 def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
     """Seconds from the request to the last row of the ledger, and the report."""
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.requests import Request
+    from chronos.spark.ledger import Request
     from chronos.spark.storage import ArchiveStorage
 
-    bench.broker.create_topic(f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+    bench.broker.create_topic(
+        f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
+    )
     bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)
     storage = ArchiveStorage(str(bench.directory / cluster))
-    write_lost(spark, storage, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
-               shards=SHARDS)  # fmt: skip
+    write_lost(
+        spark,
+        storage,
+        cluster=cluster,
+        delay=f"{cluster}.delay",
+        target=f"{cluster}.target",
+        messages=messages,
+        shards=SHARDS,
+    )
     brokers = KafkaLog(
-        bootstrap_servers=bench.broker.bootstrap, properties={}, progress_topic=f"{cluster}.progress",
+        bootstrap_servers=bench.broker.bootstrap,
+        properties={},
+        progress_topic=f"{cluster}.progress",
         transaction_timeout_s=10,
-    )  # fmt: skip
+    )
     opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
     try:
         job = Backfill(spark, storage, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
         began = time.monotonic()
-        planned = job.plan(Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS))
+        planned = job.plan(
+            Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS)
+        )
         assert planned.messages == messages
         report = job.send(job.begin(planned))
         return time.monotonic() - began, report
@@ -79,14 +102,18 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
 
 def _delivered(bench: Bench, cluster: str, messages: int) -> tuple[int, int]:
     """Number of messages that a node does not deliver, and number delivered more than once."""
-    topics = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+    topics = {
+        name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")
+    }
     settings: dict[str, object] = {"shards": SHARDS, "cluster": cluster} | {
         f"topics.{name}": topic for name, topic in topics.items()
     }
     last: dict[int, int] = {}
     for message in read_committed(bench.broker.bootstrap, topics["delay"]):
         last[message.partition() or 0] = (message.offset() or 0) + 1
-    node = Service(bench.directory / f"{cluster}-node", bootstrap=bench.broker.bootstrap, settings=settings)
+    node = Service(
+        bench.directory / f"{cluster}-node", bootstrap=bench.broker.bootstrap, settings=settings
+    )
     with node.start() as service:
 
         def is_done() -> bool:

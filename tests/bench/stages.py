@@ -1,4 +1,5 @@
-"""The cost of one message on the hot path by stage, in microseconds of one core; no broker needed."""
+"""The cost of one message on the hot path by stage, in microseconds of one core; no broker
+needed."""
 
 import gc
 import os
@@ -9,20 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from chronos.adapters.rocksdb.store import RocksStore
-from chronos.core.codec import FRESH
+from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
-from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.core.step import Selection, Staged, nothing_selected
-from chronos.core.wheel import Wheel
+from chronos.core.shard.codec import FRESH
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import Decision, Progress, count_outcomes, pack_progress
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection, Staged, nothing_selected
+from chronos.core.shard.wheel import Wheel
 from chronos.ports import TopicInfo
-from chronos.workers.planned import PlannedTransaction
-from chronos.workers.push import Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.push.planned import PlannedTransaction, StepInputs
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Refusals, Retries
 from tests.bench import load
 
 T = TypeVar("T")
@@ -50,7 +51,8 @@ class _Topics:
 
     def describe(self, topics: list[str]) -> dict[str, TopicInfo | None]:
         return {
-            topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588) for topic in topics
+            topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588)
+            for topic in topics
         }
 
 
@@ -60,20 +62,34 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
     for at in range(batch * BATCH, (batch + 1) * BATCH):
         given = load.headers(NOW_MS + at // 500, "orders")
         headers = [(name, value) for name, value in given.items() if isinstance(value, bytes)]
-        records.append(Record(at, NOW_MS - 60_000, b"order-%d" % at if keyed else None, value, headers))
+        records.append(
+            Record(at, NOW_MS - 60_000, b"order-%d" % at if keyed else None, value, headers)
+        )
     return records
 
 
-def _progress(shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision] = ()) -> Progress:
+def _progress(
+    shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision] = ()
+) -> Progress:
     return Progress(
-        role_epoch=1, log_epoch=1, cluster="shop",
-                                   node="bench", instance="bench", pull_offset=staged.pull_offset,
-        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), decisions),
-        decisions=tuple(decisions), rules=staged.rules, horizon_ms=staged.horizon_ms,
-    )  # fmt: skip
+        role_epoch=1,
+        log_epoch=1,
+        cluster="shop",
+        node="bench",
+        instance="bench",
+        pull_offset=staged.pull_offset,
+        cursor_due_ms=selection.cursor[0],
+        cursor_offset=selection.cursor[1],
+        counts=count_outcomes(len(selection.items), decisions),
+        decisions=tuple(decisions),
+        rules=staged.rules,
+        horizon_ms=staged.horizon_ms,
+    )
 
 
-def _recorded(shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
+def _recorded(
+    shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision]
+) -> Progress:
     progress = _progress(shard, staged, selection, decisions)
     pack_progress(progress)
     return progress
@@ -88,10 +104,13 @@ def _step(
     way: str,
     decisions: Sequence[Decision] = (),
 ) -> None:
-    progress = watch.time(f"{way}: progress record", lambda: _recorded(shard, staged, selection, decisions))
+    progress = watch.time(
+        f"{way}: progress record", lambda: _recorded(shard, staged, selection, decisions)
+    )
     offset = shard.state.applied
     changes = watch.time(
-        f"{way}: apply", lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS)
+        f"{way}: apply",
+        lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS),
     )
     watch.time(f"{way}: write to the store", lambda: store.write(changes.puts, changes.deletes))
     watch.time(f"{way}: install", lambda: shard.install(changes))
@@ -114,9 +133,16 @@ def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:
 
 def _pusher(rules: Rules) -> Pusher:
     return Pusher(
-        _Topics(), rules, delay_topic="chronos.delay", rejected_topic="r", dead_letter_topic="d", create_topics=False,  # type: ignore[arg-type]
-        attempts_max=5, retry_base_ms=1_000, retry_cap_ms=60_000,
-    )  # fmt: skip
+        _Topics(),  # type: ignore[arg-type]
+        rules,
+        PushSettings(
+            delay_topic="chronos.delay",
+            rejected_topic="r",
+            dead_letter_topic="d",
+            create_topics=False,
+            retries=Retries(attempts_max=5, base_ms=1_000, cap_ms=60_000),
+        ),
+    )
 
 
 def _series(watch: _Stopwatch, directory: Path) -> None:
@@ -127,24 +153,42 @@ def _series(watch: _Stopwatch, directory: Path) -> None:
     for batch in range(2):
         records = [
             Record(
-                record.offset, record.timestamp_ms, None, record.value,
-                [*load.headers(NOW_MS + record.offset % BATCH // 10 + 500 * batch, "orders").items(), ("chronos-repeat", b"every 1s")],  # type: ignore[list-item]
+                record.offset,
+                record.timestamp_ms,
+                None,
+                record.value,
+                [
+                    *load.headers(  # type: ignore[list-item]
+                        NOW_MS + record.offset % BATCH // 10 + 500 * batch, "orders"
+                    ).items(),
+                    ("chronos-repeat", b"every 1s"),
+                ],  # type: ignore[list-item]
             )
             for record in _records(batch, keyed=False)
-        ]  # fmt: skip
-        _step(_Stopwatch(), shard, store, shard.stage(records), nothing_selected(shard.state.cursor, complete=True), "")
+        ]
+        _step(
+            _Stopwatch(),
+            shard,
+            store,
+            shard.stage(records),
+            nothing_selected(shard.state.cursor, complete=True),
+            "",
+        )
     pusher = _pusher(rules)
     for turn in range(-4, BATCHES):
         now_ms = NOW_MS + 500 * (turn + 5) - 1
         used = watch if turn >= 0 else _Stopwatch()
         used.time("series: read ahead", lambda: shard.read_ahead(now_ms + 500, 2 * BATCH))  # noqa: B023
         staged = shard.stage([])
-        selection = used.time("series: select and unpack", lambda: shard.select(staged, now_ms, BATCH, 8_000_000))  # noqa: B023
+        selection = used.time(
+            "series: select and unpack",
+            lambda: shard.select(staged, now_ms, BATCH, 8_000_000),  # noqa: B023
+        )
         assert len(selection.items) == BATCH
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         plan = used.time(
             "series: plan",
-            lambda: pusher.plan(selection, (), now_ms, poison=None, refusals=Refusals(), look_ahead=ahead),  # noqa: B023
+            lambda: pusher.plan(selection, StepInputs(now_ms=now_ms, refusals=Refusals()), ahead),  # noqa: B023
         )
         assert len(plan.messages) == len(plan.decisions) == BATCH
         _step(used, shard, store, staged, selection, "series", plan.decisions)
@@ -158,10 +202,13 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
     while shard.state.pending:
         watch.time("drain: read ahead", lambda: shard.read_ahead(until_ms, 2 * BATCH))
         staged = shard.stage([])
-        selection = watch.time("drain: select and unpack", lambda: shard.select(staged, until_ms, BATCH, 8_000_000))  # noqa: B023
+        selection = watch.time(
+            "drain: select and unpack",
+            lambda: shard.select(staged, until_ms, BATCH, 8_000_000),  # noqa: B023
+        )
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         plan = lambda: pusher.plan(  # noqa: E731
-            selection, (), until_ms, poison=None, refusals=Refusals(), look_ahead=ahead  # noqa: B023
+            selection, StepInputs(now_ms=until_ms, refusals=Refusals()), ahead  # noqa: B023
         )  # fmt: skip
         watch.time("drain: plan", plan)
         _step(watch, shard, store, staged, selection, "drain")
@@ -176,9 +223,15 @@ def _wheel(watch: _Stopwatch) -> None:
         wheel.extend([], through)
         watch.time("wheel: add", lambda wheel=wheel: [wheel.add(*item) for item in items])  # type: ignore[misc]
         watch.time("wheel: peek", lambda wheel=wheel: wheel.peek(NOW_MS + 10_000, BATCH))  # type: ignore[misc]
-        watch.time("wheel: forget", lambda wheel=wheel: [wheel.forget(due, at) for due, at, _ in items])  # type: ignore[misc]
+        watch.time(
+            "wheel: forget",
+            lambda wheel=wheel: [wheel.forget(due, at) for due, at, _ in items],  # type: ignore[misc]
+        )  # type: ignore[misc]
         wheel.clear((NOW_MS - 1, OFFSET_MAX))
-        watch.time("wheel: extend", lambda wheel=wheel, through=through: wheel.extend(items, through))  # type: ignore[misc]
+        watch.time(
+            "wheel: extend",
+            lambda wheel=wheel, through=through: wheel.extend(items, through),  # type: ignore[misc]
+        )  # type: ignore[misc]
         watch.time("wheel: advance", lambda wheel=wheel: wheel.advance((NOW_MS + 500, 0)))  # type: ignore[misc]
 
 

@@ -20,10 +20,12 @@ from tests.harness.broker import Broker
 from tests.harness.service import ServiceError
 
 LEG_S = 600.0
-"""How long one cluster is used: its logs grow with time, and a node that lost its disk reads them from the start."""
+"""How long one cluster is used: its logs grow with time, and a node that lost its disk reads them
+from the start."""
 
 PATIENCE = 2.0
-"""The run is ended after this multiple of the estimate: the machine is too slow, or something hangs."""
+"""The run is ended after this multiple of the estimate: the machine is too slow, or something
+hangs."""
 
 KILL_S = 1.5
 """About how long one kill of a single node takes."""
@@ -35,30 +37,45 @@ def main() -> int:
     """Run the faults; the exit code is 1 if a bar was missed."""
     names = [fault.name for fault in FAULTS]
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}")
-    parser.add_argument("--count", type=int, help="how often each fault; default: as in docs/reliability.md")
+    parser.add_argument(
+        "--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--count", type=int, help="how often each fault; default: as in docs/reliability.md"
+    )
     parser.add_argument(
         "--coordinator",
         choices=["zookeeper", "kafka", "raft"],
         default="kafka",
         help="of the nodes (default kafka)",
     )
-    parser.add_argument("--rate", type=int, default=5_000, help="messages per second at most (default 5000)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
-    parser.add_argument("--keep", action="store_true", help="write the table into docs/reliability.md")
+    parser.add_argument(
+        "--rate", type=int, default=5_000, help="messages per second at most (default 5000)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the random choices (default 1)"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="write the table into docs/reliability.md"
+    )
     parser.add_argument(
         "--kills",
         type=int,
         metavar="N",
-        help="instead of the faults: kill -9 a single node N times at random moments on Kafka, on the embedded log, and"
-        " during its first start, and check every message (./scripts/test does it some tens of times)",
+        help=(
+            "instead of the faults: kill -9 a single node N times at random moments on Kafka, on "
+            "the embedded log, and during its first start, and check every message "
+            "(./scripts/test does it some tens of times)"
+        ),
     )
     parser.add_argument(
         "--clocks",
         type=float,
         metavar="MINUTES",
-        help="instead of the faults: kill nodes and brokers for so long, on three brokers of which two have clocks 400 ms apart and"
-        " drifting, with all features, and check every message",
+        help=(
+            "instead of the faults: kill nodes and brokers for so long, on three brokers of which "
+            "two have clocks 400 ms apart and drifting, with all features, and check every message"
+        ),
     )
     arguments = parser.parse_args()
     if arguments.clocks is not None:
@@ -73,8 +90,8 @@ def main() -> int:
     legs = [leg for scene, faults in plan(chosen, arguments.count) for leg in cut(scene, faults)]
     estimate_s = sum(leg_s(scene, faults) for scene, faults in legs)
     PROGRESS.print(
-        f"{sum(len(faults) for _, faults in legs)} faults on {len(legs)} clusters, one after the other:"
-        f" about {estimate_s / 60:.0f} minutes, at most {PATIENCE * estimate_s / 60:.0f}"
+        f"{sum(len(faults) for _, faults in legs)} faults on {len(legs)} clusters, one after the "
+        f"other: about {estimate_s / 60:.0f} minutes, at most {PATIENCE * estimate_s / 60:.0f}"
     )
     report = Report(rate=arguments.rate)
     dice = random.Random(arguments.seed)
@@ -88,7 +105,8 @@ def main() -> int:
 
 
 def kill_with_clocks(minutes: float, seed: int) -> int:
-    """Kill nodes and brokers whose clocks differ; the exit code is 1 if a message has not exactly the ends that it may have."""
+    """Kill nodes and brokers whose clocks differ; the exit code is 1 if a message has not exactly
+    the ends that it may have."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             kill_under_clocks(Path(folder), seconds=60 * minutes, seed=seed, say=PROGRESS.print)
@@ -100,14 +118,18 @@ def kill_with_clocks(minutes: float, seed: int) -> int:
 
 
 def kill_single_node(kills: int, seed: int) -> int:
-    """Kill a node on each log; the exit code is 1 if a message was lost, doubled or early."""
+    """Kill a node on each log; the exit code is 1 if a message was lost, duplicated or early."""
     PROGRESS.print(f"{kills} kills of each kind: about {3 * kills * KILL_S / 60:.0f} minutes")
     failed = False
     with tempfile.TemporaryDirectory() as folder, Broker() as broker:
         runs: dict[str, Callable[[], None]] = {
             "Kafka": lambda: kill_on_kafka(broker, Path(folder, "kafka"), kills=kills, seed=seed),
-            "the embedded log": lambda: kill_on_embedded_log(Path(folder, "embedded"), kills=kills, seed=seed),
-            "the first start": lambda: kill_at_first_start(Path(folder, "first"), kills=kills, seed=seed),
+            "the embedded log": lambda: kill_on_embedded_log(
+                Path(folder, "embedded"), kills=kills, seed=seed
+            ),
+            "the first start": lambda: kill_at_first_start(
+                Path(folder, "first"), kills=kills, seed=seed
+            ),
         }
         for subfolder in ("kafka", "embedded", "first"):
             Path(folder, subfolder).mkdir()
@@ -140,24 +162,43 @@ def leg_s(scene: Scene, faults: list[Fault]) -> float:
 
 
 def run(
-    scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float, *, coordinator: str
+    scene: Scene,
+    faults: list[Fault],
+    report: Report,
+    dice: random.Random,
+    deadline: float,
+    *,
+    coordinator: str,
 ) -> None:
-    """Run one leg. A fault that fails ends it: later ones would be judged on a cluster that is already broken."""
-    with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene, coordinator=coordinator) as world:
+    """Run one leg. A fault that fails ends it: later ones would be judged on a cluster that is
+    already broken."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bring_up(Path(folder), scene, coordinator=coordinator) as world,
+    ):
         rate = min(report.rate, scene.rate_max)
         left_s = max(1.0, deadline - time.monotonic())
         with Drill(
-            world.kafka, "chronos.delay", "chaos-target", rate=rate, seconds_max=left_s + LEG_S, warm_s=scene.warm_s
+            world.kafka,
+            "chronos.delay",
+            "chaos-target",
+            rate=rate,
+            seconds_max=left_s + LEG_S,
+            warm_s=scene.warm_s,
         ) as drill:
             for at, fault in enumerate(faults):
                 if time.monotonic() > deadline:
-                    report.failures.append(f"no time was left for {len(faults) - at} faults ({scene.name})")
+                    report.failures.append(
+                        f"no time was left for {len(faults) - at} faults ({scene.name})"
+                    )
                     break
                 try:
                     drill.fault(fault.name, lambda fault=fault: fault.act(world, dice))  # type: ignore[misc]
                 except (AssertionError, ServiceError, OSError) as error:
                     PROGRESS.print(f"FAILED: {fault.title}: {error}", markup=False)
-                    report.failures.append(f"{fault.title}: {first_line(error)}; {len(faults) - at - 1} faults not run")
+                    report.failures.append(
+                        f"{fault.title}: {first_line(error)}; {len(faults) - at - 1} faults not run"
+                    )
                     break
                 PROGRESS.print(f"{scene.name} {at + 1}/{len(faults)}: {fault.title}")
             report.add(drill.result(), rate)

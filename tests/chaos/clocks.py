@@ -1,9 +1,10 @@
-"""Three nodes on three brokers of which two have clocks of their own, 400 ms apart and drifting, while nodes and brokers are killed.
+"""Three nodes on three brokers of which two have clocks of their own, 400 ms apart and drifting,
+while nodes and brokers are killed.
 
-Two clients write, with the partitioners of Java and of librdkafka: half of the ids come to another partition than their own, and of
-many an id the message comes to one and its cancel to the other. All features at random (`tests.integration.mixture`). At the end every
-message has exactly the ends that it may have, and all replicas are alike.
-"""
+Two clients write, with the partitioners of Java and of librdkafka: half of the ids come to another
+partition than their own, and of many an id the message comes to one and its cancel to the other.
+All features at random (`tests.integration.mixture`). At the end every message has exactly the ends
+that it may have, and all replicas are alike."""
 
 import random
 import time
@@ -18,7 +19,8 @@ from tests.integration.flow import SHARDS, Sent, now_ms
 from tests.integration.mixture import MixedFlow
 
 CLOCKS = {1: BrokerClock(-200, drift_ppm=-50), 2: BrokerClock(200, drift_ppm=50)}
-"""The third broker has the machine's clock. In ten minutes the two are 460 ms apart: less than 0.5 s, within which a cancel wins."""
+"""The third broker has the machine's clock. In ten minutes the two are 460 ms apart: less than 0.5
+s, within which a cancel wins."""
 
 SKEW_MS = 250
 """Most by which one of the brokers differs from the machine then."""
@@ -53,13 +55,18 @@ class TwoClients(MixedFlow):
         return zlib.crc32(message.id.encode()) % SHARDS
 
 
-def kill_under_clocks(directory: Path, *, seconds: float, seed: int, say: Callable[[str], None]) -> None:
-    """Kill nodes and brokers for so long; raises AssertionError if a message has not the ends that it may have."""
+def kill_under_clocks(
+    directory: Path, *, seconds: float, seed: int, say: Callable[[str], None]
+) -> None:
+    """Kill nodes and brokers for so long; raises AssertionError if a message has not the ends that
+    it may have."""
     dice = random.Random(seed + 1)
     with cluster(3, BROKER_SESSION, clocks=CLOCKS) as kafka:
         flow = TwoClients(kafka, seed)
         settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
-        with Fleet(directory, bootstrap=kafka.bootstrap, zookeeper=None, shards=SHARDS, settings=settings) as fleet:
+        with Fleet(
+            directory, bootstrap=kafka.bootstrap, zookeeper=None, shards=SHARDS, settings=settings
+        ) as fleet:
             fleet.start()
             first = fleet.nodes["n1"]
             flow.prime(first)
@@ -78,7 +85,10 @@ def kill_under_clocks(directory: Path, *, seconds: float, seed: int, say: Callab
                     what = _kill(fleet, kafka, dice)
                     flow.held_back.append((began_ms, now_ms()))
                     flow.flush()
-                    say(f"round {rounds}: {what} killed, {len(flow.sent)} plain and {len(flow.mixed)} mixed messages")
+                    say(
+                        f"round {rounds}: {what} killed, {len(flow.sent)} plain and "
+                        f"{len(flow.mixed)} mixed messages"
+                    )
             flow.repair()
             fleet.wait_led()
             flow.wait_settled(first, timeout_s=SETTLED_S)
@@ -87,7 +97,8 @@ def kill_under_clocks(directory: Path, *, seconds: float, seed: int, say: Callab
             assert not complaints, complaints
             delivered, dead = flow.ends()
             say(
-                f"{rounds} kills, {len(flow.sent)} plain and {len(flow.mixed)} mixed messages: {delivered} deliveries, {dead} dead letters"
+                f"{rounds} kills, {len(flow.sent)} plain and {len(flow.mixed)} mixed messages: "
+                f"{delivered} deliveries, {dead} dead letters"
             )
 
 

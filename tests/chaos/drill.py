@@ -1,8 +1,7 @@
 """A drill: constant load, a reader that records the lateness of every message, and faults.
 
-Each fault has a window, from the moment before it until the cluster has recovered; the worst lateness of the messages
-due in that window is counted for the fault.
-"""
+Each fault has a window, from the moment before it until the cluster has recovered; the worst
+lateness of the messages due in that window is counted for the fault."""
 
 import json
 import subprocess
@@ -25,7 +24,8 @@ READ_S = 120.0
 """How long the reader waits for the remaining messages after the end of the load."""
 
 WARM_S = 8.0
-"""Load before the first fault: the brokers' JVMs are slow at first, and no message is due in the first seconds."""
+"""Load before the first fault: the brokers' JVMs are slow at first, and no message is due in the
+first seconds."""
 
 ANSWER_S = 300.0
 """How long a process of the drill may take to end after its input has ended."""
@@ -48,7 +48,7 @@ class Result:
     messages: int
     early: int
     lost: int
-    doubled: int
+    duplicated: int
     windows: list[Window] = field(default_factory=list)
     worst_ms: float = 0.0
 
@@ -76,8 +76,15 @@ class Drill:
         kafka.create_topic(target)
         reading = {"bootstrap": kafka.bootstrap, "topic": target, "rest_s": READ_S}
         self._reader = _launch("trace", reading)
-        writing = {"bootstrap": kafka.bootstrap, "topic": delay_topic, "target": target, "rate": rate,
-                   "seconds_max": seconds_max, "lowest_ms": LOWEST_MS, "highest_ms": HIGHEST_MS}  # fmt: skip
+        writing = {
+            "bootstrap": kafka.bootstrap,
+            "topic": delay_topic,
+            "target": target,
+            "rate": rate,
+            "seconds_max": seconds_max,
+            "lowest_ms": LOWEST_MS,
+            "highest_ms": HIGHEST_MS,
+        }
         self._load = _launch("write", writing)
 
     def fault(self, name: str, act: Callable[[], None]) -> None:
@@ -92,7 +99,8 @@ class Drill:
         time.sleep(self._gap_s)
 
     def result(self) -> Result:
-        """End the load, wait until the reader has read all of it, and assign the lateness to the windows."""
+        """End the load, wait until the reader has read all of it, and assign the lateness to the
+        windows."""
         count = _output(self._load, "")["count"]
         found = _output(self._reader, f"{count}\n")
         worst = {int(second): late for second, late in found["worst_ms"].items()}
@@ -103,7 +111,7 @@ class Drill:
             messages=count,
             early=found["early"],
             lost=found["lost"],
-            doubled=found["doubled"],
+            duplicated=found["duplicated"],
             windows=self.windows,
             worst_ms=max(worst.values(), default=0.0),
         )
@@ -113,7 +121,10 @@ class Drill:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for process in (self._load, self._reader):
             if process.poll() is None:

@@ -1,8 +1,8 @@
-"""The faults: each runs from the moment before it until the cluster has recovered, and has a bar for lateness.
+"""The faults: each runs from the moment before it until the cluster has recovered, and has a bar
+for lateness.
 
-Besides the lateness that the drill measures, a fault raises AssertionError if the cluster does not do what it should,
-and ServiceError if it does not recover.
-"""
+Besides the lateness that the drill measures, a fault raises AssertionError if the cluster does not
+do what it should, and ServiceError if it does not recover."""
 
 import random
 import shutil
@@ -59,7 +59,8 @@ def no_fault(world: World, _: random.Random) -> None:
 
 
 def kill_master(world: World, _: random.Random) -> None:
-    """kill -9 of the node that is master of most shards; it is started again once other nodes have taken over."""
+    """kill -9 of the node that is master of most shards; it is started again once other nodes have
+    taken over."""
     fleet = world.fleet
     name = fleet.busiest()
     fleet.nodes[name].kill()
@@ -86,7 +87,8 @@ def freeze_master(world: World, dice: random.Random) -> None:
 
 
 def freeze_controller(world: World, dice: random.Random) -> None:
-    """SIGSTOP of the controller at a random moment while it publishes roles; it resumes after another one has taken over."""
+    """SIGSTOP of the controller at a random moment while it publishes roles; it resumes after
+    another one has taken over."""
     fleet = world.fleet
     name = fleet.nodes_seen()["controller"]
     node = fleet.nodes[name]
@@ -99,7 +101,9 @@ def freeze_controller(world: World, dice: random.Random) -> None:
     node.freeze()
     try:
         other.wait_until(
-            lambda: other.get("/v1/nodes")["controller"] not in (name, None), "see another controller", timeout_s=60.0
+            lambda: other.get("/v1/nodes")["controller"] not in (name, None),
+            "see another controller",
+            timeout_s=60.0,
         )
         fleet.wait_led(without=name)
     finally:
@@ -129,7 +133,8 @@ def roll(world: World, _: random.Random) -> None:
 
 
 def lose_disk(world: World, _: random.Random) -> None:
-    """kill -9 of the busiest node, and its data directory deleted; it starts again with an empty one."""
+    """kill -9 of the busiest node, and its data directory deleted; it starts again with an empty
+    one."""
     fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
@@ -141,13 +146,15 @@ def lose_disk(world: World, _: random.Random) -> None:
 
 
 def published(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return the last changes of roles, once all nodes know them; a master may have begun to lead only later."""
+    """Return the last changes of roles, once all nodes know them; a master may have begun to lead
+    only later."""
     fleet.wait_agreed()
     return list(fleet.nodes_seen()["history"])
 
 
 def assert_unmoved(fleet: Fleet, before: list[dict[str, Any]]) -> None:
-    """Assert that no role has changed since, except to spread masters evenly, as happens a minute after a node returns."""
+    """Assert that no role has changed since, except to spread masters evenly, as happens a minute
+    after a node returns."""
     changes = [change for change in fleet.nodes_seen()["history"] if change not in before]
     moved = [change for change in changes if change["why"] != "spread evenly"]
     assert not moved, f"roles changed: {moved}"
@@ -168,7 +175,8 @@ def lose_zookeeper(world: World, dice: random.Random) -> None:
 
 
 def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOST_S) -> None:
-    """Two ZooKeeper servers of three killed: masters continue, and roles can move again once there is a quorum."""
+    """Two ZooKeeper servers of three killed: masters continue, and roles can move again once there
+    is a quorum."""
     fleet = world.fleet
     before = published(fleet)
     assert world.zookeeper is not None
@@ -177,7 +185,10 @@ def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOS
     for server in servers:
         server.kill()
     for node in fleet.running.values():
-        node.wait_until(lambda node=node: not node.get("/v1/nodes")["sure"], "notice that its session is uncertain")  # type: ignore[misc]
+        node.wait_until(
+            lambda node=node: not node.get("/v1/nodes")["sure"],  # type: ignore[misc]
+            "notice that its session is uncertain",
+        )  # type: ignore[misc]
     time.sleep(max(0.0, until_s - time.monotonic()))
     assert_unmoved(fleet, before)
     world.zookeeper.start()
@@ -198,7 +209,8 @@ def lose_broker(world: World, dice: random.Random) -> None:
 
 
 def step_clock(world: World, wrong_s: int) -> None:
-    """A master's clock is stepped: it reports that, delivers nothing, and continues without a restart when the clock is right."""
+    """A master's clock is stepped: it reports that, delivers nothing, and continues without a
+    restart when the clock is right."""
     fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
@@ -206,7 +218,8 @@ def step_clock(world: World, wrong_s: int) -> None:
     aborts = {shard["shard"]: shard["aborts"] for shard in node.shards()}
 
     def assigned() -> list[dict[str, Any]]:
-        # A replica that brokers made wait for too long begins to lead again, and cannot until the clock is right.
+        # A replica that brokers made wait for too long begins to lead again, and cannot until the
+        # clock is right.
         return [shard for shard in node.shards() if shard["master"] == name]
 
     def alarmed() -> bool:
@@ -221,9 +234,13 @@ def step_clock(world: World, wrong_s: int) -> None:
         node.wait_until(alarmed, "still report that its clock is wrong")
         found = assigned()
         assert found, "its shards were moved"
-        assert all(shard["aborts"] > aborts[shard["shard"]] for shard in found), "no step was aborted"
+        assert all(shard["aborts"] > aborts[shard["shard"]] for shard in found), (
+            "no step was aborted"
+        )
         latest_ms = time.time_ns() // 1_000_000 + 500
-        assert all(shard["cursor"]["due_ms"] <= latest_ms for shard in found), "a cursor ran into a false future"
+        assert all(shard["cursor"]["due_ms"] <= latest_ms for shard in found), (
+            "a cursor ran into a false future"
+        )
     finally:
         node.set_clock(0)
     world.wait_recovered()
@@ -246,7 +263,8 @@ def hour(world: World, _: random.Random) -> None:
 
 
 def cut_off(world: World, name: str, links: list[Link], *, silent: bool) -> None:
-    """Cut the links of a node until other nodes have taken over; restored, the same process takes part again."""
+    """Cut the links of a node until other nodes have taken over; restored, the same process takes
+    part again."""
     fleet = world.fleet
     node = fleet.nodes[name]
     process = node.pid
@@ -263,7 +281,8 @@ def cut_off(world: World, name: str, links: list[Link], *, silent: bool) -> None
 
 
 def cut_zookeeper(world: World, dice: random.Random) -> None:
-    """The network between the busiest node and ZooKeeper cut: packets dropped, or connections refused."""
+    """The network between the busiest node and ZooKeeper cut: packets dropped, or connections
+    refused."""
     name = world.fleet.busiest()
     cut_off(world, name, world.lines[name].zookeeper, silent=dice.random() < 0.5)
 
@@ -278,34 +297,142 @@ FAILOVER_S = SESSION_S + 3
 CLOCK_S = CLOCK_WRONG_S + 3
 
 FAULTS = (
-    Fault(name="none", title="no fault for 30 minutes", scene=PLAIN, count=1, takes_s=1_800, late_s=1, act=no_fault),
-    Fault(name="kill", title="kill -9 of a master", scene=PLAIN, count=30, takes_s=14, late_s=FAILOVER_S,
-          act=kill_master),
-    Fault(name="freeze", title="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
-          act=freeze_master),
-    Fault(name="controller", title="SIGSTOP of the controller while it publishes", scene=PLAIN, count=10, takes_s=16,
-          late_s=FAILOVER_S, act=freeze_controller),
-    Fault(name="transfer", title="planned hand-over", scene=PLAIN, count=30, takes_s=2, late_s=1, act=hand_over),
-    Fault(name="roll", title="rolling restart of all nodes", scene=PLAIN, count=5, takes_s=20, late_s=2, act=roll),
-    Fault(name="disk", title="a node's data directory deleted", scene=PLAIN, count=5, takes_s=20, late_s=FAILOVER_S,
-          act=lose_disk),
-    Fault(name="ahead", title="a master's clock stepped 10 s forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
-          act=ahead),
-    Fault(name="behind", title="a master's clock stepped 10 s back", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
-          act=behind),
-    Fault(name="hour", title="a master's clock stepped 1 h forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
-          act=hour),
-    Fault(name="cut-zookeeper", title="network cut between a master and ZooKeeper", scene=LINKED, count=10, takes_s=13,
-          late_s=FAILOVER_S, act=cut_zookeeper),
-    Fault(name="cut-kafka", title="network cut between a master and Kafka", scene=LINKED, count=10, takes_s=14,
-          late_s=FAILOVER_S, act=cut_kafka),
-    Fault(name="zookeeper", title="ZooKeeper server killed, of 3", scene=QUORUMS, count=5, takes_s=12, late_s=FAILOVER_S,
-          act=lose_zookeeper),
-    Fault(name="quorum", title="ZooKeeper quorum lost for 30 s", scene=QUORUMS, count=5, takes_s=40, late_s=FAILOVER_S,
-          act=lose_quorum),
-    Fault(name="broker", title="Kafka broker killed, of 3", scene=QUORUMS, count=10, takes_s=20, late_s=10,
-          act=lose_broker),
-)  # fmt: skip
+    Fault(
+        name="none",
+        title="no fault for 30 minutes",
+        scene=PLAIN,
+        count=1,
+        takes_s=1_800,
+        late_s=1,
+        act=no_fault,
+    ),
+    Fault(
+        name="kill",
+        title="kill -9 of a master",
+        scene=PLAIN,
+        count=30,
+        takes_s=14,
+        late_s=FAILOVER_S,
+        act=kill_master,
+    ),
+    Fault(
+        name="freeze",
+        title="SIGSTOP of a master, 1 to 20 s",
+        scene=PLAIN,
+        count=30,
+        takes_s=16,
+        late_s=FAILOVER_S,
+        act=freeze_master,
+    ),
+    Fault(
+        name="controller",
+        title="SIGSTOP of the controller while it publishes",
+        scene=PLAIN,
+        count=10,
+        takes_s=16,
+        late_s=FAILOVER_S,
+        act=freeze_controller,
+    ),
+    Fault(
+        name="transfer",
+        title="planned hand-over",
+        scene=PLAIN,
+        count=30,
+        takes_s=2,
+        late_s=1,
+        act=hand_over,
+    ),
+    Fault(
+        name="roll",
+        title="rolling restart of all nodes",
+        scene=PLAIN,
+        count=5,
+        takes_s=20,
+        late_s=2,
+        act=roll,
+    ),
+    Fault(
+        name="disk",
+        title="a node's data directory deleted",
+        scene=PLAIN,
+        count=5,
+        takes_s=20,
+        late_s=FAILOVER_S,
+        act=lose_disk,
+    ),
+    Fault(
+        name="ahead",
+        title="a master's clock stepped 10 s forward",
+        scene=PLAIN,
+        count=5,
+        takes_s=8,
+        late_s=CLOCK_S,
+        act=ahead,
+    ),
+    Fault(
+        name="behind",
+        title="a master's clock stepped 10 s back",
+        scene=PLAIN,
+        count=5,
+        takes_s=8,
+        late_s=CLOCK_S,
+        act=behind,
+    ),
+    Fault(
+        name="hour",
+        title="a master's clock stepped 1 h forward",
+        scene=PLAIN,
+        count=5,
+        takes_s=8,
+        late_s=CLOCK_S,
+        act=hour,
+    ),
+    Fault(
+        name="cut-zookeeper",
+        title="network cut between a master and ZooKeeper",
+        scene=LINKED,
+        count=10,
+        takes_s=13,
+        late_s=FAILOVER_S,
+        act=cut_zookeeper,
+    ),
+    Fault(
+        name="cut-kafka",
+        title="network cut between a master and Kafka",
+        scene=LINKED,
+        count=10,
+        takes_s=14,
+        late_s=FAILOVER_S,
+        act=cut_kafka,
+    ),
+    Fault(
+        name="zookeeper",
+        title="ZooKeeper server killed, of 3",
+        scene=QUORUMS,
+        count=5,
+        takes_s=12,
+        late_s=FAILOVER_S,
+        act=lose_zookeeper,
+    ),
+    Fault(
+        name="quorum",
+        title="ZooKeeper quorum lost for 30 s",
+        scene=QUORUMS,
+        count=5,
+        takes_s=40,
+        late_s=FAILOVER_S,
+        act=lose_quorum,
+    ),
+    Fault(
+        name="broker",
+        title="Kafka broker killed, of 3",
+        scene=QUORUMS,
+        count=10,
+        takes_s=20,
+        late_s=10,
+        act=lose_broker,
+    ),
+)
 
 
 OF_ZOOKEEPER = frozenset({"cut-zookeeper", "zookeeper", "quorum"})
@@ -313,7 +440,8 @@ OF_ZOOKEEPER = frozenset({"cut-zookeeper", "zookeeper", "quorum"})
 
 
 def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Fault]]]:
-    """The faults to run, by scene and in rounds, so that a slow phase of the machine hits every kind alike."""
+    """The faults to run, by scene and in rounds, so that a slow phase of the machine hits every
+    kind alike."""
     for scene in (PLAIN, LINKED, QUORUMS):
         chosen = [fault for fault in FAULTS if fault.name in names and fault.scene is scene]
         counts = {fault.name: fault.count if count is None else count for fault in chosen}
@@ -323,8 +451,9 @@ def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Faul
 
 
 def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[str]:
-    """Violations of law 5 in the progress logs: an epoch that goes back, or one that two nodes used."""
-    from chronos.core.progress import unpack_progress
+    """Violations of law 5 in the progress logs: an epoch that goes back, or one that two nodes
+    used."""
+    from chronos.core.shard.progress import unpack_progress
     from tests.bench.load import read
 
     found = []
@@ -337,7 +466,8 @@ def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[
                 progress = unpack_progress(message.value())
                 if progress.log_epoch < last:
                     found.append(
-                        f"shard {shard}: {progress.node} committed with epoch {progress.log_epoch} after {last}"
+                        f"shard {shard}: {progress.node} committed with epoch "
+                        f"{progress.log_epoch} after {last}"
                     )
                 elif progress.log_epoch == last and progress.instance != node:
                     found.append(f"shard {shard}: two nodes used epoch {last}")

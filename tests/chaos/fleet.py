@@ -39,7 +39,8 @@ class Node(Service):
         os.kill(self.pid, signal.SIGUSR1)
 
     def hang(self) -> None:
-        """Stop the threads of its shards where they commit; everything else in the process runs on."""
+        """Stop the threads of its shards where they commit; everything else in the process runs
+        on."""
         self._hang_path.touch()
 
     def unhang(self) -> None:
@@ -51,8 +52,11 @@ class Node(Service):
         return Path(f"{self._clock_path}.hang")
 
 
-def coordinator_settings(zookeeper: str | None, session_s: int, voters: list[str]) -> dict[str, object]:
-    """Return the settings of a node's coordinator. `voters`: of a coordinator in the nodes themselves; empty: it is another."""
+def coordinator_settings(
+    zookeeper: str | None, session_s: int, voters: list[str]
+) -> dict[str, object]:
+    """Return the settings of a node's coordinator. `voters`: of a coordinator in the nodes
+    themselves; empty: it is another."""
     if voters:
         return {
             "coordinator.kind": "raft",
@@ -139,7 +143,9 @@ class Fleet:
         masters = list(self.wait_led().values())
         return max(set(masters), key=lambda name: (masters.count(name), name))
 
-    def wait_led(self, *, without: str | None = None, timeout_s: float = SETTLED_S) -> dict[int, str]:
+    def wait_led(
+        self, *, without: str | None = None, timeout_s: float = SETTLED_S
+    ) -> dict[int, str]:
         """Wait until every shard has a confirmed master, other than the node `without`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -148,7 +154,10 @@ class Fleet:
             if len(masters) == self.shards and without not in masters.values():
                 return masters
             if time.monotonic() > deadline:
-                raise ServiceError(f"not every shard has a master within {timeout_s:g} s: {masters}\n{asked.tail()}")
+                raise ServiceError(
+                    f"not every shard has a master within {timeout_s:g} s: "
+                    f"{masters}\n{asked.tail()}"
+                )
             time.sleep(0.05)
 
     def transfer(self, shard: int, to: str) -> None:
@@ -160,7 +169,8 @@ class Fleet:
         return [event for node in self.nodes.values() for event in node.events("master")]
 
     def wait_placed(self, *, timeout_s: float = SETTLED_S) -> None:
-        """Wait until every node is ready, has a confirmed session, and lists every other running node."""
+        """Wait until every node is ready, has a confirmed session, and lists every other running
+        node."""
         deadline = time.monotonic() + timeout_s
         running = self.running
         for node in running.values():
@@ -170,7 +180,9 @@ class Fleet:
                     return False
                 seen = node.get("/v1/nodes")
                 there = {each["node"] for each in seen["nodes"]}
-                return bool(seen["sure"] and there >= set(running) and seen["controller"] in running)
+                return bool(
+                    seen["sure"] and there >= set(running) and seen["controller"] in running
+                )
 
             node.wait_until(
                 is_placed,
@@ -189,18 +201,25 @@ class Fleet:
             if len(found) == 1 and all(each == masters[0] for each in masters):
                 return
             if time.monotonic() > deadline:
-                raise ServiceError(f"the nodes do not agree after {timeout_s:g} s: {found}, {masters}")
+                raise ServiceError(
+                    f"the nodes do not agree after {timeout_s:g} s: {found}, {masters}"
+                )
             time.sleep(0.05)
 
     def wait_alike(self, *, timeout_s: float = SETTLED_S) -> None:
         """Wait until all replicas of every shard have applied the same progress record."""
         deadline = time.monotonic() + timeout_s
         while True:
-            applied = [[node.shards()[at]["applied"] for node in self.running.values()] for at in range(self.shards)]
+            applied = [
+                [node.shards()[at]["applied"] for node in self.running.values()]
+                for at in range(self.shards)
+            ]
             if all(len(set(each)) == 1 for each in applied):
                 return
             if time.monotonic() > deadline:
-                raise ServiceError(f"the replicas do not stand at the same record after {timeout_s:g} s: {applied}")
+                raise ServiceError(
+                    f"the replicas do not stand at the same record after {timeout_s:g} s: {applied}"
+                )
             time.sleep(0.05)
 
     def digest_complaints(self, *, timeout_s: float = DIGESTS_S) -> list[str]:
@@ -213,7 +232,11 @@ class Fleet:
                 answer = node.ask("GET", f"/v1/shards/{shard}/digest", timeout_s=timeout_s)[1]
                 digests.setdefault(answer["applied"], {})[name] = answer["digest"]
             # A heartbeat in between moves some replicas on: those at the same record are compared.
-            found += [f"shard {shard} at {at}: {each}" for at, each in digests.items() if len(set(each.values())) > 1]
+            found += [
+                f"shard {shard} at {at}: {each}"
+                for at, each in digests.items()
+                if len(set(each.values())) > 1
+            ]
         return found
 
     def nodes_seen(self) -> dict[str, Any]:
@@ -229,6 +252,9 @@ class Fleet:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,8 +1,9 @@
-"""One node, killed with SIGKILL again and again at random moments while messages are written, cancelled and delivered.
+"""One node, killed with SIGKILL again and again at random moments while messages are written,
+cancelled and delivered.
 
-`./scripts/test` kills it some tens of times on each log, `./scripts/chaos --kills` as often as asked. Each function
-raises an AssertionError if a message was lost, doubled, early, or delivered although it was cancelled in time.
-"""
+`./scripts/test` kills it some tens of times on each log, `./scripts/chaos --kills` as often as
+asked. Each function raises an AssertionError if a message was lost, duplicated, early, or delivered
+although it was cancelled in time."""
 
 import random
 import time
@@ -42,18 +43,22 @@ FIRST_FILES_S = 0.06
 """About how long a node takes to create its files at its first start."""
 
 UNKNOWN_MAX = 0.1
-"""Share of the HTTP requests whose answer may be lost with the node: more would leave too little to check."""
+"""Share of the HTTP requests whose answer may be lost with the node: more would leave too little to
+check."""
 
 
 def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) -> None:
-    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients, dead letters are replayed over HTTP.
+    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients, dead letters
+    are replayed over HTTP.
 
     Half of the plain records with an id come to any partition, and are forwarded.
     """
     flow = MixedFlow(broker, seed, misplaced=0.5)
     dice = random.Random(seed + 1)
     killed_ms = []
-    with Service(directory / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+    with Service(
+        directory / "node", bootstrap=broker.bootstrap, settings=flow.settings()
+    ) as service:
         flow.begin(service)
         flow.write_limited(LIMITED, now_ms() + AHEAD_MS // 2)
         killed_ms.append(now_ms())
@@ -75,8 +80,11 @@ def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) ->
 
 
 def held_back(service: Service, killed_ms: list[int]) -> list[tuple[int, int]]:
-    """Return for each kill when it was, and when each shard had a master again: no transaction of the killed node was open then."""
-    masters = [(parse_time_ms(event["timestamp"]), event["shard"]) for event in service.events("master")]
+    """Return for each kill when it was, and when each shard had a master again: no transaction of
+    the killed node was open then."""
+    masters = [
+        (parse_time_ms(event["timestamp"]), event["shard"]) for event in service.events("master")
+    ]
     spans = []
     for began_ms in killed_ms:
         first: dict[int, int] = {}
@@ -89,7 +97,8 @@ def held_back(service: Service, killed_ms: list[int]) -> list[tuple[int, int]]:
 
 
 def kill_on_embedded_log(directory: Path, *, kills: int, seed: int) -> None:
-    """Kill a node on the embedded log; the client uses the HTTP interface of the node that is killed."""
+    """Kill a node on the embedded log; the client uses the HTTP interface of the node that is
+    killed."""
     dice = random.Random(seed + 1)
     with Service(directory / "node") as service:
         flow = HttpFlow(service, seed)
@@ -101,7 +110,9 @@ def kill_on_embedded_log(directory: Path, *, kills: int, seed: int) -> None:
                 done += 1
             writing.result()
         unknown = sum(message.accepted is None for message in flow.sent)
-        assert unknown < UNKNOWN_MAX * len(flow.sent), f"{unknown} of {len(flow.sent)} answers were lost"
+        assert unknown < UNKNOWN_MAX * len(flow.sent), (
+            f"{unknown} of {len(flow.sent)} answers were lost"
+        )
         service.start()
         flow.wait_settled(service)
         check_outcome(flow, service)
@@ -114,7 +125,8 @@ def _write_and_cancel(flow: HttpFlow, kills: int, dice: random.Random) -> None:
 
 
 def kill_at_first_start(directory: Path, *, kills: int, seed: int) -> None:
-    """Kill nodes on the embedded log while they create their files, and start each of them again."""
+    """Kill nodes on the embedded log while they create their files, and start each of them
+    again."""
     dice = random.Random(seed)
     for number in range(kills):
         with Service(directory / f"node-{number}") as service:
@@ -126,7 +138,8 @@ def kill_at_first_start(directory: Path, *, kills: int, seed: int) -> None:
 
 
 def run_until_killed(service: Service, dice: random.Random) -> int:
-    """Start the node and kill it, either during its start or some time after it is ready; return when, in epoch ms."""
+    """Start the node and kill it, either during its start or some time after it is ready; return
+    when, in epoch ms."""
     service.launch()
     if dice.random() < STARTING:
         time.sleep(dice.uniform(0.0, START_S))
@@ -139,10 +152,14 @@ def run_until_killed(service: Service, dice: random.Random) -> int:
 
 
 def check_outcome(flow: Flow, service: Service) -> None:
-    """Compare the target topics, once everything is settled, with what was sent and with what the node has counted."""
+    """Compare the target topics, once everything is settled, with what was sent and with what the
+    node has counted."""
     totals = [shard["totals"] for shard in service.shards()]
     complaints = flow.complaints()
     assert not complaints, complaints
-    counted = sum(each["delivered"] for each in totals), sum(each["dead"] + each["expired"] for each in totals)
+    counted = (
+        sum(each["delivered"] for each in totals),
+        sum(each["dead"] + each["expired"] for each in totals),
+    )
     assert counted == (ends := flow.ends()), f"counted {counted}, found {ends}"
     assert (code := service.stop()) == 0, code

@@ -1,8 +1,8 @@
-"""The load of a drill and its reader, each in a separate process that is ended through its standard input.
+"""The load of a drill and its reader, each in a separate process that is ended through its standard
+input.
 
-`write` produces until its input ends, and prints how many messages it wrote. `trace` gets that number as one line of
-input, reads until it has found them all, and prints what it found.
-"""
+`write` produces until its input ends, and prints how many messages it wrote. `trace` gets that
+number as one line of input, reads until it has found them all, and prints what it found."""
 
 import json
 import os
@@ -19,9 +19,16 @@ FLUSH_S = 120.0
 
 
 def write(
-    bootstrap: str, topic: str, target: str, rate: int, seconds_max: float, lowest_ms: int, highest_ms: int
+    bootstrap: str,
+    topic: str,
+    target: str,
+    rate: int,
+    seconds_max: float,
+    lowest_ms: int,
+    highest_ms: int,
 ) -> dict[str, int]:
-    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its value begins with its number."""
+    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its
+    value begins with its number."""
     ended = threading.Event()
 
     def wait_for_end() -> None:
@@ -29,10 +36,18 @@ def write(
         ended.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    # Idempotent: a record that the client sends again after a broker failure must be written once. Few batches: while
-    # five of them are in flight to a broker, the most that idempotence allows, the client busy-waits (measured).
-    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 50, "enable.idempotence": True,
-                         "log_level": 2})  # fmt: skip
+    # Idempotent: a record that the client sends again after a broker failure must be written once.
+    # Few batches: while five of them are in flight to a broker, the most that idempotence allows,
+    # the client busy-waits (measured).
+    producer = Producer(
+        {
+            **PRODUCER,
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "enable.idempotence": True,
+            "log_level": 2,
+        }
+    )
     padding = os.urandom(VALUE_BYTES - 8)
     start_s = time.monotonic()
     count = 0
@@ -48,7 +63,9 @@ def write(
         now_ms = time.time_ns() // 1_000_000
         for number in range(count, count + behind):
             due_ms = now_ms + lowest_ms + (number * 7_919) % (span_ms + 1)
-            producer.produce(topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target))
+            producer.produce(
+                topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target)
+            )
         count += behind
         producer.poll(0)
     if producer.flush(FLUSH_S) > 0:
@@ -57,21 +74,24 @@ def write(
 
 
 def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
-    """The worst lateness by the second in which messages were due, and the number of lost, doubled and early ones.
+    """The worst lateness by the second in which messages were due, and the number of lost,
+    duplicated and early ones.
 
-    Ends when as many messages were found as its input says were written, or `rest_s` seconds after that input.
-    """
+    Ends when as many messages were found as its input says were written, or `rest_s` seconds after
+    that input."""
     written: list[int] = []
     threading.Thread(target=lambda: written.extend(map(int, sys.stdin)), daemon=True).start()
     worst_ms: dict[int, float] = {}
     seen = bytearray()
-    doubled = early = found = 0
+    duplicated = early = found = 0
     deadline = None
     for messages in read(bootstrap, topic):
         now_ms = time.time_ns() / 1_000_000
         if written and deadline is None:
             deadline = time.monotonic() + rest_s
-        if deadline is not None and (time.monotonic() > deadline or (messages is None and found >= written[0])):
+        if deadline is not None and (
+            time.monotonic() > deadline or (messages is None and found >= written[0])
+        ):
             break
         for message in messages or ():
             due_ms = int(dict(message.headers() or ())["chronos-due-at"] or b"0")
@@ -83,10 +103,15 @@ def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
             number = int.from_bytes((message.value() or b"")[:8], "big")
             if number >= len(seen):
                 seen.extend(bytes(number - len(seen) + 100_000))
-            doubled += seen[number]
+            duplicated += seen[number]
             found += 1
             seen[number] = 1
-    return {"worst_ms": worst_ms, "early": early, "doubled": doubled, "lost": written[0] - sum(seen)}
+    return {
+        "worst_ms": worst_ms,
+        "early": early,
+        "duplicated": duplicated,
+        "lost": written[0] - sum(seen),
+    }
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def main() -> int:
         print(f"\nKafka on {broker.bootstrap}\n")
         for name, node in fleet.nodes.items():
             print(f"  {name}  {node.url}  process {node.pid}  log {node.log_path}")
-        print(f"""
+        print(
+            f"""
 Try in another terminal:
   export CHRONOS_SERVER={first.url}
   chronos status --watch                the master of each shard, and why
@@ -38,7 +39,9 @@ Try in another terminal:
   kill -9 {fleet.nodes[master].pid}                        other nodes take over the shards of {master} within seconds
 
 Ctrl-C ends all processes.
-""", flush=True)  # fmt: skip
+""",  # noqa: E501
+            flush=True,
+        )
         gone_s = dict.fromkeys(fleet.nodes, 0)
         while not stop.wait(1.0):
             for name, node in fleet.nodes.items():

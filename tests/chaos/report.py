@@ -13,12 +13,14 @@ from tests.chaos.faults import FAULTS, Fault
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 TAKE_OVER_PARTS = ("fence_ms", "resolve_ms", "commit_ms")
-"""Of the log line `master`: earlier masters fenced, the rest of the progress log applied, the epoch record committed."""
+"""Of the log line `master`: earlier masters fenced, the rest of the progress log applied, the epoch
+record committed."""
 HEADINGS = ("fault", "count", "late p50", "late p90", "late max", "bar", "")
 
 
 class Report:
-    """The results of the legs so far. `failures` are all complaints except lateness, loss, duplicates and early messages."""
+    """The results of the legs so far. `failures` are all complaints except lateness, loss,
+    duplicates and early messages."""
 
     def __init__(self, *, rate: int) -> None:
         self.rate = rate
@@ -27,7 +29,7 @@ class Report:
         """The times of taking over that the masters logged, ms by part."""
         self._rates: set[int] = set()
         self._windows: list[Window] = []
-        self._messages = self._lost = self._doubled = self._early = 0
+        self._messages = self._lost = self._duplicated = self._early = 0
 
     def add(self, result: Result, rate: int) -> None:
         """Add the result of a leg that ran at this rate."""
@@ -35,23 +37,27 @@ class Report:
         self._windows += result.windows
         self._messages += result.messages
         self._lost += result.lost
-        self._doubled += result.doubled
+        self._duplicated += result.duplicated
         self._early += result.early
 
     @property
     def missed(self) -> bool:
-        """True if a message was lost, doubled or early, a bar was missed, or anything else failed."""
+        """True if a message was lost, duplicated or early, a bar was missed, or anything else
+        failed."""
         return (
             bool(self.failures)
-            or self._lost + self._doubled + self._early > 0
+            or self._lost + self._duplicated + self._early > 0
             or any(row[-1] != "ok" for row in self.rows())
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row per fault that was run, in the columns of HEADINGS; lateness is the worst of each run, over all runs."""
+        """A row per fault that was run, in the columns of HEADINGS; lateness is the worst of each
+        run, over all runs."""
         found = []
         for fault in FAULTS:
-            worst_s = sorted(window.worst_ms / 1_000 for window in self._windows if window.name == fault.name)
+            worst_s = sorted(
+                window.worst_ms / 1_000 for window in self._windows if window.name == fault.name
+            )
             if worst_s:
                 found.append(_row(fault, worst_s))
         return found
@@ -60,8 +66,9 @@ class Report:
         """Totals of the whole run in one sentence."""
         rates = " and ".join(f"{rate:,}/s" for rate in sorted(self._rates, reverse=True))
         return (
-            f"{self._messages:,} messages at {rates}: {self._lost} lost, {self._doubled} doubled, {self._early} early;"
-            f" {len(self.failures) or 'no'} other complaint{'s' if len(self.failures) != 1 else ''}"
+            f"{self._messages:,} messages at {rates}: {self._lost} lost, {self._duplicated} "
+            f"duplicated, {self._early} early; {len(self.failures) or 'no'} other "
+            f"complaint{'s' if len(self.failures) != 1 else ''}"
         )
 
     def taking_over(self) -> str:
@@ -72,7 +79,10 @@ class Report:
             for part, times in found.items()
             if times
         )
-        return f"{len(self.take_overs)} times a shard was taken over, median and worst: {parts or 'never'}"
+        return (
+            f"{len(self.take_overs)} times a shard was taken over, median and worst: "
+            f"{parts or 'never'}"
+        )
 
     def show(self) -> None:
         """Print the table on the terminal."""
@@ -89,8 +99,8 @@ class Report:
     def keep(self, command: str, coordinator: str) -> None:
         """Write the table between the markers of the coordinator in docs/reliability.md."""
         lines = [
-            f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, coordinator and load"
-            f" together. {self.summary()}. {self.taking_over()}.",
+            f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for "
+            f"nodes, Kafka, coordinator and load together. {self.summary()}. {self.taking_over()}.",
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|" + "---|" * (len(HEADINGS) - 1),

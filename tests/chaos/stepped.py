@@ -1,11 +1,11 @@
-"""`chronos` with a wall clock that can be stepped while it runs, as NTP or an operator would do, and with commits that can hang.
+"""`chronos` with a wall clock that can be stepped while it runs, as NTP or an operator would do,
+and with commits that can hang.
 
-The file named by STEPPED_CLOCK contains the error of this process's wall clock in milliseconds; it is read again at
-each SIGUSR1. Monotonic and boot clocks are not changed, as on a real machine.
+The file named by STEPPED_CLOCK contains the error of this process's wall clock in milliseconds; it
+is read again at each SIGUSR1. Monotonic and boot clocks are not changed, as on a real machine.
 
-While a file of the same name and `.hang` exists, the threads of the shards stop where they commit, with the transaction open and
-its messages sent, as under a debugger. All other threads run on.
-"""
+While a file of the same name and `.hang` exists, the threads of the shards stop where they commit,
+with the transaction open and its messages sent, as under a debugger. All other threads run on."""
 
 import os
 import signal

@@ -44,8 +44,9 @@ PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
 QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, warm_s=30, start_s=60)
 EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True, session_s=8)
-"""For the test, in which one round of each fault shares one cluster. It runs beside other tests: a session must outlive
-a server or a node that waits some seconds for a processor, because the test requires that none ends."""
+"""For the test, in which one round of each fault shares one cluster. It runs beside other tests: a
+session must outlive a server or a node that waits some seconds for a processor, because the test
+requires that none ends."""
 
 
 @dataclass
@@ -57,7 +58,9 @@ class Lines:
 
     def settings(self) -> dict[str, object]:
         """The settings that make the node use the links."""
-        found: dict[str, object] = {"log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka)}
+        found: dict[str, object] = {
+            "log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka)
+        }
         if self.zookeeper:
             found["coordinator.zookeeper.hosts"] = ",".join(link.address for link in self.zookeeper)
         return found
@@ -75,21 +78,29 @@ class World:
     """By node; empty in a scene without links."""
 
     def wait_recovered(self) -> None:
-        """Wait until every node is a ready member with a confirmed session, and every shard has a master."""
+        """Wait until every node is a ready member with a confirmed session, and every shard has a
+        master."""
         self.fleet.wait_placed()
         self.fleet.wait_led()
 
 
 @contextmanager
 def bring_up(
-    directory: Path, scene: Scene, settings: dict[str, object] | None = None, *, coordinator: str = "zookeeper"
+    directory: Path,
+    scene: Scene,
+    settings: dict[str, object] | None = None,
+    *,
+    coordinator: str = "zookeeper",
 ) -> Iterator[World]:
-    """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every node.
+    """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every
+    node.
 
     `coordinator`: `zookeeper`; with `kafka` and `raft` there is no ZooKeeper.
     """
     zookeeper = Ensemble(scene.zookeepers) if coordinator == "zookeeper" else None
-    doors: dict[int, dict[str, tuple[int, int]]] = {number: {} for number in range(1, scene.brokers + 1)}
+    doors: dict[int, dict[str, tuple[int, int]]] = {
+        number: {} for number in range(1, scene.brokers + 1)
+    }
     lines: dict[str, Lines] = {}
     with ExitStack() as stack:
         if scene.linked:

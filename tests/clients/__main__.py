@@ -1,4 +1,5 @@
-"""Cancel messages of every Kafka client with every other, and report what was wrong; `scripts/clients` runs this."""
+"""Cancel messages of every Kafka client with every other, and report what was wrong;
+`scripts/clients` runs this."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ time; no record is rejected. Then every client reads a topic with aborted transa
 only must show exactly these.
 
 Exit codes: 0 nothing was wrong, 1 something was, 2 a client is left out or the campaign could not be run.
-"""
+"""  # noqa: E501
 
 
 def table(outcome: Outcome, programs: list[Program], each: int) -> str:
@@ -42,11 +43,15 @@ def table(outcome: Outcome, programs: list[Program], each: int) -> str:
     for (producer, canceller), found in outcome.wrong.items():
         if found:
             lines.append(f"wrong: written by {producer}, cancelled by {canceller}: {dict(found)}")
-    lines += [f"rejected: {count} records of {name}: {reason}" for (name, reason), count in outcome.rejected.items()]
+    lines += [
+        f"rejected: {count} records of {name}: {reason}"
+        for (name, reason), count in outcome.rejected.items()
+    ]
     cancelled = sum(wanted.value is None for wanted in outcome.expected.values())
     lines.append(
-        f"{len(outcome.wrong)} pairs, {len(outcome.expected)} messages, {cancelled} of them cancelled, "
-        f"{outcome.forwarded} records forwarded: {', '.join(missed(outcome)) or '0 wrong, 0 rejected'}"
+        f"{len(outcome.wrong)} pairs, {len(outcome.expected)} messages, {cancelled} of them "
+        f"cancelled, {outcome.forwarded} records forwarded: "
+        f"{', '.join(missed(outcome)) or '0 wrong, 0 rejected'}"
     )
     return "\n".join(lines)
 
@@ -54,7 +59,10 @@ def table(outcome: Outcome, programs: list[Program], each: int) -> str:
 def summary(outcome: Outcome | None, found: dict[str, Reading], programs: list[Program]) -> str:
     """One line for each client, as in docs/reliability.md."""
     lines = [
-        "| client | version | partitioner | records in another partition | wrong as producer | wrong as canceller | aborted records shown |",
+        (
+            "| client | version | partitioner | records in another partition | wrong as producer "
+            "| wrong as canceller | aborted records shown |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for program in programs:
@@ -67,7 +75,9 @@ def summary(outcome: Outcome | None, found: dict[str, Reading], programs: list[P
             cells.append(f"{misplaced} of {count}")
             for side in (0, 1):
                 wrong = [
-                    sum(kinds.values()) for pair, kinds in outcome.wrong.items() if pair[side].partition(":")[0] == name
+                    sum(kinds.values())
+                    for pair, kinds in outcome.wrong.items()
+                    if pair[side].partition(":")[0] == name
                 ]
                 cells.append(str(sum(wrong)))
         reading = found.get(name)
@@ -77,8 +87,14 @@ def summary(outcome: Outcome | None, found: dict[str, Reading], programs: list[P
 
 
 def _reading(reading: Reading) -> str:
-    others = {"markers": reading.others, "committed missing": reading.missing, "committed repeated": reading.repeated}
-    return ", ".join([str(reading.aborted), *(f"{count} {name}" for name, count in others.items() if count)])
+    others = {
+        "markers": reading.others,
+        "committed missing": reading.missing,
+        "committed repeated": reading.repeated,
+    }
+    return ", ".join(
+        [str(reading.aborted), *(f"{count} {name}" for name, count in others.items() if count)]
+    )
 
 
 def unlike_documented(found: dict[str, Reading]) -> list[str]:
@@ -95,23 +111,38 @@ def unlike_documented(found: dict[str, Reading]) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
-        prog="scripts/clients", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/clients",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--only", default="", help=f"comma separated: {', '.join(CLIENTS)}")
     made.add_argument(
-        "--allow-missing", action="store_true", help="leave out clients whose tool is missing, without exit code 2"
+        "--allow-missing",
+        action="store_true",
+        help="leave out clients whose tool is missing, without exit code 2",
     )
-    made.add_argument("--messages", type=int, default=40, help="messages of each pair, at least 10 (default 40)")
-    made.add_argument("--due", type=float, default=90.0, help="seconds until the messages are due (default 90)")
+    made.add_argument(
+        "--messages", type=int, default=40, help="messages of each pair, at least 10 (default 40)"
+    )
+    made.add_argument(
+        "--due", type=float, default=90.0, help="seconds until the messages are due (default 90)"
+    )
     made.add_argument(
         "--misplaced",
         choices=("forward", "reject"),
         default="forward",
-        help="`topics.misplaced` of the service (default forward); with reject the campaign must find wrong messages",
+        help=(
+            "`topics.misplaced` of the service (default forward); with reject the campaign must "
+            "find wrong messages"
+        ),
     )
     made.add_argument("--seed", type=int, default=1, help="seed of the bytes in ids (default 1)")
     made.add_argument(
-        "--part", choices=("all", "cancels", "readers"), default="all", help="what is tried (default all)"
+        "--part",
+        choices=("all", "cancels", "readers"),
+        default="all",
+        help="what is tried (default all)",
     )
     made.add_argument(
         "--programs",
@@ -135,10 +166,15 @@ def main() -> int:
     for name, reason in absent.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     if absent and not arguments.allow_missing:
-        print("choose clients with --only, or go on without these with --allow-missing", file=sys.stderr)
+        print(
+            "choose clients with --only, or go on without these with --allow-missing",
+            file=sys.stderr,
+        )
         return INCOMPLETE
     try:
-        programs = set_up([client for client in chosen if client.name not in absent], arguments.programs.resolve())
+        programs = set_up(
+            [client for client in chosen if client.name not in absent], arguments.programs.resolve()
+        )
         return campaign(programs, arguments)
     except (BrokerError, ClientError, ServiceError, TooSlow) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -160,9 +196,19 @@ def campaign(programs: list[Program], arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, Broker() as broker:
         if arguments.part != "readers":
             settings = topics.settings(shards=SHARDS, topics__misplaced=arguments.misplaced)
-            with Service(Path(folder, "node"), bootstrap=broker.bootstrap, settings=settings) as service:
+            with Service(
+                Path(folder, "node"), bootstrap=broker.bootstrap, settings=settings
+            ) as service:
                 service.start()
-                outcome = run(broker, service, topics, programs, arguments.messages, arguments.due, arguments.seed)
+                outcome = run(
+                    broker,
+                    service,
+                    topics,
+                    programs,
+                    arguments.messages,
+                    arguments.due,
+                    arguments.seed,
+                )
                 assert service.stop() == 0, service.tail()
             print(table(outcome, programs, arguments.messages), flush=True)
             complaints += missed(outcome)

@@ -1,4 +1,5 @@
-"""The campaign: every client writes messages, every client cancels them, and every client reads a topic with aborted records."""
+"""The campaign: every client writes messages, every client cancels them, and every client reads a
+topic with aborted records."""
 
 from __future__ import annotations
 
@@ -49,13 +50,17 @@ class Canceller(NamedTuple):
     @property
     def name(self) -> str:
         """The client's name, and the end of the transaction."""
-        return f"{self.program.client.name}:{self.ending}" if self.ending else self.program.client.name
+        return (
+            f"{self.program.client.name}:{self.ending}" if self.ending else self.program.client.name
+        )
 
 
 def cancellers(programs: Sequence[Program]) -> list[Canceller]:
     """Every client, and those that write transactions also with each end of one."""
     plain = [Canceller(program) for program in programs]
-    return plain + [Canceller(program, ending) for program in programs for ending in program.client.endings]
+    return plain + [
+        Canceller(program, ending) for program in programs for ending in program.client.endings
+    ]
 
 
 class Outcome(NamedTuple):
@@ -66,7 +71,8 @@ class Outcome(NamedTuple):
     rejected: Counter[tuple[str, str]]
     """Records in the rejected topic by client and reason."""
     placed: dict[str, tuple[int, int]]
-    """For each client the number of its records in the delay topic, and of those in another partition than that of the id."""
+    """For each client the number of its records in the delay topic, and of those in another
+    partition than that of the id."""
     forwarded: int
 
 
@@ -80,8 +86,11 @@ class Plan(NamedTuple):
     """By the name of the canceller."""
 
 
-def plan(producers: Sequence[str], acting: Sequence[str], each: int, target: str, due_ms: int, seed: int) -> Plan:
-    """`each` messages for every pair of a producer and a canceller: half of them are cancelled, a tenth each replaced and rescheduled.
+def plan(
+    producers: Sequence[str], acting: Sequence[str], each: int, target: str, due_ms: int, seed: int
+) -> Plan:
+    """`each` messages for every pair of a producer and a canceller: half of them are cancelled, a
+    tenth each replaced and rescheduled.
 
     Every other cancel is a tombstone. Every fourth id has braces and random bytes.
     """
@@ -93,7 +102,9 @@ def plan(producers: Sequence[str], acting: Sequence[str], each: int, target: str
                 name = f"{producer}/{canceller}/{at}".encode()
                 if at % 4 == 3:
                     name += b"{" + chance.randbytes(16) + b"}"
-                made.written[producer].append(Sent(name, [*_aim(target, due_ms), _writer(producer)], name))
+                made.written[producer].append(
+                    Sent(name, [*_aim(target, due_ms), _writer(producer)], name)
+                )
                 action, value, due = _action(name, at, each, target, due_ms, canceller)
                 if action is not None:
                     made.acted[canceller].append(action)
@@ -113,7 +124,11 @@ def _action(
         return Sent(None, [*verb, own], name), None, due_ms
     if at < each * 6 // 10:
         value, due = b"replaced " + name, due_ms + REPLACED_MS
-        return Sent(value, [("chronos-action", b"replace"), *_aim(target, due), own], name), value, due
+        return (
+            Sent(value, [("chronos-action", b"replace"), *_aim(target, due), own], name),
+            value,
+            due,
+        )
     if at < each * 7 // 10:
         due = due_ms + MOVED_MS
         return Sent(None, [("chronos-action", b"reschedule"), _at(due), own], name), name, due
@@ -133,10 +148,18 @@ def _writer(name: str) -> tuple[str, bytes]:
 
 
 def run(
-    broker: Broker, service: Service, topics: Topics, programs: Sequence[Program], each: int, due_s: float, seed: int
+    broker: Broker,
+    service: Service,
+    topics: Topics,
+    programs: Sequence[Program],
+    each: int,
+    due_s: float,
+    seed: int,
 ) -> Outcome:
     """Write, cancel, read the target and judge."""
-    target = broker.create_topic("target", partitions=4, config={"message.timestamp.type": "LogAppendTime"})
+    target = broker.create_topic(
+        "target", partitions=4, config={"message.timestamp.type": "LogAppendTime"}
+    )
     due_ms = time.time_ns() // 1_000_000 + int(due_s * 1_000)
     acting = cancellers(programs)
     names = [program.client.name for program in programs]
@@ -159,26 +182,32 @@ def run(
         while len(tail.records[target]) < delivered and time.monotonic() < deadline_s:
             tail.read()
         found = [
-            Delivered(got.header("chronos-id"), got.value, got.timestamp_ms) for got in tail.settle(2.0).records[target]
+            Delivered(got.header("chronos-id"), got.value, got.timestamp_ms)
+            for got in tail.settle(2.0).records[target]
         ]
     refused = Counter(
         ((got.header(WRITER) or b"?").decode(), got.reason or "?")
         for got in read_all(broker.bootstrap, topics.rejected)
     )
     forwarded = sum(shard["totals"]["forwarded"] for shard in service.shards())
-    return Outcome(made.expected, judge(made.expected, found), refused, _placed(broker, topics), forwarded)
+    return Outcome(
+        made.expected, judge(made.expected, found), refused, _placed(broker, topics), forwarded
+    )
 
 
 def _left_ms(due_ms: int) -> int:
     """The time until the messages are due; TooSlow if it is not enough."""
     left_ms = due_ms - time.time_ns() // 1_000_000
     if left_ms < AHEAD_MS:
-        raise TooSlow("not every action was written before the messages were due; use a longer --due")
+        raise TooSlow(
+            "not every action was written before the messages were due; use a longer --due"
+        )
     return left_ms
 
 
 def _placed(broker: Broker, topics: Topics) -> dict[str, tuple[int, int]]:
-    """Where each client placed its records; those over HTTP have no name of a client, and forwarded ones are left out."""
+    """Where each client placed its records; those over HTTP have no name of a client, and forwarded
+    ones are left out."""
     count: Counter[str] = Counter()
     misplaced: Counter[str] = Counter()
     for got in read_all(broker.bootstrap, topics.delay):
@@ -189,21 +218,25 @@ def _placed(broker: Broker, topics: Topics) -> dict[str, tuple[int, int]]:
     return {name: (count[name], misplaced[name]) for name in count}
 
 
-# ----------------------------------------------------------------------------------------------- Readers
+# ------------------------------------------------------------------------------------------ Readers
 
 END = b"end"
 
 
 def write_transactions(broker: Broker, topic: str) -> tuple[list[bytes], list[bytes]]:
-    """Write transactions to a topic, every other one aborted; the committed values, END as the last one, and the aborted."""
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 2})
+    """Write transactions to a topic, every other one aborted; the committed values, END as the last
+    one, and the aborted."""
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 2}
+    )
     producer.init_transactions(60)
     committed: list[bytes] = []
     dropped: list[bytes] = []
     for number in range(TRANSACTIONS):
         is_aborted = number % 2 == 0
         values = [
-            b"%s %d %d" % (b"aborted" if is_aborted else b"committed", number, at) for at in range(PER_TRANSACTION)
+            b"%s %d %d" % (b"aborted" if is_aborted else b"committed", number, at)
+            for at in range(PER_TRANSACTION)
         ]
         values += [END] if number == TRANSACTIONS - 1 else []
         producer.begin_transaction()
@@ -220,11 +253,14 @@ def write_transactions(broker: Broker, topic: str) -> tuple[list[bytes], list[by
 
 
 def readings(broker: Broker, programs: Iterable[Program]) -> dict[str, Reading]:
-    """What each client shows of a topic with aborted transactions, reading as docs/concepts/exactly-once.md says."""
+    """What each client shows of a topic with aborted transactions, reading as
+    docs/concepts/exactly-once.md says."""
     topic = broker.create_topic("transactions", partitions=1)
     committed, aborted = write_transactions(broker, topic)
     found = {}
     for program in programs:
         if program.client.committed_only is not None:
-            found[program.client.name] = judge_reader(committed, aborted, program.read(broker.bootstrap, topic, END))
+            found[program.client.name] = judge_reader(
+                committed, aborted, program.read(broker.bootstrap, topic, END)
+            )
     return found

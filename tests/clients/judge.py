@@ -34,10 +34,14 @@ Pair = tuple[str, str]
 """Producer and canceller."""
 
 
-def judge(expected: Mapping[bytes, Expected], delivered: Iterable[Delivered]) -> dict[Pair, Counter[str]]:
+def judge(
+    expected: Mapping[bytes, Expected], delivered: Iterable[Delivered]
+) -> dict[Pair, Counter[str]]:
     """The number of wrong messages of each pair by kind; pairs without any are empty."""
     found: dict[bytes, list[Delivered]] = {}
-    wrong: dict[Pair, Counter[str]] = {(each.producer, each.canceller): Counter() for each in expected.values()}
+    wrong: dict[Pair, Counter[str]] = {
+        (each.producer, each.canceller): Counter() for each in expected.values()
+    }
     for got in delivered:
         if got.id is not None and got.id in expected:
             found.setdefault(got.id, []).append(got)
@@ -53,7 +57,7 @@ def _faults(wanted: Expected, found: list[Delivered]) -> list[str]:
         return ["cancelled and delivered"] if found else []
     faults = {
         "lost": not found,
-        "doubled": len(found) > 1,
+        "duplicated": len(found) > 1,
         "other value": any(got.value != wanted.value for got in found),
         "early": any(got.timestamp_ms < wanted.due_ms for got in found),
     }
@@ -73,12 +77,18 @@ class Reading(NamedTuple):
     """Committed records that it showed again."""
 
 
-def judge_reader(committed: Iterable[bytes], aborted: Iterable[bytes], shown: Iterable[bytes]) -> Reading:
+def judge_reader(
+    committed: Iterable[bytes], aborted: Iterable[bytes], shown: Iterable[bytes]
+) -> Reading:
     """Compare the values that a reader showed with those that were written."""
     wanted, unwanted, got = Counter(committed), set(aborted), Counter(shown)
     return Reading(
         sum(count for value, count in got.items() if value in unwanted),
         sum(count for value, count in got.items() if value not in unwanted and value not in wanted),
         sum((wanted - got).values()),
-        sum(count - wanted[value] for value, count in got.items() if value in wanted and count > wanted[value]),
+        sum(
+            count - wanted[value]
+            for value, count in got.items()
+            if value in wanted and count > wanted[value]
+        ),
     )

@@ -1,12 +1,13 @@
 """The clients, each a program that is made and called in one way.
 
     <command> NAME write BOOTSTRAP TOPIC [commit|abort]
-        Writes the records of the standard input, a JSON object a line: `key` and `value` in base64 or null, `headers` as pairs
-        of a name and a value in base64. With a last argument they are written in a transaction that ends so. Prints
-        `{"written": N}` and exits with 0 once the broker has acknowledged all of them.
+        Writes the records of the standard input, a JSON object a line: `key` and `value` in base64
+        or null, `headers` as pairs of a name and a value in base64. With a last argument they are
+        written in a transaction that ends so. Prints `{"written": N}` and exits with 0 once the
+        broker has acknowledged all of them.
     <command> NAME read BOOTSTRAP TOPIC END
-        Reads the first partition from its beginning, committed records only if the client can do that, and prints each as
-        `{"value": "<base64>"}` until one with the value END.
+        Reads the first partition from its beginning, committed records only if the client can do
+        that, and prints each as `{"value": "<base64>"}` until one with the value END.
     <command> NAME version
         Prints the client's version.
 
@@ -54,13 +55,15 @@ class Client(NamedTuple):
     partitioner: str
     """Its default partitioner, or the one that is set."""
     committed_only: bool | None = None
-    """Whether it can read committed records only, as docs/concepts/exactly-once.md says; None: it is not a reader."""
+    """Whether it can read committed records only, as docs/concepts/exactly-once.md says; None: it
+    is not a reader."""
     endings: Sequence[str] = ()
     """Ends of transactions that it can write."""
     module: str = ""
     """Of Python's clients: the module in tests/clients/python."""
     packages: str = ""
-    """Of Python's clients: the requirements in tests/clients/python; without them those of this environment."""
+    """Of Python's clients: the requirements in tests/clients/python; without them those of this
+    environment."""
 
 
 BOTH = ("commit", "abort")
@@ -76,16 +79,37 @@ CLIENTS = {
         Client("franz-go", "go", "murmur2", True),
         Client("kafkajs", "node", "murmur2", True),
         Client("kafkajs-legacy", "node", "own hash (`LegacyPartitioner`)", True),
-        Client("kafka-python", "python", "murmur2", True, module="kafka_python", packages="kafka-python.txt"),
-        Client("kafka-python-2", "python", "murmur2", True, module="kafka_python", packages="kafka-python-2.txt"),
-        Client("kafka-python-ng", "python", "murmur2", False, module="kafka_python", packages="kafka-python-ng.txt"),
+        Client(
+            "kafka-python",
+            "python",
+            "murmur2",
+            True,
+            module="kafka_python",
+            packages="kafka-python.txt",
+        ),
+        Client(
+            "kafka-python-2",
+            "python",
+            "murmur2",
+            True,
+            module="kafka_python",
+            packages="kafka-python-2.txt",
+        ),
+        Client(
+            "kafka-python-ng",
+            "python",
+            "murmur2",
+            False,
+            module="kafka_python",
+            packages="kafka-python-ng.txt",
+        ),
         Client("aiokafka", "python", "murmur2", True, module="aio", packages="aiokafka.txt"),
         Client("http", "python", "murmur2", module="over_http"),
     )
 }
 
 
-# ------------------------------------------------------------------------------------------------- Tools
+# -------------------------------------------------------------------------------------------- Tools
 
 
 def _java_is_missing() -> str | None:
@@ -95,7 +119,11 @@ def _java_is_missing() -> str | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return "not installed: java"
-    return None if "jdk.compiler" in modules else "java has no compiler: a JDK is needed, not only a JRE"
+    return (
+        None
+        if "jdk.compiler" in modules
+        else "java has no compiler: a JDK is needed, not only a JRE"
+    )
 
 
 def _missing(*names: str) -> str | None:
@@ -115,10 +143,12 @@ TOOLS: Mapping[str, Callable[[], str | None]] = {
 def left_out(clients: Sequence[Client]) -> dict[str, str]:
     """The clients whose tool is missing, each with the reason."""
     reasons = {tool: TOOLS[tool]() for tool in {client.tool for client in clients}}
-    return {client.name: reason for client in clients if (reason := reasons[client.tool]) is not None}
+    return {
+        client.name: reason for client in clients if (reason := reasons[client.tool]) is not None
+    }
 
 
-# ------------------------------------------------------------------------------------------------ Set-up
+# ------------------------------------------------------------------------------------------- Set-up
 
 
 def set_up(clients: Sequence[Client], folder: Path) -> list[Program]:
@@ -156,7 +186,9 @@ def _step(command: Sequence[str | Path], directory: Path, **environ: str) -> Non
         check=False,
     )
     if ran.returncode != 0:
-        raise ClientError(f"{command[0]} failed with {ran.returncode} in {directory}\n{ran.stdout}{ran.stderr}".strip())
+        raise ClientError(
+            f"{command[0]} failed with {ran.returncode} in {directory}\n{ran.stdout}{ran.stderr}".strip()  # noqa: E501
+        )
 
 
 def _java(client: Client, folder: Path) -> Program:
@@ -164,14 +196,34 @@ def _java(client: Client, folder: Path) -> Program:
     kafka = jars("kafka")
 
     def make(into: Path) -> None:
-        # Not `javac`: it may be that of another Java. It does not expand the asterisk when it is started in this way.
+        # Not `javac`: it may be that of another Java. It does not expand the asterisk when it is
+        # started in this way.
         path = os.pathsep.join(map(str, kafka.glob("*.jar")))
-        compiler = [java(), "-m", "jdk.compiler/com.sun.tools.javac.Main", "--release", "17", "-cp", path]
+        compiler = [
+            java(),
+            "-m",
+            "jdk.compiler/com.sun.tools.javac.Main",
+            "--release",
+            "17",
+            "-cp",
+            path,
+        ]
         _step([*compiler, "-d", str(into), str(source)], HERE)
 
     classes = _made(folder, "java", [source], make)
     logs = f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}"
-    return Program(client, [java(), *TOOL_OPTIONS, logs, "-cp", f"{classes}{os.pathsep}{kafka}/*", "Main", client.name])
+    return Program(
+        client,
+        [
+            java(),
+            *TOOL_OPTIONS,
+            logs,
+            "-cp",
+            f"{classes}{os.pathsep}{kafka}/*",
+            "Main",
+            client.name,
+        ],
+    )
 
 
 def _go(client: Client, folder: Path) -> Program:
@@ -192,7 +244,9 @@ def _node(client: Client, folder: Path) -> Program:
             shutil.copy(source, into)
         _step(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], into)
 
-    return Program(client, ["node", str(_made(folder, "node", sources, make) / "main.js"), client.name])
+    return Program(
+        client, ["node", str(_made(folder, "node", sources, make) / "main.js"), client.name]
+    )
 
 
 def _python(client: Client, folder: Path) -> Program:
@@ -201,8 +255,28 @@ def _python(client: Client, folder: Path) -> Program:
         requirements = HERE / "python" / client.packages
 
         def make(into: Path) -> None:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-            _step([*pip, "--require-hashes", "--only-binary", ":all:", "--target", into, "-r", requirements], HERE)
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-input",
+            ]
+            _step(
+                [
+                    *pip,
+                    "--require-hashes",
+                    "--only-binary",
+                    ":all:",
+                    "--target",
+                    into,
+                    "-r",
+                    requirements,
+                ],
+                HERE,
+            )
 
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         path.insert(0, str(_made(folder, f"{client.name}-python{version}", [requirements], make)))
@@ -210,7 +284,7 @@ def _python(client: Client, folder: Path) -> Program:
     return Program(client, command, {"PYTHONPATH": os.pathsep.join(path)})
 
 
-# ----------------------------------------------------------------------------------------------- Programs
+# ----------------------------------------------------------------------------------------- Programs
 
 
 class Program(NamedTuple):
@@ -231,12 +305,20 @@ class Program(NamedTuple):
         output = _run([*self.command, *arguments], self.environ, lines, RUN_S)
         acknowledged = [line for line in output.splitlines() if line.startswith("{")]
         if [json.loads(line) for line in acknowledged] != [{"written": len(records)}]:
-            raise ClientError(f"{self.client.name} did not acknowledge {len(records)} records: {output[-500:]}")
+            raise ClientError(
+                f"{self.client.name} did not acknowledge {len(records)} records: {output[-500:]}"
+            )
 
     def read(self, address: str, topic: str, end: bytes) -> list[bytes]:
         """The values that the client shows, with the last one."""
-        output = _run([*self.command, "read", address, topic, end.decode()], self.environ, "", RUN_S)
-        return [base64.b64decode(json.loads(line)["value"]) for line in output.splitlines() if line.startswith("{")]
+        output = _run(
+            [*self.command, "read", address, topic, end.decode()], self.environ, "", RUN_S
+        )
+        return [
+            base64.b64decode(json.loads(line)["value"])
+            for line in output.splitlines()
+            if line.startswith("{")
+        ]
 
 
 @cache
@@ -269,5 +351,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], lines: str, timeout
     except subprocess.TimeoutExpired as expired:
         raise ClientError(f"{' '.join(command)} did not end within {timeout_s:g} s") from expired
     if ran.returncode != 0:
-        raise ClientError(f"{' '.join(command)} failed with {ran.returncode}\n{ran.stderr.strip()[-3_000:]}")
+        raise ClientError(
+            f"{' '.join(command)} failed with {ran.returncode}\n{ran.stderr.strip()[-3_000:]}"
+        )
     return ran.stdout

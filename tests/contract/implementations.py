@@ -1,12 +1,13 @@
 """Every implementation of a port, one row of a table each: the contract suites run over all rows.
 
-To add a log: write a context manager that takes the test's request and the name of a progress topic and yields a
-`LogCase`, and add a row to `LOGS` (`test_log.py`). To add a store, add a row to `STORES` (`test_store.py`); a clock, a
-row to `CLOCKS` (`test_clock.py`). The suites themselves do not change.
+To add a log: write a context manager that takes the test's request and the name of a progress topic
+and yields a `LogCase`, and add a row to `LOGS` (`test_log.py`). To add a store, add a row to
+`STORES` (`test_store.py`); a clock, a row to `CLOCKS` (`test_clock.py`). The suites themselves do
+not change.
 
-`lacks` names the features that an implementation does not have by design; their tests call `case.require(...)`. A test
-that fails for any other reason has found an error in the implementation.
-"""
+`lacks` names the features that an implementation does not have by design; their tests call
+`case.require(...)`. A test that fails for any other reason has found an error in the
+implementation."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
-from chronos.adapters.clock import ShiftedClock, SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.memory import MemoryStore
-from chronos.adapters.rocksdb.store import RocksStore
+from chronos.adapters.machine import ShiftedClock, SystemClock
+from chronos.adapters.rocksdb import RocksStore
 from chronos.ports import Clock, Log, Store, TopicSpec
 from tests.harness.broker import Broker
+from tests.harness.memory import MemoryStore
 from tests.sim.broker import PROGRESS, Brokers
 from tests.sim.log import SimLog
 from tests.sim.node import SimClock
@@ -54,7 +55,8 @@ class Feature(Enum):
 
 @dataclass(kw_only=True)
 class LogCase:
-    """A log under test. The suite prepares `progress` with `PARTITIONS` partitions before each test."""
+    """A log under test. The suite prepares `progress` with `PARTITIONS` partitions before each
+    test."""
 
     log: Log
     connect: Callable[[], Log]
@@ -71,7 +73,8 @@ class LogCase:
     lacks: frozenset[Feature] = frozenset()
 
     def pass_time(self, wait_ms: int) -> None:
-        """Return once the log's clock has moved on by so much. A log with a clock of its own overrides it."""
+        """Return once the log's clock has moved on by so much. A log with a clock of its own
+        overrides it."""
         until_ms, deadline = self.clock.now_ms() + wait_ms, time.monotonic() + TIMEOUT_S
         while self.clock.now_ms() < until_ms:
             assert time.monotonic() < deadline
@@ -85,7 +88,9 @@ class LogCase:
         """A new topic; `message_timestamp_type=...` sets `message.timestamp.type`."""
         name = self.names(stem)
         spec = TopicSpec(
-            name=name, partitions=partitions, settings={key.replace("_", "."): settings[key] for key in settings}
+            name=name,
+            partitions=partitions,
+            settings={key.replace("_", "."): settings[key] for key in settings},
         )
         self.log.prepare([spec], create=True)
         return name
@@ -95,7 +100,9 @@ class LogCase:
 def embedded_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase]:
     """The embedded log in a folder of the test's own."""
     path: Path = request.getfixturevalue("tmp_path")
-    log = EmbeddedLog(path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0)
+    log = EmbeddedLog(
+        path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0
+    )
     yield LogCase(
         log=log,
         connect=lambda: log,
@@ -211,7 +218,9 @@ class StoreKind:
 
 def rocks_store(path: Path) -> RocksStore:
     """A small RocksDB."""
-    return RocksStore(path, block_cache=1 << 20, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN)
+    return RocksStore(
+        path, block_cache=1 << 20, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN
+    )
 
 
 def simulated_store(path: Path) -> SimStore:

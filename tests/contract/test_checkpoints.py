@@ -19,16 +19,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.adapters.checkpoints.files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy, pack
+from chronos.adapters.checkpoints.files import (
+    MANIFEST,
+    Copier,
+    decode_manifest,
+    encode_manifest,
+    open_copy,
+    pack,
+)
 from chronos.adapters.checkpoints.folder import CheckpointFolder
-from chronos.adapters.memory import MemoryStore
-from chronos.adapters.rocksdb.store import RocksStore
-from chronos.core.codec import Identity, State, pack_identity, pack_state
-from chronos.core.digest import digest
+from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY, entry_key
-from chronos.core.progress import unpack_progress
+from chronos.core.shard.codec import Identity, State, pack_identity, pack_state
+from chronos.core.shard.digest import digest
+from chronos.core.shard.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
+from tests.harness.memory import MemoryStore
 from tests.unit.drivers import MASTER_RULES, Master, Replica, opened
 from tests.unit.histories import Step, histories
 
@@ -50,10 +57,15 @@ def identity(topic_id: str = "d1") -> Identity:
 
 def fill(store: Store, applied: int, topic_id: str = "d1", size: int = 300) -> None:
     """Write pending messages, different ones at each position."""
-    state = State(applied=applied, pull_offset=10 * applied, cursor_due_ms=5, progress_ms=NOW_MS, pending=size)
+    state = State(
+        applied=applied, pull_offset=10 * applied, cursor_due_ms=5, progress_ms=NOW_MS, pending=size
+    )
     random_bytes = random.Random(applied).randbytes
     rows = [(entry_key(NOW_MS + n, n), random_bytes(200 if n else 40_000)) for n in range(size)]
-    store.write([*rows, (STATE_KEY, pack_state(state)), (IDENTITY_KEY, pack_identity(identity(topic_id)))], [])
+    store.write(
+        [*rows, (STATE_KEY, pack_state(state)), (IDENTITY_KEY, pack_identity(identity(topic_id)))],
+        [],
+    )
 
 
 class Case:
@@ -74,7 +86,9 @@ class Case:
 
     def other(self, node: str) -> CheckpointFolder:
         """Another node with the same location."""
-        return CheckpointFolder(self.location, "c", self.new_copier(node), data_dir=self.path / "data")
+        return CheckpointFolder(
+            self.location, "c", self.new_copier(node), data_dir=self.path / "data"
+        )
 
     def store(self) -> Store:
         path = self.path / f"store-{len(self.stores)}"
@@ -82,7 +96,11 @@ class Case:
         return self.stores[-1]
 
     def opened(self, path: Path) -> Store:
-        return RocksStore(path, memtable_bytes=1 << 20) if self.kind == "rocks" else MemoryStore.restored(path)
+        return (
+            RocksStore(path, memtable_bytes=1 << 20)
+            if self.kind == "rocks"
+            else MemoryStore.restored(path)
+        )
 
     def content(self, path: Path) -> list[tuple[bytes, bytes]]:
         """The rows of a restored store, opened to write."""
@@ -107,7 +125,9 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     """Both stores in a folder, and one in object storage."""
     kind, place = request.param.split("-")
-    location = str(tmp_path / "place") if place == "file" else f"memory://bucket-{uuid.uuid4().hex}/deep"
+    location = (
+        str(tmp_path / "place") if place == "file" else f"memory://bucket-{uuid.uuid4().hex}/deep"
+    )
     made = Case(tmp_path, kind, location)
     yield made
     for store in made.stores:
@@ -116,7 +136,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
         made.files.rm(made.root, recursive=True) if made.files.exists(made.root) else None
 
 
-# ------------------------------------------------------------------------------------------ There and back
+# ----------------------------------------------------------------------------------- There and back
 
 
 def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> None:
@@ -139,7 +159,12 @@ def test_a_manifest_names_the_shard_the_node_and_the_positions(case: Case) -> No
     made = case.folder.save(SHARD, store, NOW_MS)
     assert made.name == "00000000000000000007-node-1"
     manifest = json.loads(case.files.cat_file(f"{case.place(made.name)}/{MANIFEST}"))
-    assert (manifest["applied"], manifest["pull_offset"], manifest["cursor_due_ms"], manifest["pending"]) == (
+    assert (
+        manifest["applied"],
+        manifest["pull_offset"],
+        manifest["cursor_due_ms"],
+        manifest["pending"],
+    ) == (
         7,
         70,
         5,
@@ -152,7 +177,10 @@ def test_a_manifest_names_the_shard_the_node_and_the_positions(case: Case) -> No
         NOW_MS,
     )
     assert manifest["digest"] == digest(store)
-    there = {Path(each["name"]).name: each["size"] for each in case.files.ls(case.place(made.name), detail=True)}
+    there = {
+        Path(each["name"]).name: each["size"]
+        for each in case.files.ls(case.place(made.name), detail=True)
+    }
     assert {file["name"]: file["bytes"] for file in manifest["files"]} == {
         name: size for name, size in there.items() if name != MANIFEST
     }
@@ -213,7 +241,7 @@ def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
     assert digest(replica.store) == digest(master.store)
 
 
-# ------------------------------------------------------------------------------------------------- Several
+# ------------------------------------------------------------------------------------------ Several
 
 
 def test_the_furthest_checkpoint_comes_first_of_any_node(case: Case) -> None:
@@ -222,7 +250,11 @@ def test_the_furthest_checkpoint_comes_first_of_any_node(case: Case) -> None:
     for applied, folder in ((9, case.folder), (100, other), (20, case.folder)):
         fill(store, applied)
         folder.save(SHARD, store, NOW_MS - applied)
-    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [100, 20, 9]
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [
+        100,
+        20,
+        9,
+    ]
     assert case.folder.kept(SHARD + 1, identity()) == []
 
 
@@ -241,7 +273,9 @@ def test_a_checkpoint_of_the_same_state_is_not_made_again(case: Case) -> None:
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["half a manifest", "none"])
-def test_a_checkpoint_without_a_whole_manifest_does_not_count(case: Case, tmp_path: Path, cut: bool) -> None:
+def test_a_checkpoint_without_a_whole_manifest_does_not_count(
+    case: Case, tmp_path: Path, cut: bool
+) -> None:
     """An upload that was cut short is neither listed nor restored, and its node makes it again."""
     store = case.store()
     fill(store, 7)
@@ -262,7 +296,8 @@ def test_a_checkpoint_without_a_whole_manifest_does_not_count(case: Case, tmp_pa
 
 
 def test_checkpoints_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> None:
-    """A topic that was deleted and created again starts at 0: checkpoints of the old one are further, and must not be used."""
+    """A topic that was deleted and created again starts at 0: checkpoints of the old one are
+    further, and must not be used."""
     store = case.store()
     fill(store, 900, topic_id="old")
     case.folder.save(SHARD, store, NOW_MS)
@@ -294,7 +329,8 @@ def test_pruning_keeps_the_furthest_and_removes_older_incomplete_ones(case: Case
 
 
 def test_a_manifest_has_its_golden_bytes() -> None:
-    """A newer node must read what an older one wrote: another meaning needs another format number."""
+    """A newer node must read what an older one wrote: another meaning needs another format
+    number."""
     assert decode_manifest(GOLDEN.encode(), "here") == Checkpoint(
         format=1,
         shard=SHARD,
@@ -312,7 +348,9 @@ def test_a_manifest_has_its_golden_bytes() -> None:
         remembered_ms=21_780_000,
         files=(CheckpointFile(name="000008.sst", bytes=12, blake2b="ab"),),
     )
-    assert json.loads(encode_manifest(decode_manifest(GOLDEN.encode(), "here"))) == json.loads(GOLDEN)
+    assert json.loads(encode_manifest(decode_manifest(GOLDEN.encode(), "here"))) == json.loads(
+        GOLDEN
+    )
 
 
 GOLDEN = """{
@@ -321,10 +359,10 @@ GOLDEN = """{
   "applied": 7, "pull_offset": 70, "cursor_due_ms": 5, "cursor_offset": 6, "progress_ms": 8, "pending": 9,
   "digest": "0123", "remembered_ms": 21780000,
   "files": [{"name": "000008.sst", "bytes": 12, "blake2b": "ab"}]
-}"""
+}"""  # noqa: E501
 
 
-# ----------------------------------------------------------------------------------------- Storage that fails
+# ------------------------------------------------------------------------------- Storage that fails
 
 
 class Flaky(MemoryFileSystem):
@@ -353,7 +391,9 @@ def flaky() -> type[Flaky]:
     return Flaky
 
 
-def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flaky], tmp_path: Path) -> None:
+def test_an_upload_that_is_cut_short_at_any_file_does_not_count(
+    flaky: type[Flaky], tmp_path: Path
+) -> None:
     """The next attempt completes it; errors do not show passwords."""
     case = Case(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
@@ -369,7 +409,8 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flak
         assert case.left() == []
     flaky.writes_left = files + 1
     made = case.folder.save(SHARD, store, NOW_MS)
-    # Made again because a file is missing, and cut short in that: the old manifest does not count for it.
+    # Made again because a file is missing, and cut short in that: the old manifest does not count
+    # for it.
     case.files.rm_file(f"{case.place(made.name)}/{made.files[0].name}")
     flaky.writes_left = 1
     with pytest.raises(Retry, match="token has expired"):
@@ -382,8 +423,11 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flak
     store.close()
 
 
-def test_storage_that_returns_other_bytes_gets_no_checkpoint(flaky: type[Flaky], tmp_path: Path) -> None:
-    """Everything is read back before it counts: the logs must not be trimmed behind a copy that cannot be read."""
+def test_storage_that_returns_other_bytes_gets_no_checkpoint(
+    flaky: type[Flaky], tmp_path: Path
+) -> None:
+    """Everything is read back before it counts: the logs must not be trimmed behind a copy that
+    cannot be read."""
     case = Case(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
     fill(store, 7)
@@ -401,7 +445,9 @@ def test_a_damaged_store_makes_no_checkpoint(tmp_path: Path) -> None:
     store = case.store()
     fill(store, 7, size=3_000)
     store.flush()
-    (table,) = sorted((tmp_path / "store-0").glob("*.sst"), key=lambda file: file.stat().st_size)[-1:]
+    (table,) = sorted((tmp_path / "store-0").glob("*.sst"), key=lambda file: file.stat().st_size)[
+        -1:
+    ]
     table.write_bytes(flip(table.read_bytes()))
     with pytest.raises(StoreCorrupt, match="so the store is damaged too"):
         case.folder.save(SHARD, store, NOW_MS)
@@ -410,7 +456,7 @@ def test_a_damaged_store_makes_no_checkpoint(tmp_path: Path) -> None:
     store.close()
 
 
-# -------------------------------------------------------------------------------------------------- Damage
+# ------------------------------------------------------------------------------------------- Damage
 
 
 def flip(data: bytes) -> bytes:
@@ -430,7 +476,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(case: Case, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(
+    case: Case, tmp_path: Path, damage: str
+) -> None:
     """Whichever file is damaged, the manifest included; no temporary files remain."""
     store = case.store()
     fill(store, 7)
@@ -503,7 +551,8 @@ def test_a_manifest_of_another_store_is_found(case: Case, tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_manifest_is_ignored(case: Case, change: dict[str, object], kept: bool) -> None:
-    """A newer format, paths outside the folder, a position other than its name; additional fields are accepted."""
+    """A newer format, paths outside the folder, a position other than its name; additional fields
+    are accepted."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
@@ -517,7 +566,9 @@ def test_a_location_that_cannot_be_used_is_reported_without_its_password(tmp_pat
     """Retry, because it may come back; an unknown kind of location is a ConfigurationError."""
     (tmp_path / "file").write_text("")
     copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
-    folder = CheckpointFolder(str(tmp_path / "file" / "below"), "c", copier, data_dir=tmp_path / "data")
+    folder = CheckpointFolder(
+        str(tmp_path / "file" / "below"), "c", copier, data_dir=tmp_path / "data"
+    )
     store = MemoryStore()
     fill(store, 1)
     with pytest.raises(Retry, match=r"checkpoints\.location .* failed"):
@@ -540,7 +591,7 @@ def test_a_location_inside_the_data_directory_is_refused(tmp_path: Path, form: s
     CheckpointFolder(form.format(tmp_path / "data2"), "c", copier, data_dir=tmp_path / "data")
 
 
-# ------------------------------------------------------------------------------------------------- Streams
+# ------------------------------------------------------------------------------------------ Streams
 
 
 def test_a_store_comes_back_from_a_stream(case: Case, tmp_path: Path) -> None:
@@ -561,7 +612,9 @@ def test_a_stream_is_a_tar_that_any_tool_reads(case: Case) -> None:
     """The manifest first."""
     store = case.store()
     fill(store, 7)
-    with tarfile.open(fileobj=io.BytesIO(b"".join(case.copier.stream(SHARD, store, NOW_MS)))) as tar:
+    with tarfile.open(
+        fileobj=io.BytesIO(b"".join(case.copier.stream(SHARD, store, NOW_MS)))
+    ) as tar:
         names = tar.getnames()
         manifest = json.loads(tar.extractfile(MANIFEST).read())  # type: ignore[union-attr]
     assert names == [MANIFEST, *(file["name"] for file in manifest["files"])]
@@ -644,9 +697,16 @@ def test_a_stream_writes_only_into_its_folder(tmp_path: Path) -> None:
         b"nonsense" * 1_000,
         archive((tarfile.TarInfo("rows"), rows), (tarfile.TarInfo(MANIFEST), manifest)),
         archive((tarfile.TarInfo(MANIFEST), manifest), (tarfile.TarInfo("../outside"), rows)),
-        archive((tarfile.TarInfo(MANIFEST), manifest), (tarfile.TarInfo("rows"), rows), (tarfile.TarInfo("more"), b"")),
+        archive(
+            (tarfile.TarInfo(MANIFEST), manifest),
+            (tarfile.TarInfo("rows"), rows),
+            (tarfile.TarInfo("more"), b""),
+        ),
         archive((tarfile.TarInfo(MANIFEST), manifest), (link, b"")),
-        archive((tarfile.TarInfo(MANIFEST), manifest.replace(b'"rows"', b'"../r"')), (tarfile.TarInfo("../r"), rows)),
+        archive(
+            (tarfile.TarInfo(MANIFEST), manifest.replace(b'"rows"', b'"../r"')),
+            (tarfile.TarInfo("../r"), rows),
+        ),
     ):
         with pytest.raises(StoreCorrupt):
             copier.receive([sent], tmp_path / "into" / "back")
@@ -696,11 +756,12 @@ def test_a_new_copier_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-# ------------------------------------------------------------------------------- A copy from another node
+# ------------------------------------------------------------------------- A copy from another node
 
 
 def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
-    """A topic that was deleted and created again has another id: the store of the old one must not be used."""
+    """A topic that was deleted and created again has another id: the store of the old one must not
+    be used."""
     store = case.store()
     fill(store, 7)
     into = tmp_path / "taken"
@@ -708,7 +769,9 @@ def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
         case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity("d2"))
     assert not into.exists()
     assert case.left() == []
-    assert case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity()).applied == 7
+    assert (
+        case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity()).applied == 7
+    )
 
 
 def test_a_digest_is_computed_without_keeping_a_copy(case: Case) -> None:
@@ -717,13 +780,19 @@ def test_a_digest_is_computed_without_keeping_a_copy(case: Case) -> None:
     fill(store, 7)
     computed = case.copier.digest(SHARD, store, NOW_MS)
     made = case.folder.save(SHARD, store, NOW_MS)
-    assert (computed.digest, computed.applied, computed.pull_offset, computed.pending) == (made.digest, 7, 70, 300)
+    assert (computed.digest, computed.applied, computed.pull_offset, computed.pending) == (
+        made.digest,
+        7,
+        70,
+        300,
+    )
     assert computed.files == ()
     assert case.left() == []
 
 
 def test_a_store_is_replaced_by_the_one_that_was_fetched(tmp_path: Path) -> None:
-    """Without a restart: afterwards reads return the new rows, and nothing of the old store is left."""
+    """Without a restart: afterwards reads return the new rows, and nothing of the old store is
+    left."""
     old = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
     new = RocksStore(tmp_path / "new", memtable_bytes=1 << 20)
     fill(old, 3, size=50)
@@ -758,9 +827,12 @@ def test_checkpoints_on_a_local_disk_are_for_their_user_only(tmp_path):
         os.umask(before)
         for each in case.stores:
             each.close()
-    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in (location, *location.rglob("*"))} == {
-        (True, 0o700), (False, 0o600),
-    }  # fmt: skip
+    assert {
+        (path.is_dir(), path.stat().st_mode & 0o777) for path in (location, *location.rglob("*"))
+    } == {
+        (True, 0o700),
+        (False, 0o600),
+    }
     (location / "c").chmod(0o755)
     case.other("node-2")
     assert (location / "c").stat().st_mode & 0o777 == 0o700

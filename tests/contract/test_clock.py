@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.adapters.clock import ShiftedClock
+from chronos.adapters.machine import ShiftedClock
 from tests.contract.implementations import CLOCKS, ClockCase, wall_ms
 
 SLACK_MS = 50

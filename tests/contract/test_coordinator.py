@@ -1,8 +1,9 @@
-"""The contract of every coordinator: the adapters on a real ZooKeeper, a real Kafka and three voters, and that of the simulator.
+"""The contract of every coordinator: the adapters on a real ZooKeeper, a real Kafka and three
+voters, and that of the simulator.
 
-Each node reaches the servers over a link of its own that can be cut. Simulated time passes only inside `wait`, so the
-same test runs in real time on the adapters and in simulated time in the simulator.
-"""
+Each node reaches the servers over a link of its own that can be cut. Simulated time passes only
+inside `wait`, so the same test runs in real time on the adapters and in simulated time in the
+simulator."""
 
 from __future__ import annotations
 
@@ -24,20 +25,28 @@ from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.raft.coordinator import RaftCoordinator
-from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
-from chronos.core.assignment import plan
-from chronos.core.cluster_records import (
+from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.core.cluster.assignment import plan
+from chronos.core.cluster.heartbeats import (
+    GRACE_TIMEOUTS,
     HEARTBEATS,
     ROLES,
-    Farewell,
     Heartbeat,
+    LeaveRecord,
     RolesRecord,
+    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.heartbeats import GRACE_TIMEOUTS, Timing
-from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.cluster.roles import (
+    ClusterView,
+    Member,
+    ReplicaReport,
+    Request,
+    Roles,
+    ShardRoles,
+)
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import Broker
@@ -67,7 +76,8 @@ RAFT_TIMEOUT_MS = 3_000
 """Of the coordinators on voters: a busy machine does not stand still for so long."""
 
 RAFT_PATIENT_MS = 8_000
-"""Of the same, where a test shows that something does not wait for the timeout, or happens before it."""
+"""Of the same, where a test shows that something does not wait for the timeout, or happens before
+it."""
 
 RAFT_JOIN_S = 8.0
 """How long they wait for a leader."""
@@ -89,7 +99,8 @@ class Cluster(Protocol):
     """Longest time for what does not wait until a node is lost, after `be_patient`."""
 
     def be_patient(self) -> None:
-        """Before the first coordinator is made: nodes are lost so late that this can be told from what does not wait for it."""
+        """Before the first coordinator is made: nodes are lost so late that this can be told from
+        what does not wait for it."""
 
     def coordinator(self, node: str, instance: str = "") -> Coordinator:
         """Make a coordinator that has not joined; its `instance` is `i-<node>` unless given."""
@@ -196,7 +207,9 @@ class KafkaCluster(RealCluster):
     def __init__(self, broker: Broker, doors: list[Link]) -> None:
         self._bootstrap = broker.bootstrap
         self._doors = iter(doors)
-        self._spec = TopicSpec(name=f"cluster.{uuid.uuid4().hex[:8]}", partitions=2, settings={"retention.ms": "-1"})
+        self._spec = TopicSpec(
+            name=f"cluster.{uuid.uuid4().hex[:8]}", partitions=2, settings={"retention.ms": "-1"}
+        )
         self._timing = TIMING
         super().__init__()
 
@@ -219,20 +232,34 @@ class KafkaCluster(RealCluster):
         self._timing = PATIENT
 
     def expel(self, node: str) -> None:
-        """As another client of the topic could: end its transactions, and say farewell in its name."""
-        lives = [
+        """As another client of the topic could: end its transactions, and say leave record in its
+        name."""
+        incarnations = [
             record
             for entry in self._entries()
             if entry.partition == HEARTBEATS
             and isinstance(record := unpack_record(entry.value), Heartbeat)
             and record.member.node == node
         ]
-        life = lives[-1]
-        self._write(HEARTBEATS, pack_record(Farewell(node=node, life=life.life, generation=life.generation)))
+        incarnation = incarnations[-1]
+        self._write(
+            HEARTBEATS,
+            pack_record(
+                LeaveRecord(
+                    node=node,
+                    incarnation=incarnation.incarnation,
+                    generation=incarnation.generation,
+                )
+            ),
+        )
 
     def publish(self, roles: Roles) -> None:
-        last = [unpack_roles(entry.value) for entry in self._entries() if entry.partition == ROLES][-1]
-        record = RolesRecord(life="other", version=last.version + 1, answered=last.answered, roles=roles)
+        last = [unpack_roles(entry.value) for entry in self._entries() if entry.partition == ROLES][
+            -1
+        ]
+        record = RolesRecord(
+            incarnation="other", version=last.version + 1, answered=last.answered, roles=roles
+        )
         self._write(ROLES, pack_record(record))
 
     def _topic(self) -> ClusterTopic:
@@ -372,7 +399,10 @@ def doors() -> Iterator[tuple[Broker, list[Link]]]:
     with Network() as network:
         ports = [free_port() for _ in range(DOORS)]
         links = [network.link(port) for port in ports]
-        named = {f"DOOR{at}": (port, link.port) for at, (port, link) in enumerate(zip(ports, links, strict=True))}
+        named = {
+            f"DOOR{at}": (port, link.port)
+            for at, (port, link) in enumerate(zip(ports, links, strict=True))
+        }
         with Broker(doors=named, heap_mb=256) as broker:
             yield broker, links
 
@@ -481,7 +511,12 @@ def is_refused(verb: Callable[[], None]) -> bool:
 
 def request(cluster: Cluster, coordinator: Coordinator, request: Request) -> None:
     """Leave a request; the servers may take a moment to answer."""
-    until(cluster, lambda: not is_refused(lambda: coordinator.request(request)), coordinator, plan=None)
+    until(
+        cluster,
+        lambda: not is_refused(lambda: coordinator.request(request)),
+        coordinator,
+        plan=None,
+    )
 
 
 def known_roles(coordinator: Coordinator) -> Roles:
@@ -502,17 +537,22 @@ class Noted:
         return plan(view)
 
 
-# ------------------------------------------------------------------------------------- Membership and roles
+# ----------------------------------------------------------------------------- Membership and roles
 
 
-def test_a_node_that_has_not_joined_or_has_left_knows_nothing_and_publishes_nothing(cluster: Cluster) -> None:
+def test_a_node_that_has_not_joined_or_has_left_knows_nothing_and_publishes_nothing(
+    cluster: Cluster,
+) -> None:
     """A report or a request is refused until it joins."""
     coordinator = cluster.coordinator("a")
     for _ in range(2):
         snapshot = coordinator.look()
         assert (snapshot.roles, snapshot.members, snapshot.confirmed) == (None, {}, False)
         assert not coordinator.control(plan)
-        for verb in (lambda: coordinator.report(member("a")), lambda: coordinator.request(Request(kind="x", node="a"))):
+        for verb in (
+            lambda: coordinator.report(member("a")),
+            lambda: coordinator.request(Request(kind="x", node="a")),
+        ):
             with pytest.raises(CoordinatorUnavailable, match="has to join again"):
                 verb()
         coordinator.join(member("a"))
@@ -527,12 +567,17 @@ def test_a_node_that_joined_is_a_member_at_once_and_knows_no_roles_before_the_fi
     joined(cluster, "a")
     b = joined(cluster, "b")
     until(
-        cluster, lambda: b.look().confirmed and b.look().members == {"a": member("a"), "b": member("b")}, b, plan=None
+        cluster,
+        lambda: b.look().confirmed and b.look().members == {"a": member("a"), "b": member("b")},
+        b,
+        plan=None,
     )
     assert b.look().roles is None
 
 
-def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_roles(cluster: Cluster) -> None:
+def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_roles(
+    cluster: Cluster,
+) -> None:
     """Members and roles are the same on all nodes."""
     a, b = pair(cluster)
     until(cluster, lambda: a.control(plan), a, plan=None)
@@ -588,7 +633,7 @@ def test_a_look_asks_no_server(cluster: Cluster) -> None:
     cluster.mend("a")
 
 
-# ------------------------------------------------------------------------------------------------- Requests
+# ----------------------------------------------------------------------------------------- Requests
 
 
 def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -> None:
@@ -600,15 +645,32 @@ def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -
     assert known_roles(b).drained == ("a",)
 
 
-def test_what_is_set_at_run_time_reaches_every_member_and_survives_the_controller(cluster: Cluster) -> None:
-    """Rate limits, and the configuration of the registries. Also the lengths of the lanes that the members report."""
+def test_what_is_set_at_run_time_reaches_every_member_and_survives_the_controller(
+    cluster: Cluster,
+) -> None:
+    """Rate limits, and the configuration of the registries. Also the lengths of the lanes that the
+    members report."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     request(cluster, b, Request(kind="limit", node="", pattern="orders.*", rate="5/s burst 9"))
-    until(cluster, lambda: known_roles(a).limited == known_roles(b).limited == {"orders.*": "5/s burst 9"}, a, b)
-    request(cluster, b, Request(kind="configure", node="", namespace="shop", key="currency", value="EUR"))
     until(
-        cluster, lambda: known_roles(a).configured == known_roles(b).configured == {"shop": {"currency": "EUR"}}, a, b
+        cluster,
+        lambda: known_roles(a).limited == known_roles(b).limited == {"orders.*": "5/s burst 9"},
+        a,
+        b,
+    )
+    request(
+        cluster,
+        b,
+        Request(kind="configure", node="", namespace="shop", key="currency", value="EUR"),
+    )
+    until(
+        cluster,
+        lambda: (
+            known_roles(a).configured == known_roles(b).configured == {"shop": {"currency": "EUR"}}
+        ),
+        a,
+        b,
     )
     waits = replace(member("b"), replicas={0: ReplicaReport(applied=1, waiting={"orders.eu": 7})})
     until(cluster, lambda: not is_refused(lambda: b.report(waits)), a, b)
@@ -623,8 +685,11 @@ def test_what_is_set_at_run_time_reaches_every_member_and_survives_the_controlle
     until(cluster, lambda: known_roles(b).limited == {}, b)
 
 
-def test_the_rules_number_is_raised_once_every_node_announces_it_and_survives_the_controller(cluster: Cluster) -> None:
-    """A rolling upgrade of two nodes: while one is away, and while one announces none, the number stays."""
+def test_the_rules_number_is_raised_once_every_node_announces_it_and_survives_the_controller(
+    cluster: Cluster,
+) -> None:
+    """A rolling upgrade of two nodes: while one is away, and while one announces none, the number
+    stays."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     until(cluster, lambda: not is_refused(lambda: a.report(upgraded("a"))), a, b)
@@ -642,7 +707,11 @@ def test_the_rules_number_is_raised_once_every_node_announces_it_and_survives_th
     noted = Noted()
     until(cluster, lambda: any("a" in view.members for view in noted.views), a, b, plan=noted)
     joined_again = next(view for view in noted.views if "a" in view.members)
-    assert (joined_again.members["a"].rules, joined_again.roles.rules, plan(joined_again).rules) == (1, 2, 2)
+    assert (
+        joined_again.members["a"].rules,
+        joined_again.roles.rules,
+        plan(joined_again).rules,
+    ) == (1, 2, 2)
 
 
 def upgraded(node: str) -> Member:
@@ -654,7 +723,10 @@ def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster
     """This includes requests that change nothing."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
-    requests = (Request(kind="transfer", node="a", shard=0), Request(kind="transfer", node="a", shard=1))
+    requests = (
+        Request(kind="transfer", node="a", shard=0),
+        Request(kind="transfer", node="a", shard=1),
+    )
     for request in requests:
         a.request(request)
     noted = Noted()
@@ -687,11 +759,12 @@ def test_a_request_is_kept_when_the_roles_of_its_plan_are_not_published(cluster:
     until(cluster, lambda: known_roles(a).drained == ("a",), a)
 
 
-# ------------------------------------------------------------------------------------------- One controller
+# ----------------------------------------------------------------------------------- One controller
 
 
 def test_a_node_that_leaves_gives_up_its_place_and_the_control_at_once(cluster: Cluster) -> None:
-    """Its shards and the control are with the other node long before a session would have expired."""
+    """Its shards and the control are with the other node long before a session would have
+    expired."""
     cluster.be_patient()
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
@@ -706,13 +779,16 @@ def test_a_node_that_leaves_gives_up_its_place_and_the_control_at_once(cluster: 
 
 
 def test_roles_are_published_only_over_those_that_the_plan_was_made_from(cluster: Cluster) -> None:
-    """Somebody publishes while the controller plans: its plan is thrown away, and made again from the newer roles."""
+    """Somebody publishes while the controller plans: its plan is thrown away, and made again from
+    the newer roles."""
     a = joined(cluster, "a")
     until_controls(cluster, a)
 
     def overtaken(view: ClusterView) -> Roles:
         shards = {0: ShardRoles(master="other", epoch=3)}
-        cluster.publish(Roles(controller="other", controller_epoch=7, shards=shards, drained=("c",)))
+        cluster.publish(
+            Roles(controller="other", controller_epoch=7, shards=shards, drained=("c",))
+        )
         return plan(view)
 
     a.control(overtaken)
@@ -741,14 +817,15 @@ def test_a_node_that_lost_its_place_while_it_planned_publishes_nothing(cluster: 
     until(cluster, lambda: masters(a) == {"a"}, a)
 
 
-# ------------------------------------------------------------------------------------------------ Node ids
+# ----------------------------------------------------------------------------------------- Node ids
 
 
 @pytest.mark.parametrize(("instance", "place"), [("another", ""), ("", "a copy")])
 def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_time(
     cluster: Cluster, instance: str, place: str
 ) -> None:
-    """The error names the node that has the id, which goes on undisturbed. A copy of its directory is a second one too."""
+    """The error names the node that has the id, which goes on undisturbed. A copy of its directory
+    is a second one too."""
     a = joined(cluster, "a", place="the first")
     started_s = cluster.now_s()
     with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
@@ -758,7 +835,9 @@ def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_ti
     until_controls(cluster, a)
 
 
-def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_over(cluster: Cluster) -> None:
+def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_over(
+    cluster: Cluster,
+) -> None:
     """As when a machine was replaced."""
     joined(cluster, "a")
     cluster.cut("a")
@@ -766,7 +845,9 @@ def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_ove
     until(cluster, lambda: another.look().confirmed, another, plan=None)
 
 
-def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(cluster: Cluster) -> None:
+def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(
+    cluster: Cluster,
+) -> None:
     """Its former session still lives, and no node waits for its end."""
     cluster.be_patient()
     a, b = pair(cluster)
@@ -785,11 +866,12 @@ def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(clust
     assert not any(change.why == "lost its session" for change in after.history)
 
 
-# --------------------------------------------------------------------------------------- Suspended, and lost
+# ------------------------------------------------------------------------------ Suspended, and lost
 
 
 def test_while_no_server_answers_roles_are_kept_and_nothing_is_confirmed(cluster: Cluster) -> None:
-    """Masters continue, and the controller decides nothing; if the link is restored in time, the session continues."""
+    """Masters continue, and the controller decides nothing; if the link is restored in time, the
+    session continues."""
     cluster.be_patient()
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
@@ -807,8 +889,11 @@ def test_while_no_server_answers_roles_are_kept_and_nothing_is_confirmed(cluster
     until(cluster, lambda: not is_refused(lambda: a.report(member("a", applied=5))), a)
 
 
-def test_a_node_that_was_away_for_long_learns_it_when_a_server_answers_and_has_no_role(cluster: Cluster) -> None:
-    """Meanwhile control and shards are with the other node. With sessions it has to join again, as the youngest."""
+def test_a_node_that_was_away_for_long_learns_it_when_a_server_answers_and_has_no_role(
+    cluster: Cluster,
+) -> None:
+    """Meanwhile control and shards are with the other node. With sessions it has to join again, as
+    the youngest."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     cluster.cut("a")
@@ -824,12 +909,19 @@ def test_a_node_that_was_away_for_long_learns_it_when_a_server_answers_and_has_n
         with pytest.raises(CoordinatorUnavailable, match="has to join again"):
             a.report(member("a"))
         a.join(member("a"))
-    until(cluster, lambda: a.look().confirmed and masters(a) == {"b"} and set(b.look().members) == {"a", "b"}, a, b)
+    until(
+        cluster,
+        lambda: a.look().confirmed and masters(a) == {"b"} and set(b.look().members) == {"a", "b"},
+        a,
+        b,
+    )
     assert not a.control(plan)
     until_controls(cluster, b)
 
 
-def test_a_node_that_joins_while_no_server_answers_gets_an_error_and_has_no_role(cluster: Cluster) -> None:
+def test_a_node_that_joins_while_no_server_answers_gets_an_error_and_has_no_role(
+    cluster: Cluster,
+) -> None:
     """Its earlier knowledge is discarded: a new session begins without it."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)

@@ -1,4 +1,5 @@
-"""Damaged disks: every read returns the right rows or raises StoreCorrupt; never fewer rows, other rows or a hang."""
+"""Damaged disks: every read returns the right rows or raises StoreCorrupt; never fewer rows, other
+rows or a hang."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.rocksdb.store import RocksStore
+from chronos.adapters.machine import SystemClock
+from chronos.adapters.rocksdb import RocksStore
 from chronos.core.message import Record
 from chronos.errors import StoreCorrupt
 from chronos.ports import TopicSpec
@@ -81,11 +82,14 @@ def flipped(sound: Path, copy: Path, file: Path, bit: int) -> Path:
 
 
 def bits(file: Path, count: int) -> list[int]:
-    """Spread over the file, and dense at its end, where tables keep their index and logs their last record."""
+    """Spread over the file, and dense at its end, where tables keep their index and logs their last
+    record."""
     generator = random.Random(file.name)
     size = file.stat().st_size
     spread = [generator.randrange(size * 8) for _ in range(count)]
-    return spread + [generator.randrange(max(0, size - 200) * 8, size * 8) for _ in range(count // 2)]
+    return spread + [
+        generator.randrange(max(0, size - 200) * 8, size * 8) for _ in range(count // 2)
+    ]
 
 
 def check_text(damage: StoreCorrupt, path: Path, remedy: str) -> None:
@@ -132,13 +136,17 @@ def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
 
 @pytest.mark.parametrize("flips", FLIPS)
 @pytest.mark.parametrize("pattern", ["*.sst", "*.blob"])
-def test_a_flipped_bit_in_a_store_is_found_or_does_no_harm(tmp_path, sound_store, rows, pattern, flips):
+def test_a_flipped_bit_in_a_store_is_found_or_does_no_harm(
+    tmp_path, sound_store, rows, pattern, flips
+):
     """At many places of every table and blob file, read in six ways."""
     found = tried = 0
     for file in sorted(sound_store.glob(pattern)):
         for bit in bits(file, flips):
             tried += 1
-            found += bool(read_store_in_all_ways(flipped(sound_store, tmp_path / "s", file, bit), rows))
+            found += bool(
+                read_store_in_all_ways(flipped(sound_store, tmp_path / "s", file, bit), rows)
+            )
     assert tried >= 2 * flips
     assert found > 0.8 * tried
 
@@ -151,8 +159,11 @@ def test_an_undamaged_store_passes_the_same_checks(tmp_path, sound_store, rows):
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "empty"])
 @pytest.mark.parametrize("pattern", ["*.sst", "*.blob", "MANIFEST-*", "CURRENT"])
-def test_a_lost_or_cut_file_of_a_store_is_found_on_opening(tmp_path, sound_store, rows, pattern, harm):
-    """The error names the directory and the remedy; only a cut MANIFEST may give an earlier state."""
+def test_a_lost_or_cut_file_of_a_store_is_found_on_opening(
+    tmp_path, sound_store, rows, pattern, harm
+):
+    """The error names the directory and the remedy; only a cut MANIFEST may give an earlier
+    state."""
     shutil.copytree(sound_store, tmp_path / "s")
     file = next((tmp_path / "s").glob(pattern))
     if harm == "missing":
@@ -183,10 +194,14 @@ def read_log(path: Path) -> list[Record]:
 
 @pytest.mark.parametrize("flips", FLIPS)
 @pytest.mark.parametrize(
-    ("state", "pattern"), [("closed", "*.sst"), ("closed", "MANIFEST-*"), ("killed", "*.log"), ("killed", "MANIFEST-*")]
+    ("state", "pattern"),
+    [("closed", "*.sst"), ("closed", "MANIFEST-*"), ("killed", "*.log"), ("killed", "MANIFEST-*")],
 )
-def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, state, pattern, flips):
-    """In the tables, in what lists them, and in the write-ahead log that a killed process leaves."""
+def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(
+    tmp_path, sound_log, state, pattern, flips
+):
+    """In the tables, in what lists them, and in the write-ahead log that a killed process
+    leaves."""
     found = tried = 0
     for file in sound_log[state].glob(pattern):
         for bit in bits(file, 2 * flips):
@@ -202,7 +217,8 @@ def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, st
 
 
 def test_every_flipped_bit_in_the_record_headers_of_a_write_ahead_log_is_found(tmp_path, sound_log):
-    """A wrong type would hang RocksDB; a wrong length would look like a torn write and lose the records after it."""
+    """A wrong type would hang RocksDB; a wrong length would look like a torn write and lose the
+    records after it."""
     (file,) = sound_log["killed"].glob("*.log")
     content = file.read_bytes()
     headers, at = [], 0
@@ -216,7 +232,8 @@ def test_every_flipped_bit_in_the_record_headers_of_a_write_ahead_log_is_found(t
 
 
 def test_a_write_torn_by_a_power_cut_is_dropped_and_nothing_before_it(tmp_path, sound_log):
-    """It was never acknowledged; the log opens with every record that was, and reuses the offsets of the torn write."""
+    """It was never acknowledged; the log opens with every record that was, and reuses the offsets
+    of the torn write."""
     (file,) = sound_log["killed"].glob("*.log")
     for cut in (1, 5, 100, 180):
         shutil.rmtree(tmp_path / "log", ignore_errors=True)

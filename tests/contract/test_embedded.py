@@ -1,4 +1,5 @@
-"""Features of the embedded log alone: it stores everything itself, creates targets, and frees space."""
+"""Features of the embedded log alone: it stores everything itself, creates targets, and frees
+space."""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chronos.adapters.clock import ShiftedClock
 from chronos.adapters.embedded.log import COMPACT_BYTES, RETENTION_MS, EmbeddedLog
-from chronos.adapters.embedded.rows import (
+from chronos.adapters.embedded.topics import (
     TopicRow,
     pack_body,
     pack_offset,
@@ -26,8 +26,16 @@ from chronos.adapters.embedded.rows import (
     unpack_record,
     unpack_topic,
 )
+from chronos.adapters.machine import ShiftedClock
 from chronos.core.message import Record
-from chronos.errors import ClockDisagrees, LogMismatch, LogUnavailable, StoreCorrupt, StoreInUse, TransactionAborted
+from chronos.errors import (
+    ClockDisagrees,
+    LogMismatch,
+    LogUnavailable,
+    StoreCorrupt,
+    StoreInUse,
+    TransactionAborted,
+)
 from chronos.ports import Outgoing, TopicSpec, Watermarks
 
 TIMEOUT_S = 30.0
@@ -59,7 +67,9 @@ class Bench:
             retention_ms=retention_ms,
             disk_reserve_bytes=0,
         )
-        specs = [TopicSpec(name=name, partitions=2, settings={}) for name in ("own", "chronos.progress")]
+        specs = [
+            TopicSpec(name=name, partitions=2, settings={}) for name in ("own", "chronos.progress")
+        ]
         self.log.prepare(specs, create=True)
         return self.log
 
@@ -90,7 +100,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_rows_have_their_golden_bytes():
-    """A change here is a change of format: see `core.codec` for how to make one."""
+    """A change here is a change of format: see `core.shard.codec` for how to make one."""
     assert topic_key("a.b") == b"ta.b"
     assert record_key(1, 2, 3) == bytes.fromhex("72 00000001 00000002 0000000000000003")
     assert start_key(1, 2) == bytes.fromhex("73 00000001 00000002")
@@ -121,7 +131,7 @@ def test_bytes_of_another_version_or_cut_bytes_are_a_named_error(data):
         unpack_topic(data)
 
 
-# ------------------------------------------------------------------------------------------- Across restarts
+# ---------------------------------------------------------------------------------- Across restarts
 
 
 def test_a_restart_keeps_records_offsets_and_topic_ids(bench):
@@ -180,7 +190,7 @@ def test_nothing_is_written_while_the_clock_of_the_host_is_stepped(tmp_path):
     log.close()
 
 
-# ------------------------------------------------------------------------------------------- Targets
+# ------------------------------------------------------------------------------------------ Targets
 
 
 def test_a_target_is_created_by_the_first_record_for_it(bench):
@@ -202,7 +212,11 @@ def test_records_without_a_key_take_turns(bench):
 
 @pytest.mark.parametrize(
     "refused",
-    [("not a name", None, b"", [], 0), ("own", None, b"", [], 2), ("own", None, b"", [("\ud800", b"")], 0)],
+    [
+        ("not a name", None, b"", [], 0),
+        ("own", None, b"", [], 2),
+        ("own", None, b"", [("\ud800", b"")], 0),
+    ],
 )
 def test_a_message_that_cannot_be_written_is_reported_as_likely_poison(bench, refused):
     """An invalid topic name, a missing partition, a header name that is not valid Unicode."""

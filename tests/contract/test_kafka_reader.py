@@ -1,4 +1,5 @@
-"""How a Kafka reader handles the client's errors, including those that a test cannot make a broker return, and large batches."""
+"""How a Kafka reader handles the client's errors, including those that a test cannot make a broker
+return, and large batches."""
 
 from __future__ import annotations
 
@@ -12,11 +13,10 @@ import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from msgspec.structs import replace
 
-from chronos.adapters.kafka import bounded as bounded_readers
+from chronos.adapters.kafka import reader as bounded_readers
 from chronos.adapters.kafka.batches import BatchHeader
-from chronos.adapters.kafka.bounded import MEMORY_BYTES, BoundedReader
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.reader import KafkaReader
+from chronos.adapters.kafka.reader import MEMORY_BYTES, BoundedReader, KafkaReader
 from chronos.config import load
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
@@ -59,7 +59,8 @@ class Answer:
 
 
 class Client:
-    """A consumer of a partition with records 0 to 9, which reports each error once, in front of its record."""
+    """A consumer of a partition with records 0 to 9, which reports each error once, in front of its
+    record."""
 
     def __init__(self, errors: dict[int, list[int]]) -> None:
         self.errors = errors
@@ -84,7 +85,9 @@ class Client:
             if errors:
                 answers.append(Answer(self.at, errors.pop(0)))
             else:
-                answers.append(Answer(self.at, bytes_more=RECORD_BYTES_MAX if self.at in self.large else 0))
+                answers.append(
+                    Answer(self.at, bytes_more=RECORD_BYTES_MAX if self.at in self.large else 0)
+                )
                 self.at += 1
         return answers
 
@@ -124,8 +127,15 @@ def test_an_error_among_records_costs_none_of_them(
 
 
 def test_an_error_is_raised_once_the_records_before_it_were_returned() -> None:
-    """Raised earlier, it would keep every record before it from being read for as long as it lasts."""
-    reader = KafkaReader(Client({3: [KafkaError._BAD_COMPRESSION]}), "delay", 5, 0, RECORD_BYTES_MAX)  # type: ignore[arg-type]
+    """Raised earlier, it would keep every record before it from being read for as long as it
+    lasts."""
+    reader = KafkaReader(
+        Client({3: [KafkaError._BAD_COMPRESSION]}),  # type: ignore[arg-type]
+        "delay",
+        5,
+        0,
+        RECORD_BYTES_MAX,  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]
     assert [record.offset for record in reader.read(10, 10**6)] == [0, 1, 2]
     with pytest.raises(BatchUnreadable, match="reading delay/5: a batch cannot be read") as raised:
         reader.read(10, 10**6)
@@ -158,7 +168,12 @@ def test_a_record_that_is_too_large_is_an_error_until_a_seek(at: int) -> None:
 @contextmanager
 def connected(broker: Broker) -> Iterator[KafkaLog]:
     """Clients of a broker."""
-    log = KafkaLog(bootstrap_servers=broker.bootstrap, properties={}, progress_topic="none", transaction_timeout_s=10.0)
+    log = KafkaLog(
+        bootstrap_servers=broker.bootstrap,
+        properties={},
+        progress_topic="none",
+        transaction_timeout_s=10.0,
+    )
     yield log
     log.close()
 
@@ -183,10 +198,14 @@ def read_until(reader: Reader, end: int) -> list[Record]:
 
 @pytest.mark.integration
 def test_a_reader_reads_the_largest_batch_that_its_topic_accepts() -> None:
-    """librdkafka refuses a response above 100 MB unless it is told otherwise: the reader would stand there for ever."""
+    """librdkafka refuses a response above 100 MB unless it is told otherwise: the reader would
+    stand there for ever."""
     value = bytes(110_000_000)
     with Broker({"socket.request.max.bytes": 200_000_000}) as broker, connected(broker) as log:
-        log.prepare([TopicSpec(name="large", partitions=1, settings={"max.message.bytes": "120000000"})], create=True)
+        log.prepare(
+            [TopicSpec(name="large", partitions=1, settings={"max.message.bytes": "120000000"})],
+            create=True,
+        )
         log.append([("large", None, value, {}, 0)], TIMEOUT_S)
         reader = log.reader("large", 0, 0)
         found = read_until(reader, 1)
@@ -197,10 +216,13 @@ def test_a_reader_reads_the_largest_batch_that_its_topic_accepts() -> None:
 def test_an_uncompressed_topic_refuses_what_is_too_large_only_when_it_is_decompressed(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
 ) -> None:
-    """The broker converts before it compares sizes; a topic that keeps the producer's compression accepts the same record."""
+    """The broker converts before it compares sizes; a topic that keeps the producer's compression
+    accepts the same record."""
     kept, checked = topic_names("kept"), topic_names("checked")
     specs = {
-        compression: own_topics(load(None, {}, [f"topics.compression={compression}", f"topics.delay={topic}"]))[0]
+        compression: own_topics(
+            load(None, {}, [f"topics.compression={compression}", f"topics.delay={topic}"])
+        )[0]
         for compression, topic in (("producer", kept), ("uncompressed", checked))
     }
     log.prepare(list(specs.values()), create=True)
@@ -211,14 +233,18 @@ def test_an_uncompressed_topic_refuses_what_is_too_large_only_when_it_is_decompr
     assert produce(broker.bootstrap, checked, [Sent(b"small")], compression_codec="zstd")
     found = log.prepare([replace(specs["uncompressed"], name=kept)], create=True)[kept]
     (advice,) = found.advice
-    assert advice.startswith(f"{kept} has compression.type=producer, uncompressed is advised: kafka-configs ")
+    assert advice.startswith(
+        f"{kept} has compression.type=producer, uncompressed is advised: kafka-configs "
+    )
 
 
 def test_the_topic_of_the_cluster_has_the_same_compression() -> None:
     """A node reads what any client wrote there, and decompresses it."""
     for compression in ("producer", "uncompressed"):
         assert (
-            cluster_topic(load(None, {}, [f"topics.compression={compression}"])).settings["compression.type"]
+            cluster_topic(load(None, {}, [f"topics.compression={compression}"])).settings[
+                "compression.type"
+            ]
             == compression
         )
 
@@ -226,14 +252,20 @@ def test_the_topic_of_the_cluster_has_the_same_compression() -> None:
 def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_bounds(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
 ) -> None:
-    """Records before it are read, those behind it after a seek; its bounds are those of its header, from any offset in it."""
+    """Records before it are read, those behind it after a seek; its bounds are those of its header,
+    from any offset in it."""
     topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
     poison = [Sent(bytes(100_000), partition=0)] * 1_050
     produce(broker.bootstrap, topic, [Sent(b"before", partition=0)])
     places = produce(
-        broker.bootstrap, topic, poison,
-        compression_codec="zstd", linger_ms=5_000, batch_size=200_000_000, message_max_bytes=200_000_000,
-    )  # fmt: skip
+        broker.bootstrap,
+        topic,
+        poison,
+        compression_codec="zstd",
+        linger_ms=5_000,
+        batch_size=200_000_000,
+        message_max_bytes=200_000_000,
+    )
     (_, last), *_ = produce(broker.bootstrap, topic, [Sent(b"after", partition=0)])
     assert [offset for _, offset in places] == list(range(1, last)), "the poison is not one batch"
     reader = log.reader(topic, 0, 0)
@@ -253,13 +285,20 @@ def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_boun
 def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_else(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
 ) -> None:
-    """A large record in front of such a batch, which its child fetches ahead, is read; a child that is killed proves nothing."""
+    """A large record in front of such a batch, which its child fetches ahead, is read; a child that
+    is killed proves nothing."""
     topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
 
     def send(*sizes: int) -> None:
         for size in sizes:
             sent = [Sent(bytes(size), partition=0)]
-            produce(broker.bootstrap, topic, sent, compression_codec="lz4", message_max_bytes=500_000_000)
+            produce(
+                broker.bootstrap,
+                topic,
+                sent,
+                compression_codec="lz4",
+                message_max_bytes=500_000_000,
+            )
 
     send(5, 40_000_000)
     aborting = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
@@ -291,7 +330,9 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
             killed.add(child)
         reader.wait(1.0)
         try:
-            found += [(record.offset, len(record.value or b"")) for record in reader.read(1_000, 10**9)]
+            found += [
+                (record.offset, len(record.value or b"")) for record in reader.read(1_000, 10**9)
+            ]
         except BatchUnreadable as error:
             unreadable.append(error.offset)
             reader.seek(log.batch_bounds(topic, 0, error.offset)[1] + 1)
@@ -308,25 +349,37 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
 def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of all shards together is bounded. A reader whose shard takes no records loses its turn after a while."""
+    """The memory of all shards together is bounded. A reader whose shard takes no records loses its
+    turn after a while."""
     topic = broker.create_topic(topic_names(), partitions=3)
     for partition in range(3):
-        produce(broker.bootstrap, topic, [Sent(b"%d" % number, partition=partition) for number in range(5)])
+        produce(
+            broker.bootstrap,
+            topic,
+            [Sent(b"%d" % number, partition=partition) for number in range(5)],
+        )
     readers = [log.reader(topic, partition, 0, bounded=True) for partition in range(3)]
     bounded = [reader for reader in readers if isinstance(reader, BoundedReader)]
     assert len(bounded) == 3
 
     def with_child() -> list[int]:
-        return [partition for partition, reader in enumerate(bounded) if reader.child_pid is not None]
+        return [
+            partition for partition, reader in enumerate(bounded) if reader.child_pid is not None
+        ]
 
     bounded[0].wait(0)
     bounded[1].wait(0)
     assert with_child() == [0]
-    assert [reader.delayed for reader in bounded] == [f"{READING_BOUNDED}: 2 of 3 shards wait for their turn"] * 3
+    assert [reader.delayed for reader in bounded] == [
+        f"{READING_BOUNDED}: 2 of 3 shards wait for their turn"
+    ] * 3
     with monkeypatch.context() as patch:
         patch.setattr(bounded_readers, "TURN_S", 0.0)
         bounded[1].wait(0)
-        assert with_child() == [0, 1]  # the first one was killed, which its reader does not know yet
+        assert with_child() == [
+            0,
+            1,
+        ]  # the first one was killed, which its reader does not know yet
     monkeypatch.setattr(bounded_readers, "TURN_S", TIMEOUT_S)
     found: dict[int, list[bytes | None]] = {1: [], 2: []}
     deadline = time.monotonic() + TIMEOUT_S
@@ -346,10 +399,15 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
 def test_no_child_runs_beside_a_batch_that_is_read_alone(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both take much memory. A child of another reader ends first, if its turn has lasted long enough."""
+    """Both take much memory. A child of another reader ends first, if its turn has lasted long
+    enough."""
     topic = broker.create_topic(topic_names(), partitions=2)
     for partition in range(2):
-        produce(broker.bootstrap, topic, [Sent(b"%d" % number, partition=partition) for number in range(5)])
+        produce(
+            broker.bootstrap,
+            topic,
+            [Sent(b"%d" % number, partition=partition) for number in range(5)],
+        )
     monkeypatch.setattr(bounded_readers, "TURN_S", 0.0)
     bounded = log.reader(topic, 1, 0, bounded=True)
     assert isinstance(bounded, BoundedReader)
@@ -363,9 +421,13 @@ def test_no_child_runs_beside_a_batch_that_is_read_alone(
 
     wait_until(is_without_child, TIMEOUT_S)
     assert is_without_child()
-    assert [record.value for record in read_until(alone, 5)] == [b"%d" % number for number in range(5)]
+    assert [record.value for record in read_until(alone, 5)] == [
+        b"%d" % number for number in range(5)
+    ]
     alone.close()
-    assert [record.value for record in read_until(bounded, 5)] == [b"%d" % number for number in range(5)]
+    assert [record.value for record in read_until(bounded, 5)] == [
+        b"%d" % number for number in range(5)
+    ]
     bounded.close()
 
 
@@ -380,9 +442,14 @@ def test_a_batch_of_many_tiny_records_counts_with_the_memory_of_its_records() ->
 def test_an_offset_is_found_by_its_time_behind_timestamps_in_the_future(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
 ) -> None:
-    """Records from a time when the topic took the producers' timestamps, which Kafka finds for every time before them."""
+    """Records from a time when the topic took the producers' timestamps, which Kafka finds for
+    every time before them."""
     topic = broker.create_topic(
-        topic_names(), config={"message.timestamp.type": "LogAppendTime", "message.timestamp.after.max.ms": 2**63 - 1}
+        topic_names(),
+        config={
+            "message.timestamp.type": "LogAppendTime",
+            "message.timestamp.after.max.ms": 2**63 - 1,
+        },
     )
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
 
@@ -412,12 +479,16 @@ def test_an_offset_is_found_by_its_time_behind_timestamps_in_the_future(
 def test_the_offsets_of_a_topic_that_was_deleted_and_created_again_are_found(
     broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
 ) -> None:
-    """Also by the clients kept from earlier requests, which were told meanwhile that it does not exist."""
+    """Also by the clients kept from earlier requests, which were told meanwhile that it does not
+    exist."""
     topic, admin = broker.create_topic(topic_names()), broker.admin()
     log.watermarks(topic, 0)
     admin.delete_topics([topic])[topic].result(TIMEOUT_S)
     kept = [consumer._consumer for level in log._offsets._idle.values() for consumer in level]
     assert len(kept) == 2
-    wait_until(lambda: not any(client.list_topics(topic).topics[topic].partitions for client in kept), TIMEOUT_S)
+    wait_until(
+        lambda: not any(client.list_topics(topic).topics[topic].partitions for client in kept),
+        TIMEOUT_S,
+    )
     broker.create_topic(topic)
     assert log.watermarks(topic, 0).high == 0

@@ -1,4 +1,5 @@
-"""The Kafka log without a broker: every error names the bootstrap servers that were asked. Needs no Java."""
+"""The Kafka log without a broker: every error names the bootstrap servers that were asked. Needs no
+Java."""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from chronos.adapters.clock import SystemClock
 from chronos.adapters.kafka import writer
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.writer import BulkOpener
+from chronos.adapters.machine import SystemClock
 from chronos.config import load
 from chronos.errors import LogUnavailable
 from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.opening import open_kafka
 from chronos.node.tls import Tls
 from chronos.ports import TopicSpec
-from chronos.workers import observer
-from chronos.workers.observer import Look
+from chronos.workers.cluster import observer
+from chronos.workers.cluster.observer import Look
 from tests.harness.broker import wait_until
 
 TIMEOUT_S = 60.0
@@ -37,7 +38,8 @@ def address() -> Iterator[str]:
 def test_every_error_without_a_broker_names_the_bootstrap_servers(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All requests at once, because each waits for its own time-out; `commit_offsets` is left out, it takes 45 s."""
+    """All requests at once, because each waits for its own time-out; `commit_offsets` is left out,
+    it takes 45 s."""
     monkeypatch.setattr(writer, "INIT_TIMEOUT_S", 1.0)
     log = KafkaLog(
         bootstrap_servers=address,
@@ -47,7 +49,9 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
         request_timeout_s=0.5,
     )
     requests = {
-        "prepare": lambda: log.prepare([TopicSpec(name="t", partitions=1, settings={})], create=True),
+        "prepare": lambda: log.prepare(
+            [TopicSpec(name="t", partitions=1, settings={})], create=True
+        ),
         "describe": lambda: log.describe(["t"]),
         "names": log.names,
         "watermarks": lambda: log.watermarks("t", 0),
@@ -59,21 +63,26 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
         "cluster_id": log.cluster_id,
         "append": lambda: log.append([("t", None, b"v", [], 0)], 1.0),
         "writer": lambda: log.writer(0),
-        "bulk": lambda: BulkOpener(bootstrap_servers=address, properties={}, timeout_s=1.0).open("id"),
+        "bulk": lambda: BulkOpener(bootstrap_servers=address, properties={}, timeout_s=1.0).open(
+            "id"
+        ),
     }
     with ThreadPoolExecutor(len(requests)) as pool:
         futures = {name: pool.submit(request) for name, request in requests.items()}
         errors = {name: future.exception(TIMEOUT_S) for name, future in futures.items()}
     assert not log.ping(0.1)
     log.close()
-    assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(requests, LogUnavailable)
+    assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(
+        requests, LogUnavailable
+    )
     assert [name for name, error in errors.items() if address not in str(error)] == []
 
 
 def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an appender holds is discarded after the time of one call, so probes have one of their own."""
+    """What an appender holds is discarded after the time of one call, so probes have one of their
+    own."""
     monkeypatch.setattr(observer, "APPEND_S", 0.3)
     settings = [
         "log.kind=kafka",

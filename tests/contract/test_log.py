@@ -10,16 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX, partition_of
-from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry, Record
-from chronos.core.progress import RULES, Progress, pack_progress
-from chronos.core.rules import Rules
 from chronos.core.selector import Selector
-from chronos.core.shard import Shard
-from chronos.core.step import Selection
+from chronos.core.shard.codec import FRESH
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import RULES, Progress, pack_progress
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection
 from chronos.errors import (
     ClockDisagrees,
     ConfigurationError,
@@ -29,13 +28,13 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
-from chronos.workers.elsewhere import LOOK_EVERY_MS, Elsewhere
-from chronos.workers.horizon import UNPULLED_BEFORE_MS
-from chronos.workers.partitions import TURN_MESSAGES
-from chronos.workers.planned import PlannedTransaction
-from chronos.workers.push import Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.push.partitions import TURN_MESSAGES
+from chronos.workers.push.planned import PlannedTransaction, StepInputs
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Refusals, Retries
+from chronos.workers.replica.retention import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
+from tests.harness.memory import MemoryStore
 
 NO_LIMIT = 10**8
 
@@ -44,7 +43,9 @@ NO_LIMIT = 10**8
 def case(request: pytest.FixtureRequest, topic_names: Callable[..., str]) -> Iterator[LogCase]:
     """Each log of the table, with a prepared progress topic."""
     with LOGS[request.param].open(request, topic_names("progress")) as opened:
-        opened.log.prepare([TopicSpec(name=opened.progress, partitions=PARTITIONS, settings={})], create=True)
+        opened.log.prepare(
+            [TopicSpec(name=opened.progress, partitions=PARTITIONS, settings={})], create=True
+        )
         yield opened
 
 
@@ -64,21 +65,26 @@ def read_until(reader: Reader, end: int) -> list[Record]:
     deadline = time.monotonic() + TIMEOUT_S
     records: list[Record] = []
     while reader.position < end:
-        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}, with {len(records)} records"
+        assert time.monotonic() < deadline, (
+            f"at {reader.position}, not at {end}, with {len(records)} records"
+        )
         reader.wait(1.0)
         records += reader.read(1_000, NO_LIMIT)
     return records
 
 
 def settled_end(case: LogCase, topic: str, partition: int = 0) -> int:
-    """The stable end once no transaction is open: Kafka writes its markers a moment after the commit returned."""
+    """The stable end once no transaction is open: Kafka writes its markers a moment after the
+    commit returned."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             watermarks = case.log.watermarks(topic, partition)
             if watermarks.stable == watermarks.high:
                 return watermarks.stable
-        except LogUnavailable:  # the leader of a new topic's partition takes a moment to learn that it leads
+        except (
+            LogUnavailable
+        ):  # the leader of a new topic's partition takes a moment to learn that it leads
             pass
         assert time.monotonic() < deadline
 
@@ -114,11 +120,12 @@ def values(records: list[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
 
-# ------------------------------------------------------------------------------------------- Appending
+# ---------------------------------------------------------------------------------------- Appending
 
 
 def test_appended_records_are_read_back_byte_for_byte(case):
-    """Null and empty keys and values, any bytes, headers in order, repeated names, null header values."""
+    """Null and empty keys and values, any bytes, headers in order, repeated names, null header
+    values."""
     topic = case.topic(partitions=1)
     any_bytes = bytes(range(256))
     pairs = [("b", b"1"), ("a", b""), ("b", None), ("ü", any_bytes), ("b", b"1")]
@@ -135,7 +142,9 @@ def test_appended_records_are_read_back_byte_for_byte(case):
     assert [(each.partition, each.offset) for each in appended] == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert all(before_ms - 5 <= each.timestamp_ms <= after_ms for each in appended)
     records = readable(case, topic)
-    assert [(record.key, record.value) for record in records] == [(key, value) for _, key, value, *_ in sent]
+    assert [(record.key, record.value) for record in records] == [
+        (key, value) for _, key, value, *_ in sent
+    ]
     assert [headers_of(record) for record in records] == [[], [], pairs, [("z", b"1"), ("a", None)]]
     assert [record.offset for record in records] == [0, 1, 2, 3]
 
@@ -160,7 +169,9 @@ def test_a_key_decides_the_partition_as_java_producers_place_it(case):
 def test_records_without_a_key_go_to_any_partition(case):
     """The watermarks count each of them once."""
     topic = case.topic()
-    appended = case.log.append([outgoing(topic, b"%d" % n, partition=-1) for n in range(40)], TIMEOUT_S)
+    appended = case.log.append(
+        [outgoing(topic, b"%d" % n, partition=-1) for n in range(40)], TIMEOUT_S
+    )
     watermarks = [case.log.watermarks(topic, partition).high for partition in range(PARTITIONS)]
     assert sum(watermarks) == 40
     assert all(each.offset < watermarks[each.partition] for each in appended)
@@ -175,7 +186,9 @@ def test_concurrent_appenders_get_offsets_of_their_own_in_their_order(case):
         return [
             appended
             for turn in range(10)
-            for appended in case.log.append([outgoing(topic, b"%d-%d" % (thread, turn))] * 3, TIMEOUT_S)
+            for appended in case.log.append(
+                [outgoing(topic, b"%d-%d" % (thread, turn))] * 3, TIMEOUT_S
+            )
         ]
 
     with ThreadPoolExecutor(8) as pool:
@@ -204,7 +217,8 @@ def test_a_record_too_large_for_its_topic_is_refused_and_the_next_one_is_written
 
 
 def test_records_that_are_handed_over_are_not_changed(case):
-    """Neither by an append nor by a transaction: the caller may use keys, values and headers again."""
+    """Neither by an append nor by a transaction: the caller may use keys, values and headers
+    again."""
     topic = case.topic(partitions=1)
     mapping, pairs = {"a": b"1", "b": None}, [("a", b"1"), ("a", b"2")]
     records = [outgoing(topic, b"x", headers=mapping), outgoing(topic, b"y", headers=pairs)]
@@ -215,23 +229,34 @@ def test_records_that_are_handed_over_are_not_changed(case):
     writer.close()
     assert records == before
     assert (mapping, pairs) == ({"a": b"1", "b": None}, [("a", b"1"), ("a", b"2")])
-    assert [headers_of(record) for record in committed(case, topic)] == [[*mapping.items()], pairs] * 2
+    assert [headers_of(record) for record in committed(case, topic)] == [
+        [*mapping.items()],
+        pairs,
+    ] * 2
 
 
-# ------------------------------------------------------------------------------------------- Transactions
+# ------------------------------------------------------------------------------------- Transactions
 
 
 def test_a_transaction_is_readable_only_once_it_is_committed(case):
     """In every topic and partition it writes to, the progress partition among them."""
     first, second = case.topic("first"), case.topic("second")
     writer = case.log.writer(2)
-    messages = [outgoing(first, b"a", partition=0), outgoing(second, b"b", partition=3), outgoing(first, b"c")]
+    messages = [
+        outgoing(first, b"a", partition=0),
+        outgoing(second, b"b", partition=3),
+        outgoing(first, b"c"),
+    ]
     writer.send(messages, b"progress")
     partitions = ((first, 0), (second, 3), (case.progress, 2))
     assert [readable(case, *place) for place in partitions] == [[], [], []]
 
     appended = writer.commit(lambda timestamp_ms: None)
-    assert [values(committed(case, *place)) for place in partitions] == [[b"a", b"c"], [b"b"], [b"progress"]]
+    assert [values(committed(case, *place)) for place in partitions] == [
+        [b"a", b"c"],
+        [b"b"],
+        [b"progress"],
+    ]
     (progress,) = committed(case, case.progress, 2)
     assert (progress.offset, appended.partition) == (appended.offset, 2)
     assert progress.key is None
@@ -276,10 +301,15 @@ def test_messages_of_a_transaction_keep_their_order(case):
     topic = case.topic(partitions=2)
     writers = [case.log.writer(0), case.log.writer(1)]
     for step in range(6):
-        commit(writers[step % 2], [outgoing(topic, b"%d-%03d" % (step, n), partition=n % 2) for n in range(200)])
+        commit(
+            writers[step % 2],
+            [outgoing(topic, b"%d-%03d" % (step, n), partition=n % 2) for n in range(200)],
+        )
     for partition in range(2):
         found = values(committed(case, topic, partition))
-        assert found == [b"%d-%03d" % (step, n) for step in range(6) for n in range(partition, 200, 2)]
+        assert found == [
+            b"%d-%03d" % (step, n) for step in range(6) for n in range(partition, 200, 2)
+        ]
     for writer in writers:
         writer.close()
 
@@ -332,11 +362,12 @@ def test_a_message_too_large_for_its_topic_aborts_its_transaction_as_likely_pois
     writer.close()
 
 
-# ------------------------------------------------------------------------------------------- Reading
+# ------------------------------------------------------------------------------------------ Reading
 
 
 def test_a_reader_skips_the_markers_of_transactions(case):
-    """Its position reaches the last stable offset, which on Kafka is greater than that of the last record."""
+    """Its position reaches the last stable offset, which on Kafka is greater than that of the last
+    record."""
     topic = case.topic(partitions=1)
     writer = case.log.writer(0)
     commit(writer, [outgoing(topic, b"a")])
@@ -459,7 +490,8 @@ def test_trimming_a_missing_partition_is_a_named_error(case):
 
 
 def test_an_offset_is_found_by_its_time(case):
-    """The first record at or after it; the start for an earlier time than all, the end for a later one."""
+    """The first record at or after it; the start for an earlier time than all, the end for a later
+    one."""
     topic = case.topic(message_timestamp_type="LogAppendTime")
     times = []
     for _ in range(5):
@@ -538,8 +570,15 @@ def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case
     """The error names both numbers; the topic is not changed."""
     name = case.topic(partitions=2)
     with pytest.raises(ConfigurationError, match=rf"{name} has 2 partitions.* 3"):
-        case.log.prepare([TopicSpec(name=name, partitions=3, settings={}, per_shard=True)], create=True)
-    assert case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)[name].partitions == 2
+        case.log.prepare(
+            [TopicSpec(name=name, partitions=3, settings={}, per_shard=True)], create=True
+        )
+    assert (
+        case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)[
+            name
+        ].partitions
+        == 2
+    )
     info = case.log.describe([name])[name]
     assert info is not None
     assert info.partitions == 2
@@ -589,6 +628,17 @@ def test_watermarks_follow_what_is_written(case):
     writer.close()
 
 
+def test_the_ends_of_many_partitions_are_told_at_once(case):
+    """One that is missing hides no other; an open transaction holds back the stable end alone."""
+    topic = case.topic(partitions=3)
+    case.log.append([outgoing(topic, partition=1)] * 2, TIMEOUT_S)
+    assert case.log.stable_ends(topic, [0, 1, 2]) == {0: 0, 1: 2, 2: 0}
+    assert case.log.high_watermarks(topic, {1, 2}) == {1: 2, 2: 0}
+    assert case.log.stable_ends(topic, []) == {}
+    found = case.log.stable_ends(topic, [0, 1, 7])
+    assert found == {0: 0, 1: 2}
+
+
 # --- partitions of messages without a key
 
 
@@ -601,19 +651,22 @@ def test_a_description_names_the_leader_of_each_partition_of_a_log_with_brokers(
     assert bool(info.leaders) == bool(case.bootstrap)
 
 
-def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answers_are_measured(case):
-    """Small steps take turns, a large one is spread by itself; a message with a key keeps its partition."""
+def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answers_are_measured(
+    case,
+):
+    """Small steps take turns, a large one is spread by itself; a message with a key keeps its
+    partition."""
     topic, selector = case.topic(partitions=3), Selector()
     pusher = Pusher(
         case.log,
         Rules(shard=0, shards=PARTITIONS),
-        delay_topic="delay",
-        rejected_topic=topic,
-        dead_letter_topic=topic,
-        create_topics=False,
-        attempts_max=1,
-        retry_base_ms=1_000,
-        retry_cap_ms=1_000,
+        PushSettings(
+            delay_topic="delay",
+            rejected_topic=topic,
+            dead_letter_topic=topic,
+            create_topics=False,
+            retries=Retries(attempts_max=1, base_ms=1_000, cap_ms=1_000),
+        ),
         selector=selector,
     )
     writer = case.log.writer(0)
@@ -625,12 +678,14 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
         """Deliver a message for each key; return how many offsets each partition moved on by."""
         entries = [Entry(None, 1, topic, key, {}, b"v", 1, None) for key in keys]
         items = [(1, offset, b"") for offset in range(len(entries))]
-        selection = Selection(items=items, entries=entries, with_id=[], cursor=(1, len(items)), complete=True)
+        selection = Selection(
+            items=items, entries=entries, with_id=[], cursor=(1, len(items)), complete=True
+        )
         look_ahead: LookAhead[PlannedTransaction] = LookAhead(
             Shard(rules=Rules(shard=0, shards=PARTITIONS), state=FRESH, view=MemoryStore())
         )
         now_ms = case.clock.now_ms()
-        plan = pusher.plan(selection, [], now_ms, poison=None, refusals=Refusals(), look_ahead=look_ahead)
+        plan = pusher.plan(selection, StepInputs(now_ms=now_ms, refusals=Refusals()), look_ahead)
         before = ends()
         with pusher.partitions.following(writer, case.clock):
             writer.send(plan.messages, b"progress")
@@ -638,7 +693,8 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
         return [after - earlier for after, earlier in zip(ends(), before, strict=True)]
 
     if case.bootstrap:
-        # The marker of a transaction is written a moment after its commit, so only the greatest growth is compared.
+        # The marker of a transaction is written a moment after its commit, so only the greatest
+        # growth is compared.
         used = set()
         for _ in range(3):
             grown = step(None, None, None, None)
@@ -659,8 +715,11 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
     assert places == ({(case.progress, 0), (topic, home)} if case.bootstrap else set())
 
 
-def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_has_read(case: LogCase) -> None:
-    """Its last committed record, whatever was aborted after it; a cursor in the middle of a time tells nothing."""
+def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_has_read(
+    case: LogCase,
+) -> None:
+    """Its last committed record, whatever was aborted after it; a cursor in the middle of a time
+    tells nothing."""
     now_ms = 1_700_000_000_000
     writer = case.log.writer(1)
     elsewhere = Elsewhere(case.log, case.progress, lambda: {0: FRESH, 1: FRESH})
@@ -668,9 +727,17 @@ def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_ha
     assert elsewhere.read_ms(0) == 0
     for minute, offset in enumerate((OFFSET_MAX, OFFSET_MAX, 7)):
         progress = Progress(
-            role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", cursor_due_ms=now_ms + minute * 60_000,
-            cursor_offset=offset, pull_offset=0, counts=(), rules=RULES,
-        )  # fmt: skip
+            role_epoch=1,
+            log_epoch=1,
+            cluster="c",
+            node="n",
+            instance="i",
+            cursor_due_ms=now_ms + minute * 60_000,
+            cursor_offset=offset,
+            pull_offset=0,
+            counts=(),
+            rules=RULES,
+        )
         commit(writer, [], pack_progress(progress))
     writer.send([], b"aborted")
     with pytest.raises(ClockDisagrees):

@@ -1,4 +1,5 @@
-"""The contract of every store, over each row of `STORES` in `tests/contract/implementations.py`; and tests of RocksDB alone."""
+"""The contract of every store, over each row of `STORES` in `tests/contract/implementations.py`;
+and tests of RocksDB alone."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocksdict import Options, Rdict, ReadOptions
 
-from chronos.adapters.memory import MemoryStore
-from chronos.adapters.rocksdb.store import RocksStore, shared_cache
+from chronos.adapters.rocksdb import RocksStore, shared_cache
 from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
 from tests.contract.implementations import BLOB_BYTES_MIN, STORES, StoreKind, rocks_store
 from tests.harness.files import no_more_files
+from tests.harness.memory import MemoryStore
 
 NO_LIMIT = 10**9
 
@@ -55,12 +56,12 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
     return store.scan(b"", b"\xff" * 9, NO_LIMIT, NO_LIMIT)
 
 
-# ------------------------------------------------------------------------------------------- Every store
+# -------------------------------------------------------------------------------------- Every store
 
 
 def test_a_snapshot_keeps_the_rows_of_its_moment(store):
-    """Later puts, deletes, range deletes and flushes do not change it, in any thread; a closed one, and one of a closed store,
-    says so."""
+    """Later puts, deletes, range deletes and flushes do not change it, in any thread; a closed one,
+    and one of a closed store, says so."""
     store.write([(b"e%03d" % n, b"v%d" % n) for n in range(100)] + [(b"m", b"old")], [])
     kept, other = store.snapshot(), store.snapshot()
     store.write([(b"e050", b"new"), (b"e999", b"late"), (b"m", b"new")], [b"e001"])
@@ -156,7 +157,9 @@ def test_a_deleted_range_includes_its_start_and_excludes_its_stop(store):
 
 def test_large_values_come_back_like_small_ones(store):
     """Also those in blob files."""
-    rows = [(b"%d" % n, bytes([n]) * size) for n, size in enumerate((0, 10, BLOB_BYTES_MIN, 300_000))]
+    rows = [
+        (b"%d" % n, bytes([n]) * size) for n, size in enumerate((0, 10, BLOB_BYTES_MIN, 300_000))
+    ]
     store.write(rows, [])
     store.flush()
     assert everything(store) == rows
@@ -201,7 +204,9 @@ def test_unflushed_bytes_are_known(store):
 
 def test_a_checkpoint_is_the_store_at_that_moment(kind, store, tmp_path):
     """It includes what was not flushed and excludes later writes; the store goes on."""
-    rows = [(b"%05d" % n, b"v" * (n % 7)) for n in range(500)] + [(b"large", b"x" * 3 * BLOB_BYTES_MIN)]
+    rows = [(b"%05d" % n, b"v" * (n % 7)) for n in range(500)] + [
+        (b"large", b"x" * 3 * BLOB_BYTES_MIN)
+    ]
     store.write(rows[:200], [])
     store.flush()
     store.write(rows[200:], [])
@@ -244,7 +249,9 @@ def test_a_closed_store_makes_no_checkpoint(store, tmp_path):
 keys = st.binary(max_size=3)
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), st.lists(st.tuples(keys, st.binary(max_size=9))), st.lists(keys)),
+        st.tuples(
+            st.just("write"), st.lists(st.tuples(keys, st.binary(max_size=9))), st.lists(keys)
+        ),
         st.tuples(st.just("delete_range"), keys, keys),
         st.tuples(st.just("flush")),
     ),
@@ -254,7 +261,10 @@ operations = st.lists(
 
 # Each example gets a new store; the fixture only cleans up at the end.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(operations=operations, scans=st.lists(st.tuples(keys, keys, st.integers(1, 9), st.integers(1, 40))))
+@given(
+    operations=operations,
+    scans=st.lists(st.tuples(keys, keys, st.integers(1, 9), st.integers(1, 40))),
+)
 def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
     """Any sequence of writes, range deletions and flushes; then any scans and gets."""
     store = make_store()
@@ -286,7 +296,7 @@ def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
     store.close()
 
 
-# ------------------------------------------------------------------------------------------- A crash
+# ------------------------------------------------------------------------------------------ A crash
 
 
 def test_a_crash_of_a_memory_store_keeps_what_was_flushed_and_nothing_else():
@@ -304,7 +314,7 @@ def test_a_crash_of_a_memory_store_keeps_what_was_flushed_and_nothing_else():
 WRITE_AND_DIE = """
 import os, sys
 from pathlib import Path
-from chronos.adapters.rocksdb.store import RocksStore
+from chronos.adapters.rocksdb import RocksStore
 store = RocksStore(Path(sys.argv[1]), memtable_bytes=256 << 10)
 for step in range(int(sys.argv[2])):
     rows = [(b"e%08d" % (step * 100 + n), os.urandom(100)) for n in range(100)]
@@ -318,7 +328,9 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("steps", [21, 22, 150, 311])
 def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     """It holds what was flushed, whole writes only, and each with all writes before it."""
-    killed = subprocess.run([sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False
+    )
     assert killed.returncode == -9
     store = rocks_store(tmp_path / "s")
     (stored,) = store.get([b"state"])
@@ -330,7 +342,7 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     store.close()
 
 
-# ------------------------------------------------------------------------------------------- On disk only
+# ------------------------------------------------------------------------------------- On disk only
 
 
 def test_closing_a_store_flushes_it(tmp_path):
@@ -365,7 +377,14 @@ def test_checkpoints_hold_whole_writes_while_another_thread_writes(tmp_path):
 
     def write() -> int:
         for step in itertools.count():
-            store.write([(b"a%06d" % step, b"v" * 90), (b"b%06d" % step, b"v" * 90), (b"state", b"%d" % step)], [])
+            store.write(
+                [
+                    (b"a%06d" % step, b"v" * 90),
+                    (b"b%06d" % step, b"v" * 90),
+                    (b"state", b"%d" % step),
+                ],
+                [],
+            )
             if stop.is_set():
                 return step
         raise AssertionError
@@ -381,7 +400,9 @@ def test_checkpoints_hold_whole_writes_while_another_thread_writes(tmp_path):
         copy = RocksStore(tmp_path / f"c{number}", read_only=True)
         data = copy.get([b"state"])[0]
         states.append(-1 if data is None else int(data))
-        names = [b"%s%06d" % (kind, step) for kind in (b"a", b"b") for step in range(states[-1] + 1)]
+        names = [
+            b"%s%06d" % (kind, step) for kind in (b"a", b"b") for step in range(states[-1] + 1)
+        ]
         assert [key for key, _ in copy.scan(b"a", b"c", NO_LIMIT, NO_LIMIT)] == names
         copy.close()
     assert states == sorted(states)
@@ -457,7 +478,8 @@ def test_stores_share_one_block_cache(tmp_path):
 
 
 def test_a_write_during_a_write_stall_waits_outside_rocksdb(tmp_path):
-    """With memtables far smaller than the writes every one waits for flushes, and all rows arrive."""
+    """With memtables far smaller than the writes every one waits for flushes, and all rows
+    arrive."""
     store = RocksStore(tmp_path / "s", memtable_bytes=64 << 10)
     for step in range(200):
         store.write([(b"%03d-%03d" % (step, n), b"v" * 900) for n in range(200)], [])
@@ -491,7 +513,8 @@ def test_a_store_can_be_closed_while_other_threads_read(tmp_path):
 
 
 def test_the_client_bounds_a_scan_above_by_the_upper_bound(tmp_path):
-    """The adapter relies on it; `set_iterate_lower_bound` of this client sets the upper bound as well."""
+    """The adapter relies on it; `set_iterate_lower_bound` of this client sets the upper bound as
+    well."""
     raw = Rdict(str(tmp_path / "s"), Options(raw_mode=True))
     for n in range(5):
         raw[b"%d" % n] = b""

@@ -1,4 +1,5 @@
-"""The voters of `coordinator.kind: raft`, over their real connections: strangers, restarts, a new leader, and a damaged file."""
+"""The voters of `coordinator.kind: raft`, over their real connections: strangers, restarts, a new
+leader, and a damaged file."""
 
 from __future__ import annotations
 
@@ -14,11 +15,8 @@ from typing import Any
 import aiohttp.web
 import pytest
 
-from chronos.adapters.raft import file
 from chronos.adapters.raft.coordinator import RaftCoordinator
-from chronos.adapters.raft.links import Unanswered, VoterClient, open_session
-from chronos.adapters.raft.server import CONNECTIONS_MAX
-from chronos.adapters.raft.voter import timing_of
+from chronos.adapters.raft.voter import CONNECTIONS_MAX, read_file, timing_of, write_file
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     CHALLENGE,
@@ -31,16 +29,19 @@ from chronos.adapters.raft.wire import (
     Batch,
     Challenges,
     Inspect,
-    News,
     NotLeader,
-    Seal,
+    Signer,
+    StateUpdate,
+    Unanswered,
+    VoterClient,
     decode_answer,
     encode,
+    open_session,
 )
-from chronos.core.assignment import plan
-from chronos.core.raft.register import Disk, Entry
-from chronos.core.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
-from chronos.core.roles import ClusterView, Request, Roles
+from chronos.core.cluster.assignment import plan
+from chronos.core.cluster.raft.register import Disk, Entry
+from chronos.core.cluster.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
+from chronos.core.cluster.roles import ClusterView, Request, Roles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
 from tests.harness.zookeeper import member
@@ -108,9 +109,9 @@ REQUEST = encode(Ask(id="x", request=Request(kind="drain", node="a")))
 """A request that the leader stores."""
 
 
-def seal(voters: Voters) -> Seal:
+def signer(voters: Voters) -> Signer:
     """The seal of these voters."""
-    return Seal(SECRET, "test", voters.peers)
+    return Signer(SECRET, "test", voters.peers)
 
 
 class Wire:
@@ -120,7 +121,8 @@ class Wire:
         self._url = url + PATH
 
     def send(self, *requests: tuple[str, bytes]) -> list[int]:
-        """Send requests with these headers and contents, one after the other; return their statuses."""
+        """Send requests with these headers and contents, one after the other; return their
+        statuses."""
 
         async def send() -> list[int]:
             found = []
@@ -145,21 +147,30 @@ class Wire:
 
 
 def call(voters: Voters, name: str, *bodies: bytes) -> list[Any]:
-    """The answers of a voter to calls that are sent at the same time; of one that gives none the error."""
+    """The answers of a voter to calls that are sent at the same time; of one that gives none the
+    error."""
 
     async def ask() -> list[Any]:
         session = open_session()
         try:
-            client = VoterClient(session, name, voters.peers[name], seal(voters), None)
-            return await asyncio.gather(*(client.post(body, PATIENCE_S) for body in bodies), return_exceptions=True)
+            client = VoterClient(session, name, voters.peers[name], signer(voters), None)
+            return await asyncio.gather(
+                *(client.post(body, PATIENCE_S) for body in bodies), return_exceptions=True
+            )
         finally:
             await session.close()
 
-    return [found if isinstance(found, BaseException) else decode_answer(found) for found in asyncio.run(ask())]
+    return [
+        found if isinstance(found, BaseException) else decode_answer(found)
+        for found in asyncio.run(ask())
+    ]
 
 
-def test_a_request_without_the_secret_gets_401_and_changes_nothing(voters: Voters, made: list[RaftCoordinator]) -> None:
-    """Neither without a signature, nor with one of another secret, cluster, list of voters, receiver, challenge or content."""
+def test_a_request_without_the_secret_gets_401_and_changes_nothing(
+    voters: Voters, made: list[RaftCoordinator]
+) -> None:
+    """Neither without a signature, nor with one of another secret, cluster, list of voters,
+    receiver, challenge or content."""
     a = coordinator(voters, made, "a")
     a.join(member("a"))
     until(lambda: a.control(plan), a)
@@ -169,12 +180,12 @@ def test_a_request_without_the_secret_gets_401_and_changes_nothing(voters: Voter
     headers = (
         "",
         "\xe9",
-        Seal("another secret", "test", names).request(name, challenge, REQUEST),
-        Seal(SECRET, "other", names).request(name, challenge, REQUEST),
-        Seal(SECRET, "test", [*names, "v4"]).request(name, challenge, REQUEST),
-        seal(voters).request("another", challenge, REQUEST),
-        seal(voters).request(name, "0" * 32, REQUEST),
-        seal(voters).request(name, challenge, REQUEST + b"x"),
+        Signer("another secret", "test", names).request(name, challenge, REQUEST),
+        Signer(SECRET, "other", names).request(name, challenge, REQUEST),
+        Signer(SECRET, "test", [*names, "v4"]).request(name, challenge, REQUEST),
+        signer(voters).request("another", challenge, REQUEST),
+        signer(voters).request(name, "0" * 32, REQUEST),
+        signer(voters).request(name, challenge, REQUEST + b"x"),
     )
     assert wire.send(*((header, REQUEST) for header in headers)) == [401] * len(headers)
     assert a.look().roles is not None
@@ -190,13 +201,13 @@ def test_a_recorded_request_is_refused(voters: Voters) -> None:
     """It is as it was, and counts once."""
     wire = Wire(voters.peers["v1"])
     body = encode(Inspect())
-    header = seal(voters).request("v1", wire.challenge(), body)
+    header = signer(voters).request("v1", wire.challenge(), body)
     assert wire.send((header, body), (header, body)) == [200, 401]
 
 
 def test_a_challenge_is_taken_for_a_time_and_a_request_once() -> None:
     """It is given out for CHALLENGE_S, and taken for as long again."""
-    signs = Seal(SECRET, "test", ["a"])
+    signs = Signer(SECRET, "test", ["a"])
     found = Challenges(0.0)
     first = found.current(0.0)
     signature = signs.read("a", signs.request("a", first, b"x"))
@@ -217,24 +228,32 @@ def test_a_challenge_is_taken_for_a_time_and_a_request_once() -> None:
 
 def test_a_voter_reads_nothing_of_a_request_without_the_secret(voters: Voters) -> None:
     """It is answered while its content is still to come."""
-    with socket.create_connection(("127.0.0.1", voters.ports["v1"]), timeout=PATIENCE_S) as connection:
-        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: v1\r\nContent-Length: {BODY_BYTES_MAX}\r\n\r\n".encode())
+    with socket.create_connection(
+        ("127.0.0.1", voters.ports["v1"]), timeout=PATIENCE_S
+    ) as connection:
+        connection.sendall(
+            f"POST {PATH} HTTP/1.1\r\nHost: v1\r\nContent-Length: {BODY_BYTES_MAX}\r\n\r\n".encode()
+        )
         assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
     body = b"x" * (BODY_BYTES_MAX + 1)
     wire = Wire(voters.peers["v1"])
-    assert wire.send((seal(voters).request("v1", wire.challenge(), body), body)) == [413]
+    assert wire.send((signer(voters).request("v1", wire.challenge(), body), body)) == [413]
 
 
-def test_idle_connections_of_strangers_do_not_keep_the_members_out(voters: Voters, made: list[RaftCoordinator]) -> None:
+def test_idle_connections_of_strangers_do_not_keep_the_members_out(
+    voters: Voters, made: list[RaftCoordinator]
+) -> None:
     """The oldest connection without a valid request is closed for a new one."""
     a = coordinator(voters, made, "a")
     a.join(member("a"))
     name = voters.leader()
     with ExitStack() as stack:
         for _ in range(CONNECTIONS_MAX + 20):
-            stranger = socket.create_connection(("127.0.0.1", voters.ports[name]), timeout=PATIENCE_S)
+            stranger = socket.create_connection(
+                ("127.0.0.1", voters.ports[name]), timeout=PATIENCE_S
+            )
             stack.enter_context(stranger)
-        assert isinstance(call(voters, name, encode(Inspect()))[0], News)
+        assert isinstance(call(voters, name, encode(Inspect()))[0], StateUpdate)
         until(lambda: a.look().confirmed)
         assert voters.connections(name) <= CONNECTIONS_MAX
 
@@ -243,11 +262,13 @@ def test_messages_of_a_node_that_is_not_a_voter_are_ignored(voters: Voters) -> N
     """They end no voter, and get no answer."""
     name = voters.leader()
     for sender in ("stranger", name):
-        request = VoteRequest(sender=Incarnation(sender, 1), to=name, term=10**6, end=LogEnd(10**6, 0), round=1)
+        request = VoteRequest(
+            sender=Incarnation(sender, 1), to=name, term=10**6, end=LogEnd(10**6, 0), round=1
+        )
         body = encode(Batch((request,)))
         wire = Wire(voters.peers[name])
-        assert wire.send((seal(voters).request(name, wire.challenge(), body), body)) == [200]
-    assert isinstance(call(voters, name, encode(Inspect()))[0], News)
+        assert wire.send((signer(voters).request(name, wire.challenge(), body), body)) == [200]
+    assert isinstance(call(voters, name, encode(Inspect()))[0], StateUpdate)
 
 
 def test_calls_to_a_voter_that_an_error_has_ended_get_503_and_the_others_go_on(
@@ -288,7 +309,9 @@ def test_an_answer_without_the_secret_is_not_believed() -> None:
         session = open_session()
         try:
             url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            await VoterClient(session, "v1", url, Seal(SECRET, "test", ["v1"]), None).post(encode(Inspect()), 5.0)
+            await VoterClient(session, "v1", url, Signer(SECRET, "test", ["v1"]), None).post(
+                encode(Inspect()), 5.0
+            )
         finally:
             await session.close()
             await runner.cleanup()
@@ -300,7 +323,8 @@ def test_an_answer_without_the_secret_is_not_believed() -> None:
 def test_a_new_leader_has_the_roles_and_the_requests_and_members_keep_their_sessions(
     voters: Voters, made: list[RaftCoordinator]
 ) -> None:
-    """The leader stops: no member joins again, and a request that no controller has answered is there."""
+    """The leader stops: no member joins again, and a request that no controller has answered is
+    there."""
     a, b = (coordinator(voters, made, node) for node in "ab")
     a.join(member("a"))
     b.join(member("b"))
@@ -335,7 +359,9 @@ def test_roles_survive_a_restart_of_all_voters(voters: Voters, made: list[RaftCo
     assert roles.limited == {"orders": "5/s"}
 
 
-def test_an_inspection_shows_members_and_roles_without_joining(voters: Voters, made: list[RaftCoordinator]) -> None:
+def test_an_inspection_shows_members_and_roles_without_joining(
+    voters: Voters, made: list[RaftCoordinator]
+) -> None:
     """As `chronos doctor` does it."""
     a = coordinator(voters, made, "a")
     a.join(member("a"))
@@ -347,16 +373,16 @@ def test_an_inspection_shows_members_and_roles_without_joining(voters: Voters, m
 
 def test_the_file_of_a_voter_reads_back_and_a_damaged_one_stops_the_node(tmp_path: Path) -> None:
     path = tmp_path / "vote.raft"
-    assert file.read(path, "a") == Disk()
+    assert read_file(path, "a") == Disk()
     disk = Disk(saved=Saved(term=3, incarnation=2), entry=Entry(stamp=LogEnd(3, 7), value=b"x"))
-    file.write(path, "a", disk)
-    assert file.read(path, "a") == disk
+    write_file(path, "a", disk)
+    assert read_file(path, "a") == disk
     assert [found.name for found in tmp_path.iterdir()] == ["vote.raft"]
     with pytest.raises(Stop, match="is of node a"):
-        file.read(path, "b")
+        read_file(path, "b")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Stop, match="holds the vote of this node"):
-        file.read(path, "a")
+        read_file(path, "a")
 
 
 def test_the_intervals_of_dledger_are_those_of_two_and_six_seconds() -> None:
@@ -367,7 +393,8 @@ def test_the_intervals_of_dledger_are_those_of_two_and_six_seconds() -> None:
 def test_what_the_voters_cannot_replicate_is_refused_and_stops_nothing(
     voters: Voters, made: list[RaftCoordinator]
 ) -> None:
-    """The register is sent as a whole: one that is too large for a message would never be committed, nor any change after it."""
+    """The register is sent as a whole: one that is too large for a message would never be
+    committed, nor any change after it."""
     a = coordinator(voters, made, "a")
     a.join(member("a"))
     until(lambda: a.look().roles is not None, a)
@@ -378,7 +405,9 @@ def test_what_the_voters_cannot_replicate_is_refused_and_stops_nothing(
     large = Request(kind="undrain", node="x" * 1_000_000)
     for _ in range(REGISTER_BYTES_MAX // 1_000_000):
         a.request(large)
-    too_large = f"bytes, more than the ({ROLES_BYTES_MAX}|{REGISTER_BYTES_MAX}) that the voters store"
+    too_large = (
+        f"bytes, more than the ({ROLES_BYTES_MAX}|{REGISTER_BYTES_MAX}) that the voters store"
+    )
     with pytest.raises(CoordinatorFull, match=too_large):
         a.request(large)
     until(lambda: a.control(drained("b")))

@@ -1,1 +1,2 @@
-"""Campaigns of hostile clients against a real service, beside a well-formed load; `scripts/fuzz` runs them."""
+"""Campaigns of hostile clients against a real service, beside a well-formed load; `scripts/fuzz`
+runs them."""

@@ -57,8 +57,11 @@ async def at_most(seconds: float, work: Iterable[Coroutine[Any, Any, None]]) -> 
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def speakers(seconds: float, seed: int, speak: Callable[[random.Random], Coroutine[Any, Any, None]]) -> None:
-    """SPEAKERS that speak again and again, as fast as they are answered, each with chances of its own."""
+async def speakers(
+    seconds: float, seed: int, speak: Callable[[random.Random], Coroutine[Any, Any, None]]
+) -> None:
+    """SPEAKERS that speak again and again, as fast as they are answered, each with chances of its
+    own."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + seconds
 
@@ -82,7 +85,8 @@ async def connections(goal: Goal, seconds: float, _: int) -> Statuses:
     # Members of gzip follow each other, so one is enough.
     bomb = gzip.compress(b"\0" * (BOMB_BYTES // 1_000)) * 1_000
     head = (
-        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        b"application/json\r\nContent-Encoding: gzip\r\n"
     )
     post = head + b"Content-Length: %d\r\n\r\n" % len(bomb) + bomb
 
@@ -93,7 +97,10 @@ async def connections(goal: Goal, seconds: float, _: int) -> Statuses:
     def poll(at: int) -> bytes:
         # Of a topic that is there, and of some that are not.
         topic = "load" if at % 2 else f"none-{at % 50}"
-        return f"GET /v1/topics/{topic}/records?wait=60s&offset=1000000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        return (
+            f"GET /v1/topics/{topic}/records?wait=60s&offset=1000000 HTTP/1.1\r\nHost: "
+            "localhost\r\n\r\n"
+        ).encode()
 
     work = [one(b"", seconds / 3 * at / IDLE) for at in range(IDLE)]
     work += [one(poll(at), seconds / 3 * at / POLLS) for at in range(POLLS)]
@@ -116,11 +123,14 @@ async def reconnecting(goal: Goal, seconds: float, _: int) -> Statuses:
 
 
 async def almost_http(goal: Goal, seconds: float, seed: int) -> Statuses:
-    """Requests with a few bytes changed, removed, repeated or added, cut off anywhere, as fast as they are answered."""
+    """Requests with a few bytes changed, removed, repeated or added, cut off anywhere, as fast as
+    they are answered."""
     statuses: Statuses = Counter()
 
     async def speak(chance: random.Random) -> None:
-        statuses[await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
+        statuses[
+            await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)
+        ] += 1
 
     await speakers(seconds, seed, speak)
     return statuses
@@ -129,7 +139,10 @@ async def almost_http(goal: Goal, seconds: float, seed: int) -> Statuses:
 async def unread(goal: Goal, seconds: float, _: int) -> Statuses:
     """1,920 connections that each send 400 kB with a request that waits for something else."""
     statuses: Statuses = Counter()
-    head = f"GET /v1/topics/none/records?wait={seconds:.0f}s HTTP/1.1\r\nHost: localhost\r\nContent-Length: {UNREAD_BYTES}\r\n\r\n"
+    head = (
+        f"GET /v1/topics/none/records?wait={seconds:.0f}s HTTP/1.1\r\nHost: "
+        f"localhost\r\nContent-Length: {UNREAD_BYTES}\r\n\r\n"
+    )
     data = head.encode() + b" " * UNREAD_BYTES
 
     async def one(delay_s: float) -> None:
@@ -141,17 +154,26 @@ async def unread(goal: Goal, seconds: float, _: int) -> Statuses:
 
 
 async def numbers(goal: Goal, seconds: float, seed: int) -> Statuses:
-    """Numbers of thousands of digits, tokens that are no text, and control characters, as fast as they are answered."""
+    """Numbers of thousands of digits, tokens that are no text, and control characters, as fast as
+    they are answered."""
     statuses: Statuses = Counter()
     digits = "9" * 4_301
     paths = [
-        f"/v1/shards/{digits}/checkpoint", "/v1/shards/0/checkpoint", f"/v1/shards/{digits}/digest", f"/v1/messages?after={digits}-1-1",
-        f"/v1/messages?limit={digits}", f"/v1/timeline?from={digits}", "/v1/messages/%1b[2J%07", f"/v1/dead-letters?after={digits}",
-    ]  # fmt: skip
+        f"/v1/shards/{digits}/checkpoint",
+        "/v1/shards/0/checkpoint",
+        f"/v1/shards/{digits}/digest",
+        f"/v1/messages?after={digits}-1-1",
+        f"/v1/messages?limit={digits}",
+        f"/v1/timeline?from={digits}",
+        "/v1/messages/%1b[2J%07",
+        f"/v1/dead-letters?after={digits}",
+    ]
 
     async def speak(chance: random.Random) -> None:
         token = bytes(chance.randrange(128, 256) for _ in range(8))
-        sent = request("GET", chance.choice(paths), b"", b"Chronos-Node: node", b"Chronos-Token: " + token)
+        sent = request(
+            "GET", chance.choice(paths), b"", b"Chronos-Node: node", b"Chronos-Token: " + token
+        )
         statuses[await exchange(goal.port, sent, timeout_s=5.0)] += 1
 
     await speakers(seconds, seed, speak)
@@ -159,13 +181,20 @@ async def numbers(goal: Goal, seconds: float, seed: int) -> Statuses:
 
 
 async def crons(goal: Goal, seconds: float, seed: int) -> Statuses:
-    """Bodies full of cron expressions that never fire, or that fire every 28 years, half of them from clients that do not wait."""
+    """Bodies full of cron expressions that never fire, or that fire every 28 years, half of them
+    from clients that do not wait."""
     statuses: Statuses = Counter()
 
     async def speak(chance: random.Random) -> None:
-        days = chance.choice(("0 */31 * 1#5,2#5", "0 29 2 */7", "*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5"))
-        repeats = (f"cron {chance.randrange(60)},{chance.randrange(60)} {days}" for _ in range(SERIES))
-        messages = [{"target": {"topic": "never"}, "value": "", "repeat": repeat} for repeat in repeats]
+        days = chance.choice(
+            ("0 */31 * 1#5,2#5", "0 29 2 */7", "*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5")
+        )
+        repeats = (
+            f"cron {chance.randrange(60)},{chance.randrange(60)} {days}" for _ in range(SERIES)
+        )
+        messages = [
+            {"target": {"topic": "never"}, "value": "", "repeat": repeat} for repeat in repeats
+        ]
         sent = request("POST", "/v1/messages", json.dumps(messages).encode())
         statuses[await exchange(goal.port, sent, timeout_s=chance.choice((0.05, 10.0)))] += 1
 
@@ -182,14 +211,37 @@ def request(method: str, path: str, body: bytes = b"", *more: bytes) -> bytes:
 
 
 CHUNKED = b"\r\n".join(
-    (b"POST /v1/messages HTTP/1.1", b"Host: localhost", b"Content-Type: application/json", b"Transfer-Encoding: chunked", b"",
-     b"10", b'{"target": {"top', b"9", b'ic": "a"}', b"0", b"", b"")
-)  # fmt: skip
+    (
+        b"POST /v1/messages HTTP/1.1",
+        b"Host: localhost",
+        b"Content-Type: application/json",
+        b"Transfer-Encoding: chunked",
+        b"",
+        b"10",
+        b'{"target": {"top',
+        b"9",
+        b'ic": "a"}',
+        b"0",
+        b"",
+        b"",
+    )
+)
 CORPUS = [
     request("GET", "/v1/messages?limit=5&target=t&header=a%3Db"),
     request("GET", "/v1/messages/fuzz-1?payload=true"),
-    request("POST", "/v1/messages", b'{"target": {"topic": "fuzz", "headers": {"a": "b"}}, "value": "v", "delay": "1h", "id": "fuzz-1"}'),
-    request("POST", "/v1/messages", b'[{"target": {"topic": "fuzz"}, "value_base64": "AAAA", "deliver_at": 4102444800000}]'),
+    request(
+        "POST",
+        "/v1/messages",
+        (
+            b'{"target": {"topic": "fuzz", "headers": {"a": "b"}}, "value": "v", "delay": "1h", '
+            b'"id": "fuzz-1"}'
+        ),
+    ),
+    request(
+        "POST",
+        "/v1/messages",
+        b'[{"target": {"topic": "fuzz"}, "value_base64": "AAAA", "deliver_at": 4102444800000}]',
+    ),
     request("PATCH", "/v1/messages/fuzz-1", b'{"delay": "2h"}'),
     request("DELETE", "/v1/messages/fuzz-1"),
     request("POST", "/v1/jobs", b'{"action": "count", "filter": {"target": "fuzz"}}'),
@@ -201,12 +253,33 @@ CORPUS = [
     request("PUT", "/v1/rates/fuzz", b'{"rate": "5/s burst 9"}'),
     request("GET", "/v1/topics/fuzz/records?wait=10ms"),
     request("GET", "/v1/timeline?from=0&to=99999999&step=60000"),
-    request("GET", "/", b"", b"Sec-Fetch-Site: cross-site", b"Origin: http://a.example", b"Cookie: a=b"),
+    request(
+        "GET", "/", b"", b"Sec-Fetch-Site: cross-site", b"Origin: http://a.example", b"Cookie: a=b"
+    ),
     CHUNKED,
-]  # fmt: skip
-TOKENS = [b"\r\n", b"\0", b":", b" ", b"%", b"{", b"[", b'"', b"-1", b"99999999999999999999", b"\xff\xfe", b"Content-Length: 5\r\n",
-          b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"Host: [\r\n", b"Upgrade: websocket\r\n", b"a" * 9_000,
-          b"Expect: 100-continue\r\n", b"[" * 2_000, b"\\ud800"]  # fmt: skip
+]
+TOKENS = [
+    b"\r\n",
+    b"\0",
+    b":",
+    b" ",
+    b"%",
+    b"{",
+    b"[",
+    b'"',
+    b"-1",
+    b"99999999999999999999",
+    b"\xff\xfe",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Content-Encoding: gzip\r\n",
+    b"Host: [\r\n",
+    b"Upgrade: websocket\r\n",
+    b"a" * 9_000,
+    b"Expect: 100-continue\r\n",
+    b"[" * 2_000,
+    b"\\ud800",
+]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -231,7 +304,8 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 async def exchange(port: int, data: bytes, timeout_s: float = 600.0) -> str:
-    """Send the bytes on a connection of its own and read until it is closed, or after the time; the status of the answer."""
+    """Send the bytes on a connection of its own and read until it is closed, or after the time; the
+    status of the answer."""
     writer = None
     found = b""
     try:
@@ -248,7 +322,9 @@ async def exchange(port: int, data: bytes, timeout_s: float = 600.0) -> str:
             writer.close()
             with suppress(OSError):
                 writer.transport.abort()
-    return found.split(b" ")[1].decode("ascii", "replace") if found.startswith(b"HTTP/1.") else "none"
+    return (
+        found.split(b" ")[1].decode("ascii", "replace") if found.startswith(b"HTTP/1.") else "none"
+    )
 
 
 def attack(campaign: Campaign, goal: Goal, seconds: float, seed: int) -> Statuses:

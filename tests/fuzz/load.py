@@ -16,7 +16,8 @@ from tests.integration.foreign import Tail
 
 TOPIC = "load"
 SENDERS, EVERY_S, TOGETHER = 10, 0.1, 5
-"""Over each of SENDERS connections, a request every EVERY_S with TOGETHER messages: 500 messages a second, while answers take less."""
+"""Over each of SENDERS connections, a request every EVERY_S with TOGETHER messages: 500 messages a
+second, while answers take less."""
 
 AHEAD_MS = 300
 ALIVE_EVERY_S = 0.1
@@ -48,7 +49,8 @@ class Figures(NamedTuple):
 
 
 class Load:
-    """Schedules messages over SENDERS connections while it is entered, and reads what was delivered at the end."""
+    """Schedules messages over SENDERS connections while it is entered, and reads what was delivered
+    at the end."""
 
     def __init__(self, service: Service, topic: str = TOPIC, bootstrap: str = "") -> None:
         """`bootstrap`: the brokers of the service; empty for the embedded log."""
@@ -56,8 +58,12 @@ class Load:
         self._topic = topic
         self._bootstrap = bootstrap
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._ask)]
-        self._threads += [threading.Thread(target=self._send, args=(one,), daemon=True) for one in range(SENDERS)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._watch, self._ask)
+        ]
+        self._threads += [
+            threading.Thread(target=self._send, args=(one,), daemon=True) for one in range(SENDERS)
+        ]
         self._accepted: list[str] = []
         self._refused = 0
         self._answers_ms: list[int] = []
@@ -71,7 +77,10 @@ class Load:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stopping.set()
         for thread in self._threads:
@@ -88,9 +97,14 @@ class Load:
             began_s = time.monotonic()
             due_ms = time.time_ns() // 1_000_000 + AHEAD_MS
             messages = [
-                {"target": {"topic": self._topic}, "value": "x" * 100, "deliver_at": due_ms, "id": f"{self._topic}-{sender}-{number}"}
+                {
+                    "target": {"topic": self._topic},
+                    "value": "x" * 100,
+                    "deliver_at": due_ms,
+                    "id": f"{self._topic}-{sender}-{number}",
+                }
                 for number in range(at, at + TOGETHER)
-            ]  # fmt: skip
+            ]
             at += TOGETHER
             try:
                 connection.request("POST", "/v1/messages", json.dumps(messages), headers=headers)
@@ -157,14 +171,19 @@ class Load:
             for record in answer["records"]:
                 found += 1
                 headers = record["headers"]
-                yield headers["chronos-id"], parse_time_ms(record["timestamp"]) - int(headers["chronos-due-at"])
+                yield (
+                    headers["chronos-id"],
+                    parse_time_ms(record["timestamp"]) - int(headers["chronos-due-at"]),
+                )
             offset = answer["next_offset"]
 
     def _delivered_on_kafka(self) -> Iterator[tuple[str, int]]:
         """The same."""
         with Tail(self._bootstrap, self._topic) as tail:
             deadline_s = time.monotonic() + LATE_S
-            while time.monotonic() < deadline_s and len(tail.records[self._topic]) < len(self._accepted):
+            while time.monotonic() < deadline_s and len(tail.records[self._topic]) < len(
+                self._accepted
+            ):
                 tail.read()
             for got in tail.settle().records[self._topic]:
                 yield (

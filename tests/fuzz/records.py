@@ -1,4 +1,5 @@
-"""The hostile producers: records that are almost messages, and batches that are small only because they are compressed."""
+"""The hostile producers: records that are almost messages, and batches that are small only because
+they are compressed."""
 
 import asyncio
 import random
@@ -23,17 +24,72 @@ BOMB_BYTES = (110_000_000, 250_000_000)
 """What a bomb takes when it is decompressed."""
 
 NAMES = [
-    *(f"chronos-{name}" for name in (
-        "deliver-at", "delay", "target-topic", "target-key", "action", "id", "on-conflict", "expire-at", "due-at", "source",
-        "occurrence", "attempt", "attempts", "reason", "detail", "repeat", "spread", "time-zone", "late", "replayed", "", "DELAY")),
-    "a", "", "x" * 300, "traceparent",
-]  # fmt: skip
+    *(
+        f"chronos-{name}"
+        for name in (
+            "deliver-at",
+            "delay",
+            "target-topic",
+            "target-key",
+            "action",
+            "id",
+            "on-conflict",
+            "expire-at",
+            "due-at",
+            "source",
+            "occurrence",
+            "attempt",
+            "attempts",
+            "reason",
+            "detail",
+            "repeat",
+            "spread",
+            "time-zone",
+            "late",
+            "replayed",
+            "",
+            "DELAY",
+        )
+    ),
+    "a",
+    "",
+    "x" * 300,
+    "traceparent",
+]
 
 VALUES = [
-    None, b"", b"0", b"-1", b"9" * 20, b"1e9", b"NaN", b"700ms", b"5 m", b"7d", b"\xff", b"\0", b"null", b"{}", b"[[[[", b"x" * 5_000,
-    b"cancel", b"reschedule", b"fire-now", b"schedule", b"replay", b"probe", b"reject", b"replace", b"*/1 * * * * *", b"every 1ms",
-    b"Europe/Berlin", b"a{b}", "\u0663s".encode(), b"4102444800000", b"1798000000",
-]  # fmt: skip
+    None,
+    b"",
+    b"0",
+    b"-1",
+    b"9" * 20,
+    b"1e9",
+    b"NaN",
+    b"700ms",
+    b"5 m",
+    b"7d",
+    b"\xff",
+    b"\0",
+    b"null",
+    b"{}",
+    b"[[[[",
+    b"x" * 5_000,
+    b"cancel",
+    b"reschedule",
+    b"fire-now",
+    b"schedule",
+    b"replay",
+    b"probe",
+    b"reject",
+    b"replace",
+    b"*/1 * * * * *",
+    b"every 1ms",
+    b"Europe/Berlin",
+    b"a{b}",
+    "\u0663s".encode(),
+    b"4102444800000",
+    b"1798000000",
+]
 
 
 RARE = (b"0 */31 * 1#5,2#5", b"0 29 2 */7", b"*/1,*/1,*/1,*/1,*/1,*/1 */31 * 1#5")
@@ -57,9 +113,15 @@ def hostile(chance: random.Random, target: str) -> Hostile:
     ]
     headers = [each for each in headers if chance.random() < 0.9]
     for _ in range(chance.choice((0, 0, 1, 1, 2, 8))):
-        headers.insert(chance.randrange(len(headers) + 1), (chance.choice(NAMES), chance.choice(VALUES)))
-    key = chance.choice((None, b"", b"hostile-%d" % chance.randrange(200), chance.randbytes(chance.randrange(40))))
-    value = chance.choice((None, b"", chance.randbytes(chance.randrange(2_000)), bytes(chance.randrange(100_000))))
+        headers.insert(
+            chance.randrange(len(headers) + 1), (chance.choice(NAMES), chance.choice(VALUES))
+        )
+    key = chance.choice(
+        (None, b"", b"hostile-%d" % chance.randrange(200), chance.randbytes(chance.randrange(40)))
+    )
+    value = chance.choice(
+        (None, b"", chance.randbytes(chance.randrange(2_000)), bytes(chance.randrange(100_000)))
+    )
     return Hostile(key, value, headers)
 
 
@@ -102,11 +164,15 @@ async def series(goal: Goal, seconds: float, seed: int) -> Statuses:
                 b"",
                 [
                     ("chronos-target-topic", goal.target.encode()),
-                    ("chronos-repeat", b"cron %d,%d " % (chance.randrange(60), chance.randrange(60)) + chance.choice(RARE)),
+                    (
+                        "chronos-repeat",
+                        b"cron %d,%d " % (chance.randrange(60), chance.randrange(60))
+                        + chance.choice(RARE),
+                    ),
                 ],
             )
             for at in range(count)
-        ]  # fmt: skip
+        ]
         await write(producer, goal, found, statuses)
         written += count
         await asyncio.sleep(0.05)
@@ -114,17 +180,23 @@ async def series(goal: Goal, seconds: float, seed: int) -> Statuses:
 
 
 async def bombs(goal: Goal, seconds: float, seed: int) -> Statuses:
-    """A batch that decompresses to 110 or 250 MB every two seconds, in one codec after the other."""
+    """A batch that decompresses to 110 or 250 MB every two seconds, in one codec after the
+    other."""
     statuses: Statuses = Statuses()
     chance = random.Random(seed)
     began_s = time.monotonic()
     at = 0
     while time.monotonic() - began_s < seconds:
         large = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 1_000_000}
-        producer = Producer({**settings(goal), **large, "compression.codec": CODECS[at % len(CODECS)]})
+        producer = Producer(
+            {**settings(goal), **large, "compression.codec": CODECS[at % len(CODECS)]}
+        )
         size = chance.choice(BOMB_BYTES)
         await write(
-            producer, goal, [Hostile(None, bytes(size), [("chronos-target-topic", goal.target.encode())])], statuses
+            producer,
+            goal,
+            [Hostile(None, bytes(size), [("chronos-target-topic", goal.target.encode())])],
+            statuses,
         )
         at += 1
         await asyncio.sleep(max(0.0, began_s + at * BOMBS_EVERY_S - time.monotonic()))
@@ -136,7 +208,9 @@ def settings(goal: Goal) -> dict[str, object]:
     return {"bootstrap.servers": goal.bootstrap, "linger.ms": 5, "log_level": 2}
 
 
-async def write(producer: Producer, goal: Goal, found: Sequence[Hostile], statuses: Statuses) -> None:
+async def write(
+    producer: Producer, goal: Goal, found: Sequence[Hostile], statuses: Statuses
+) -> None:
     """Write the records and wait for their reports."""
 
     def note(error: KafkaError | None, _: Message) -> None:

@@ -1,10 +1,12 @@
 """A real Kafka for tests and benchmarks: brokers that can be started, killed, frozen and restarted.
 
-Each broker is one JVM (KRaft, broker and controller in one) on free ports of the loopback interface, with a
-temporary data directory. The two console programs that come with Kafka serve as clients independent of Chronos.
+Each broker is one JVM (KRaft, broker and controller in one) on free ports of the loopback
+interface, with a temporary data directory. The two console programs that come with Kafka serve as
+clients independent of Chronos.
 
-This is not a fixture (those are in `conftest.py`; this module does not use pytest), and never a reason to skip a
-test: where Java or Kafka is missing, `start()` raises an error that says what to install.
+This is not a fixture (those are in `conftest.py`; this module does not use pytest), and never a
+reason to skip a test: where Java or Kafka is missing, `start()` raises an error that says what to
+install.
 
     with Broker() as broker:
         broker.create_topic("orders", partitions=4)
@@ -16,9 +18,8 @@ test: where Java or Kafka is missing, `start()` raises an error that says what t
     with cluster(3) as kafka:  # replicated topics; kafka[0].freeze(), kafka[1].kill() and so on
         ...
 
-A broker does not outlive the process that started it, even if that is killed: a watchdog process kills the
-broker and removes its directory when the pipe from that process closes.
-"""
+A broker does not outlive the process that started it, even if that is killed: a watchdog process
+kills the broker and removes its directory when the pipe from that process closes."""
 
 from __future__ import annotations
 
@@ -55,16 +56,17 @@ POLL_INTERVAL_S = 0.05
 """Between two checks of a condition that is waited for."""
 
 SHORT_SESSION = {"broker.session.timeout.ms": 4_000, "broker.heartbeat.interval.ms": 1_000}
-"""For a single broker: after a `kill()` the controller refuses its registration until the session of the killed
-process has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster keeps Kafka's values, because
-there they are the time of a failover, which is tested."""
+"""For a single broker: after a `kill()` the controller refuses its registration until the session
+of the killed process has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster
+keeps Kafka's values, because there they are the time of a failover, which is tested."""
 
 LOG_TAIL_LINES = 60
 """Lines of a broker's log that an error quotes."""
 
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 QUICK_START = "-XX:TieredStopAtLevel=1"
-"""The quick compiler only: a broker that runs for a minute does not earn back what the other one costs."""
+"""The quick compiler only: a broker that runs for a minute does not earn back what the other one
+costs."""
 
 TOOL_OPTIONS = (*JAVA_OPTIONS, "-Xmx256m", QUICK_START, "-Dchronos.log.level=WARN")
 
@@ -74,14 +76,16 @@ SYSTEM_TIME = ROOT / "tests/harness/SystemTime.java"
 BOOTSTRAP_FILE = "bootstrap.checkpoint"
 """File of a formatted data directory, the same in all of them."""
 
-# Tests do not use these characters in texts, so they can separate the fields that the console consumer prints.
+# Tests do not use these characters in texts, so they can separate the fields that the console
+# consumer prints.
 FIELD_END = "\x1f"
 RECORD_END = "\x1e"
 NULL = "\x1anull"
 
 
 class BrokerError(Exception):
-    """Kafka could not be started or reached, or a console program failed; the message gives the reason."""
+    """Kafka could not be started or reached, or a console program failed; the message gives the
+    reason."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,14 @@ class ConsoleRecord:
     """`CreateTime` or `LogAppendTime`."""
 
 
-# ------------------------------------------------------------------------------- Java and the Kafka files
+# ------------------------------------------------------------------------- Java and the Kafka files
 
 
-def java_command(options: Iterable[str], main_class: str, *arguments: str, first: Path | None = None) -> list[str]:
-    """The command line to run a class of Kafka. `first`: a directory of classes that are loaded instead of Kafka's own."""
+def java_command(
+    options: Iterable[str], main_class: str, *arguments: str, first: Path | None = None
+) -> list[str]:
+    """The command line to run a class of Kafka. `first`: a directory of classes that are loaded
+    instead of Kafka's own."""
     return [
         java(),
         *options,
@@ -116,7 +123,8 @@ def java_command(options: Iterable[str], main_class: str, *arguments: str, first
 
 
 def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
-    """Wait for the condition; return False if it is not true by the deadline (of `time.monotonic()`)."""
+    """Wait for the condition; return False if it is not true by the deadline (of
+    `time.monotonic()`)."""
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -135,10 +143,13 @@ class BrokerClock:
 
     def options(self) -> tuple[str, str]:
         """Java's options for `SystemTime.java`."""
-        return f"-Dchronos.clock.ahead_ms={self.ahead_ms}", f"-Dchronos.clock.drift_ppm={self.drift_ppm}"
+        return (
+            f"-Dchronos.clock.ahead_ms={self.ahead_ms}",
+            f"-Dchronos.clock.drift_ppm={self.drift_ppm}",
+        )
 
 
-# --------------------------------------------------------------------------------------- Clients of a Kafka
+# ------------------------------------------------------------------------------- Clients of a Kafka
 
 
 class Clients:
@@ -157,8 +168,8 @@ class Clients:
     def admin(self, **settings: str | int | float) -> AdminClient:
         """An admin client that does not log about brokers that are down on purpose.
 
-        Keep a reference until its futures have their results: when it is deleted they fail with `_DESTROY`.
-        """
+        Keep a reference until its futures have their results: when it is deleted they fail with
+        `_DESTROY`."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2, **settings})
 
     def create_topic(
@@ -170,7 +181,8 @@ class Clients:
         config: Mapping[str, object] | None = None,
         timeout_s: float = 30.0,
     ) -> str:
-        """Create a topic, wait until every broker that answers lists it with its leaders, and return its name."""
+        """Create a topic, wait until every broker that answers lists it with its leaders, and
+        return its name."""
         deadline = time.monotonic() + timeout_s
         admin = self.admin()
         topic = NewTopic(
@@ -182,16 +194,23 @@ class Clients:
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
 
         def is_listed(admin: AdminClient) -> bool:
-            seen = admin.list_topics(name, timeout=max(0.1, deadline - time.monotonic())).topics[name]
-            return len(seen.partitions) == partitions and all(p.leader >= 0 for p in seen.partitions.values())
+            seen = admin.list_topics(name, timeout=max(0.1, deadline - time.monotonic())).topics[
+                name
+            ]
+            return len(seen.partitions) == partitions and all(
+                p.leader >= 0 for p in seen.partitions.values()
+            )
 
         if not wait_until(lambda: all(map(is_listed, self.admins())), deadline=deadline):
-            raise BrokerError(f"topic {name} is not listed with all leaders by every broker after {timeout_s:.0f} s")
+            raise BrokerError(
+                f"topic {name} is not listed with all leaders by every broker after "
+                f"{timeout_s:.0f} s"
+            )
         return name
 
     def admins(self) -> list[AdminClient]:
-        """A client for each broker that answers: a new client asks the only broker that it knows, and each broker learns of a
-        change by itself."""
+        """A client for each broker that answers: a new client asks the only broker that it knows,
+        and each broker learns of a change by itself."""
         return [self.admin(**{"bootstrap.servers": address}) for address in self.answering()]
 
     def wait_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -213,17 +232,22 @@ class Clients:
             raise BrokerError(f"not all replicas are in sync after {timeout_s:.0f} s")
 
     def open_transactions(self, topic: str) -> int:
-        """Number of partitions of a topic that end in an open transaction, which `read_committed` consumers do not see.
+        """Number of partitions of a topic that end in an open transaction, which `read_committed`
+        consumers do not see.
 
-        One whose commit is acknowledged is among them until its coordinator has written the markers to the partitions.
-        """
+        One whose commit is acknowledged is among them until its coordinator has written the markers
+        to the partitions."""
         admin = self.admin()
         partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
         ends = []
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
-            asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+            asked = {
+                TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions
+            }  # type: ignore[no-untyped-call]
             found = admin.list_offsets(asked, isolation_level=level)
-            ends.append({part.partition: future.result(10).offset for part, future in found.items()})
+            ends.append(
+                {part.partition: future.result(10).offset for part, future in found.items()}
+            )
         return sum(ends[0][partition] < ends[1][partition] for partition in partitions)
 
     def console_producer(
@@ -234,13 +258,16 @@ class Clients:
         properties: Mapping[str, object] | None = None,
         timeout_s: float = TOOL_TIMEOUT_S,
     ) -> None:
-        """Write records with Kafka's console producer; `properties` are those of a Java producer."""
+        """Write records with Kafka's console producer; `properties` are those of a Java
+        producer."""
         command = java_command(
             TOOL_OPTIONS,
             "org.apache.kafka.tools.ConsoleProducer",
             *("--bootstrap-server", self.bootstrap),
             *("--topic", topic),
-            *_options("--property", {"parse.headers": True, "parse.key": True, "null.marker": NULL}),
+            *_options(
+                "--property", {"parse.headers": True, "parse.key": True, "null.marker": NULL}
+            ),
             *_options("--producer-property", properties or {}),
         )
         lines = "".join(_console_line(record) + "\n" for record in records)
@@ -261,10 +288,11 @@ class Clients:
         properties: Mapping[str, object] | None = None,
         timeout_s: float = TOOL_TIMEOUT_S,
     ) -> list[ConsoleRecord]:
-        """Read with Kafka's console consumer, from the beginning or from an offset of one partition.
+        """Read with Kafka's console consumer, from the beginning or from an offset of one
+        partition.
 
-        Ends after `max_messages`, or when no record has come for `timeout_ms`; returns the records read so far.
-        """
+        Ends after `max_messages`, or when no record has come for `timeout_ms`; returns the records
+        read so far."""
         start: tuple[str, ...] = ("--from-beginning",)
         if partition is not None:
             offset = "earliest" if from_offset is None else str(from_offset)
@@ -296,11 +324,15 @@ def _setting(value: object) -> str:
 
 
 def _options(name: str, properties: Mapping[str, object]) -> list[str]:
-    return [word for key, value in properties.items() for word in (name, f"{key}={_setting(value)}")]
+    return [
+        word for key, value in properties.items() for word in (name, f"{key}={_setting(value)}")
+    ]
 
 
 def _console_line(record: ConsoleRecord) -> str:
-    headers = ",".join(f"{name}:{NULL if value is None else value}" for name, value in record.headers)
+    headers = ",".join(
+        f"{name}:{NULL if value is None else value}" for name, value in record.headers
+    )
     fields = (headers or NULL, NULL if record.key is None else record.key)
     line = "\t".join((*fields, NULL if record.value is None else record.value))
     if "\n" in line or any("," in (value or "") for _, value in record.headers):
@@ -327,12 +359,21 @@ def _run_tool(command: list[str], *, stdin: str, timeout_s: float) -> tuple[str,
     """The standard output and the standard error of a console program."""
     try:
         ran = subprocess.run(
-            command, input=stdin, capture_output=True, encoding="utf-8", timeout=timeout_s, check=False
+            command,
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as expired:
-        raise BrokerError(f"{_tool_name(command)} did not end within {timeout_s:.0f} s") from expired
+        raise BrokerError(
+            f"{_tool_name(command)} did not end within {timeout_s:.0f} s"
+        ) from expired
     if ran.returncode != 0:
-        raise BrokerError(f"{_tool_name(command)} failed with {ran.returncode}\n{ran.stderr.strip()}")
+        raise BrokerError(
+            f"{_tool_name(command)} failed with {ran.returncode}\n{ran.stderr.strip()}"
+        )
     return ran.stdout, ran.stderr
 
 
@@ -340,16 +381,16 @@ def _tool_name(command: list[str]) -> str:
     return next(word for word in command if word.startswith(("org.apache.kafka.", "kafka.")))
 
 
-# ------------------------------------------------------------------------------------------------- Broker
+# ------------------------------------------------------------------------------------------- Broker
 
 
 class Broker(Clients, Startable):
     """One broker. `start()` after `stop()` or `kill()` restarts it with the same port and data.
 
-    `settings` override its `server.properties`; without `auto.create.topics.enable` topics are not created
-    automatically. `quorum` maps the node ids of several controllers to their ports. `doors` are further listeners by
-    name, each with the port it listens on and the port it advertises: that of a proxy in front of it.
-    """
+    `settings` override its `server.properties`; without `auto.create.topics.enable` topics are not
+    created automatically. `quorum` maps the node ids of several controllers to their ports. `doors`
+    are further listeners by name, each with the port it listens on and the port it advertises: that
+    of a proxy in front of it."""
 
     brokers_max = 1
 
@@ -369,8 +410,8 @@ class Broker(Clients, Startable):
         class_options: Sequence[str] | None = None,
         clock: BrokerClock | None = None,
     ) -> None:
-        """`for_load`: with all of Java's compilers, for measurements. `class_options`: other ones than `broker_classes`.
-        `clock`: instead of the machine's."""
+        """`for_load`: with all of Java's compilers, for measurements. `class_options`: other ones
+        than `broker_classes`. `clock`: instead of the machine's."""
         self.node_id = node_id
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
@@ -396,14 +437,17 @@ class Broker(Clients, Startable):
             "node.id": self.node_id,
             "listeners": _listeners({**listens, "CONTROLLER": self._quorum[self.node_id]}),
             "advertised.listeners": _listeners(advertised),
-            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*advertised, "CONTROLLER")),
+            "listener.security.protocol.map": ",".join(
+                f"{name}:PLAINTEXT" for name in (*advertised, "CONTROLLER")
+            ),
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": voters,
             # A typo in a test must not look like an empty topic.
             "auto.create.topics.enable": False,
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,
-            # Few, because each partition costs files to create and to load; four are still spread over the brokers.
+            # Few, because each partition costs files to create and to load; four are still spread
+            # over the brokers.
             "offsets.topic.num.partitions": 4,
             "offsets.topic.replication.factor": replicas,
             "transaction.state.log.num.partitions": 4,
@@ -413,7 +457,8 @@ class Broker(Clients, Startable):
             "share.coordinator.state.topic.min.isr": in_sync,
             "group.initial.rebalance.delay.ms": 0,
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
-            # No records in the metadata log of an idle cluster: with one each 500 ms, idle brokers cost a third more.
+            # No records in the metadata log of an idle cluster: with one each 500 ms, idle brokers
+            # cost a third more.
             "metadata.max.idle.interval.ms": 0,
             # The default buffer of 128 MB is a quarter of the heap.
             "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
@@ -425,13 +470,15 @@ class Broker(Clients, Startable):
     # Life
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the broker and wait until it answers; raises `BrokerError` with the end of its log if it does not."""
+        """Start the broker and wait until it answers; raises `BrokerError` with the end of its log
+        if it does not."""
         deadline = time.monotonic() + timeout_s
         self.launch()
         self.wait_ready(deadline=deadline)
 
     def launch(self) -> None:
-        """Start the process without waiting: the brokers of a cluster need each other to become ready."""
+        """Start the process without waiting: the brokers of a cluster need each other to become
+        ready."""
         if self._process is not None:
             raise BrokerError(f"broker {self.node_id} is already running")
         directory = self._directory()
@@ -441,7 +488,11 @@ class Broker(Clients, Startable):
         if not self._formatted:
             self._format(config)
             self._formatted = True
-        heap = (f"-Xms{min(256, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
+        heap = (
+            f"-Xms{min(256, self._heap_mb)}m",
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+ExitOnOutOfMemoryError",
+        )
         first, classes = None, self._class_options
         if self._clock is not None:
             # Java's archive is for the class path without this directory.
@@ -485,7 +536,8 @@ class Broker(Clients, Startable):
         raise BrokerError(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """A controlled shutdown, or a kill after `timeout_s`; the data is kept. Does nothing if the broker is not running."""
+        """A controlled shutdown, or a kill after `timeout_s`; the data is kept. Does nothing if the
+        broker is not running."""
         if self._process is None:
             return
         self.thaw()
@@ -495,6 +547,11 @@ class Broker(Clients, Startable):
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._gone()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._running().pid
 
     def kill(self) -> None:
         """Kill the process, as a power cut that spares the page cache would; the data is kept."""
@@ -523,12 +580,20 @@ class Broker(Clients, Startable):
         self._formatted = False
 
     def _format(self, config: Path) -> None:
-        """Format the data directory. Kafka's tool does it for the first broker, which takes it seconds."""
+        """Format the data directory. Kafka's tool does it for the first broker, which takes it
+        seconds."""
         if Broker._bootstrap is not None:
             self.data.mkdir()
             directory_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            meta = {"version": 1, "cluster.id": self._cluster_id, "node.id": self.node_id, "directory.id": directory_id}
-            (self.data / "meta.properties").write_text("".join(f"{key}={value}\n" for key, value in meta.items()))
+            meta = {
+                "version": 1,
+                "cluster.id": self._cluster_id,
+                "node.id": self.node_id,
+                "directory.id": directory_id,
+            }
+            (self.data / "meta.properties").write_text(
+                "".join(f"{key}={value}\n" for key, value in meta.items())
+            )
             (self.data / BOOTSTRAP_FILE).write_bytes(Broker._bootstrap)
             return
         format_data = ("format", "--cluster-id", self._cluster_id, "--config", str(config))
@@ -593,7 +658,9 @@ def broker_classes() -> tuple[str, ...]:
     def run_broker(options: Sequence[str]) -> None:
         with Broker(class_options=options) as broker:
             topic = broker.create_topic("classes")
-            producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 2})
+            producer = Producer(
+                {"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 2}
+            )
             producer.init_transactions()
             producer.begin_transaction()
             producer.produce(topic, b"")
@@ -621,7 +688,7 @@ def new_cluster_id() -> str:
     return "c" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
-# ------------------------------------------------------------------------------------------------ Cluster
+# ------------------------------------------------------------------------------------------ Cluster
 
 
 class Cluster(Clients, Startable):
@@ -636,7 +703,8 @@ class Cluster(Clients, Startable):
         doors: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
         clocks: Mapping[int, BrokerClock] | None = None,
     ) -> None:
-        """`doors` are the further listeners of each broker, by node id, and `clocks` those that differ from the machine's."""
+        """`doors` are the further listeners of each broker, by node id, and `clocks` those that
+        differ from the machine's."""
         quorum = {node_id: free_port() for node_id in range(1, count + 1)}
         cluster_id = new_cluster_id()
         self.brokers = [
@@ -665,7 +733,8 @@ class Cluster(Clients, Startable):
         return [broker.bootstrap for broker in self.brokers if broker.running and not broker.frozen]
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the brokers that are not running, and wait until all know each other and are in sync."""
+        """Start the brokers that are not running, and wait until all know each other and are in
+        sync."""
         deadline = time.monotonic() + timeout_s
         down = [broker for broker in self.brokers if not broker.running]
         with ThreadPoolExecutor(self.brokers_max) as pool:
@@ -677,19 +746,22 @@ class Cluster(Clients, Startable):
 
         def is_complete() -> bool:
             try:
-                # Not `describe_cluster`: of a broker that is just starting it was seen to abort the process, by an assertion
-                # in librdkafka.
+                # Not `describe_cluster`: of a broker that is just starting it was seen to abort the
+                # process, by an assertion in librdkafka.
                 seen = [admin.list_topics(timeout=5) for admin in admins]
             except KafkaException:
                 return False
             return all(len(view.brokers) == self.brokers_max for view in seen)
 
         if not wait_until(is_complete, deadline=deadline):
-            raise BrokerError(f"the {self.brokers_max} brokers did not find each other within {timeout_s:.0f} s")
+            raise BrokerError(
+                f"the {self.brokers_max} brokers did not find each other within {timeout_s:.0f} s"
+            )
         self.wait_in_sync(timeout_s=max(1.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """A controlled shutdown while a majority of controllers runs; the remaining brokers are killed. Data is kept."""
+        """A controlled shutdown while a majority of controllers runs; the remaining brokers are
+        killed. Data is kept."""
         for left in range(self.brokers_max, 0, -1):
             broker = self.brokers[left - 1]
             if left > self.brokers_max // 2:

@@ -32,10 +32,19 @@ class Authority:
         self.certificate = folder / f"{name}.pem"
         constraints = x509.BasicConstraints(ca=True, path_length=None)
         usage = x509.KeyUsage(
-            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
-        builder = self._builder(self._name, self._key, DAY).add_extension(constraints, critical=True)
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        builder = self._builder(self._name, self._key, DAY).add_extension(
+            constraints, critical=True
+        )
         own = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
         self.certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
@@ -47,13 +56,18 @@ class Authority:
         others: tuple[str, ...] = ("ip:127.0.0.1",),
         lasts: datetime.timedelta = DAY,
     ) -> Pair:
-        """Write `name.pem` and `name.key`. `others`: alternative names with `dns:`, `uri:` or `ip:`. `lasts`: how long it is valid."""
+        """Write `name.pem` and `name.key`. `others`: alternative names with `dns:`, `uri:` or
+        `ip:`. `lasts`: how long it is valid."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(x509.Name.from_rfc4514_string(subject or f"CN={name}"), key, lasts)
         if others:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_general(each) for each in others]), False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general(each) for each in others]), False
+            )
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
-        pair.certificate.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        pair.certificate.write_bytes(
+            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
         private = serialization.PrivateFormat.PKCS8
         pair.key.write_bytes(
             key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())

@@ -1,10 +1,11 @@
-"""Commands in processes of their own, forked from one that has loaded the command line: a tenth of the cost of a new Python.
+"""Commands in processes of their own, forked from one that has loaded the command line: a tenth of
+the cost of a new Python.
 
     done = run("get", "x", server=service.url)
     assert (done.code, done.out) == (0, "...")
 
-The forked process runs `chronos.cli.main` on the files that it is given and ends as an interpreter does, flushing included.
-"""
+The forked process runs `chronos.cli.main` on the files that it is given and ends as an interpreter
+does, flushing included."""
 
 from __future__ import annotations
 
@@ -35,18 +36,27 @@ class Commands:
         self._socket, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.harness.command", str(others.fileno())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[others.fileno()], cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[others.fileno()],
+            cwd=ROOT,
+        )
         others.close()
         self._socket.settimeout(TIMEOUT_S)
 
     def run(
-        self, arguments: Sequence[str | bytes], environ: Mapping[str, str], cwd: Path | None, files: Sequence[int]
+        self,
+        arguments: Sequence[str | bytes],
+        environ: Mapping[str, str],
+        cwd: Path | None,
+        files: Sequence[int],
     ) -> int:
         """Run a command to its end and return its exit code. `files`: stdin, stdout and stderr."""
         request = {
-            "arguments": [os.fsdecode(one) for one in arguments], "environ": dict(environ), "cwd": str(cwd or Path.cwd())
-        }  # fmt: skip
+            "arguments": [os.fsdecode(one) for one in arguments],
+            "environ": dict(environ),
+            "cwd": str(cwd or Path.cwd()),
+        }
         socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         pid = int(self._socket.recv(100))
         try:
@@ -57,7 +67,8 @@ class Commands:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork for each request; return in the forked process, and exit once there are no more requests."""
+    """Fork for each request; return in the forked process, and exit once there are no more
+    requests."""
     while True:
         data, files, _, _ = socket.recv_fds(requests, 1_000_000, 3)
         if not data:
@@ -118,7 +129,10 @@ def run(
         given.write(stdin)
         given.seek(0)
         code = _commands().run(
-            texts, environ, cwd, [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
+            texts,
+            environ,
+            cwd,
+            [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()],
         )
         out.seek(0)
         err.seek(0)

@@ -1,12 +1,13 @@
-"""Requests that are made from the description of the HTTP interface: every parameter and every field of a body, with many values."""
+"""Requests that are made from the description of the HTTP interface: every parameter and every
+field of a body, with many values."""
 
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from chronos.admin.openapi import document
-from chronos.admin.routes import Route
+from chronos.admin.http.openapi import document
+from chronos.admin.http.routes import Route
 
 
 class Example(Protocol):
@@ -34,8 +35,22 @@ class Names(NamedTuple):
     @property
     def texts(self) -> list[str]:
         """What is given for a parameter that is text."""
-        more = [f"{self.tenant}.*", f"{self.tenant}-dead", f"y=mark-{self.tenant}", f"{self.tenant}-", "0"]
-        return [self.tenant, f"{self.tenant}-1", self.generated, self.own, self.job, self.after, *more]
+        more = [
+            f"{self.tenant}.*",
+            f"{self.tenant}-dead",
+            f"y=mark-{self.tenant}",
+            f"{self.tenant}-",
+            "0",
+        ]
+        return [
+            self.tenant,
+            f"{self.tenant}-1",
+            self.generated,
+            self.own,
+            self.job,
+            self.after,
+            *more,
+        ]
 
 
 class Request(NamedTuple):
@@ -78,7 +93,9 @@ def candidates(schema: dict[str, Any], names: Names) -> list[Any]:
     return found
 
 
-def fields(schema: dict[str, Any], names: Names, within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def fields(
+    schema: dict[str, Any], names: Names, within: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every field of a body with every value, by its path."""
     for one in alternatives(resolved(schema)):
         for name, field in one.get("properties", {}).items():
@@ -95,9 +112,14 @@ def changed(body: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def requests(route: Route, names: Names, example: Example) -> Iterator[Request]:
-    """The example of a route with each parameter and field changed to each value; `{target}` in it stands for a topic of the sender."""
+    """The example of a route with each parameter and field changed to each value; `{target}` in it
+    stands for a topic of the sender."""
     path = example.path.replace("{target}", "mine")
-    body = None if example.body is None else json.loads(json.dumps(example.body).replace("{target}", "mine"))
+    body = (
+        None
+        if example.body is None
+        else json.loads(json.dumps(example.body).replace("{target}", "mine"))
+    )
     yield Request("", path, body)
     described = document()["paths"][route.path][route.method.lower()]
     bare, _, query = path.partition("?")
@@ -109,13 +131,21 @@ def requests(route: Route, names: Names, example: Example) -> Iterator[Request]:
                 if parameter["in"] == "path":
                     yield Request(name, route.path.replace(f"{{{name}}}", given), body)
                 else:
-                    rest = [each for each in query.split("&") if each and not each.startswith(f"{name}=")]
+                    rest = [
+                        each
+                        for each in query.split("&")
+                        if each and not each.startswith(f"{name}=")
+                    ]
                     yield Request(name, f"{bare}?{'&'.join([*rest, f'{name}={given}'])}", body)
     if body is not None:
         schema = described["requestBody"]["content"]["application/json"]["schema"]
         for field, value in fields(schema, names):
             yield Request(".".join(field), path, changed(body, field, value))
             if field == ("id",) and isinstance(body, dict) and "all" in body:
-                yield Request("id alone", path, {"id": value, "dry_run": body.get("dry_run", False)})
+                yield Request(
+                    "id alone", path, {"id": value, "dry_run": body.get("dry_run", False)}
+                )
             if field[0] == "id" and route.name == "schedule":
-                yield Request("replaced", path, changed(body, field, value) | {"on_conflict": "replace"})
+                yield Request(
+                    "replaced", path, changed(body, field, value) | {"on_conflict": "replace"}
+                )

@@ -1,4 +1,5 @@
-"""A node on the embedded log and its HTTP interface inside the test process, with raw requests to it."""
+"""A node on the embedded log and its HTTP interface inside the test process, with raw requests to
+it."""
 
 import asyncio
 import http.client
@@ -47,11 +48,17 @@ class Answer(NamedTuple):
 
 
 class Inside:
-    """One node with its server, in a thread of its own; starts faster than a process and needs no port in advance."""
+    """One node with its server, in a thread of its own; starts faster than a process and needs no
+    port in advance."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         """`settings`: with `__` for the dots."""
-        values = {"node.data_dir": folder / "data", "admin.port": 0, "shards": 1, "limits.disk_reserve": 0}
+        values = {
+            "node.data_dir": folder / "data",
+            "admin.port": 0,
+            "shards": 1,
+            "limits.disk_reserve": 0,
+        }
         values |= {name.replace("__", "."): value for name, value in settings.items()}
         self.node = Node(load(None, {}, [f"{name}={value}" for name, value in values.items()]))
         self.server = Server(self.node)
@@ -76,7 +83,10 @@ class Inside:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(START_S)
@@ -90,9 +100,15 @@ class Inside:
         self._loop.close()
 
     def ask(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None, token: str = ""
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> Answer:
-        """Send one request on a connection of its own. A `body` that is no bytes is sent as JSON."""
+        """Send one request on a connection of its own. A `body` that is no bytes is sent as
+        JSON."""
         sent = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
@@ -102,11 +118,17 @@ class Inside:
         connection = (
             http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
             if self.context is None
-            else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.context)
+            else http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=30, context=self.context
+            )
         )
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()
-            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+            return Answer(
+                answer.status,
+                {name.lower(): value for name, value in answer.getheaders()},
+                answer.read(),
+            )
         finally:
             connection.close()

@@ -1,11 +1,11 @@
-"""Jars that Maven fetched, classes that are compiled here, and Java's archives of loaded classes (application class data sharing, JEP 310 and 350): they halve the
-cost of starting a JVM.
+"""Jars that Maven fetched, classes that are compiled here, and Java's archives of loaded classes
+(application class data sharing, JEP 310 and 350): they halve the cost of starting a JVM.
 
-    options = shared_classes("kafka", str(jars("kafka")), lambda options: run_a_broker_once(options))
+    options = shared_classes("kafka", str(jars("kafka")), lambda options:
+    run_a_broker_once(options))
 
-An archive is made once, by a JVM that ends in order, and lies in `.cache`. Java checks it against its own version and the
-class path, and does without one that does not fit.
-"""
+An archive is made once, by a JVM that ends in order, and lies in `.cache`. Java checks it against
+its own version and the class path, and does without one that does not fit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class NotCompiled(Exception):
 
 def pinned_version(name: str) -> str:
     """The version in `scripts/<name>/pom.xml`."""
-    found = re.search(rf"<{name}\.version>(.+?)</{name}\.version>", (ROOT / "scripts" / name / "pom.xml").read_text())
+    found = re.search(
+        rf"<{name}\.version>(.+?)</{name}\.version>",
+        (ROOT / "scripts" / name / "pom.xml").read_text(),
+    )
     if found is None:
         raise JarsMissing(f"scripts/{name}/pom.xml names no {name}.version")
     return found[1]
@@ -53,7 +56,8 @@ def pinned_version(name: str) -> str:
 
 @cache
 def jars(name: str) -> Path:
-    """The directory with the jars of `scripts/<name>/pom.xml`, which are fetched if they are missing. Raises JarsMissing."""
+    """The directory with the jars of `scripts/<name>/pom.xml`, which are fetched if they are
+    missing. Raises JarsMissing."""
     fetch = subprocess.run(
         [str(ROOT / "scripts" / name / "fetch")],
         stdin=subprocess.DEVNULL,
@@ -77,15 +81,18 @@ def java() -> str:
 @cache
 def java_version() -> str:
     """Java's own description of its version."""
-    return subprocess.run([java(), "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+    return subprocess.run(
+        [java(), "-version"], capture_output=True, text=True, timeout=60, check=True
+    ).stderr
 
 
 @cache
 def compiled(source: Path, class_path: str) -> Path:
-    """The directory with the classes of a source file, which is compiled if that is missing. Raises NotCompiled.
+    """The directory with the classes of a source file, which is compiled if that is missing. Raises
+    NotCompiled.
 
-    Not with `javac`, which may be that of another Java; a Java without a compiler is a runtime only.
-    """
+    Not with `javac`, which may be that of another Java; a Java without a compiler is a runtime
+    only."""
     key = zlib.crc32(f"{class_path}\n{java_version()}\n{source.read_text()}".encode())
     directory = DIRECTORY / f"{source.stem}-{key:08x}"
     with _locked(source.stem):
@@ -103,10 +110,13 @@ def compiled(source: Path, class_path: str) -> Path:
                     str(made),
                     str(source),
                 ]
-                ran = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+                ran = subprocess.run(
+                    command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+                )
                 if ran.returncode != 0:
                     raise NotCompiled(
-                        f"{source.name} is not compiled; without a compiler install a JDK, e.g. openjdk-17-jdk-headless\n"
+                        f"{source.name} is not compiled; without a compiler install a JDK, e.g. "
+                        "openjdk-17-jdk-headless\n"
                         f"{ran.stdout}{ran.stderr}".strip()
                     )
                 made.rename(directory)
@@ -122,12 +132,14 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-def shared_classes(name: str, class_path: str, make: Callable[[Sequence[str]], None]) -> tuple[str, ...]:
+def shared_classes(
+    name: str, class_path: str, make: Callable[[Sequence[str]], None]
+) -> tuple[str, ...]:
     """Java's options to use the archive of this name and class path.
 
-    `make` makes a missing one: it runs a JVM with the options that it is given, to an end in order. Processes that need the
-    same archive wait for the one that makes it. Without options if that JVM made none.
-    """
+    `make` makes a missing one: it runs a JVM with the options that it is given, to an end in order.
+    Processes that need the same archive wait for the one that makes it. Without options if that JVM
+    made none."""
     key = zlib.crc32(f"{class_path}\n{java_version()}".encode())
     archive = DIRECTORY / f"{name}-{key:08x}.jsa"
     with _locked(name):

@@ -1,4 +1,5 @@
-"""The pages of the documentation, taken apart: code blocks, inline code, tables. Reads files only; checks nothing."""
+"""The pages of the documentation, taken apart: code blocks, inline code, tables. Reads files only;
+checks nothing."""
 
 import re
 from collections.abc import Iterator
@@ -42,5 +43,7 @@ def rows(page: Path, heading: str) -> list[list[str]]:
     section = re.split(rf"\n#{{1,{rank}}} ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     # A bar between spaces ends a cell, also an empty one.
-    cells = [re.split(r" \|(?= )", line.strip("|")) for line in lines if not line.startswith("|---")]
+    cells = [
+        re.split(r" \|(?= )", line.strip("|")) for line in lines if not line.startswith("|---")
+    ]
     return [[cell.strip() for cell in row] for row in cells]

@@ -1,4 +1,5 @@
-"""Servers for tests in processes of their own: their life in a `with` statement, and the end of those that are left over."""
+"""Servers for tests in processes of their own: their life in a `with` statement, and the end of
+those that are left over."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from types import TracebackType
 from typing import Self
 
 CLOSE_S = 15.0
-"""The watchdog kills a process and removes a directory: milliseconds, on a loaded machine seconds."""
+"""The watchdog kills a process and removes a directory: milliseconds, on a loaded machine
+seconds."""
 
 FREEZE_S = 30.0
 """Every thread of a process stops in milliseconds, on a loaded machine in a second."""
 
 
 def freeze(pid: int) -> None:
-    """Send SIGSTOP, and wait until no thread of the process runs any more: until then it may still answer."""
+    """Send SIGSTOP, and wait until no thread of the process runs any more: until then it may still
+    answer."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + FREEZE_S
     while any(_is_running(task) for task in Path(f"/proc/{pid}/task").iterdir()):
@@ -55,19 +58,25 @@ class Startable:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
 class Watchdog:
-    """A temporary directory and a process beside it: when this process ends, also by a kill, it kills the server and removes
-    the directory."""
+    """A temporary directory and a process beside it: when this process ends, also by a kill, it
+    kills the server and removes the directory."""
 
     def __init__(self, prefix: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix=prefix))
         # Each line of its input is the id of the running server, or empty if none runs.
-        script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
+        script = (
+            'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- '
+            '"$0"'
+        )
         self._process = subprocess.Popen(
             ["sh", "-c", script, str(self.directory)],
             stdin=subprocess.PIPE,

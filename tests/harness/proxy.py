@@ -1,9 +1,11 @@
-"""A TCP proxy between processes of this machine whose links can be cut and restored; all links share one event loop.
+"""A TCP proxy between processes of this machine whose links can be cut and restored; all links
+share one event loop.
 
-Each link is a port of the loopback interface that forwards to another port. A link that is cut either refuses
-(connections are reset, new ones rejected, as by a firewall that rejects) or is silent (nothing is forwarded and nothing
-closed, new connections are accepted and never answered, as with an unplugged cable). Bytes sent into a silent link
-arrive late, after it is restored, as with TCP retransmissions.
+Each link is a port of the loopback interface that forwards to another port. A link that is cut
+either refuses (connections are reset, new ones rejected, as by a firewall that rejects) or is
+silent (nothing is forwarded and nothing closed, new connections are accepted and never answered, as
+with an unplugged cable). Bytes sent into a silent link arrive late, after it is restored, as with
+TCP retransmissions.
 
 The proxy does not lose, delay or interpret bytes.
 
@@ -139,6 +141,9 @@ class Network:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -66,7 +66,7 @@ class Service:
         """Further options of `chronos serve`."""
         self._process: subprocess.Popen[bytes] | None = None
 
-    # --- life
+    # --- incarnation
 
     def launch(self) -> None:
         """Start the process without waiting."""
@@ -76,7 +76,11 @@ class Service:
             command += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **self._environ}
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._environ},
             )
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:
@@ -92,20 +96,29 @@ class Service:
     def is_ready(self) -> bool:
         """Return whether `/readyz` answers 200."""
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=5, context=self.context) as answer:
+            with urllib.request.urlopen(
+                self.url + "/readyz", timeout=5, context=self.context
+            ) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def wait_until(
-        self, condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0, every_s: float = 0.02
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        *,
+        timeout_s: float = 30.0,
+        every_s: float = 0.02,
     ) -> None:
-        """Poll until the condition is true; ServiceError with the end of the log if it is not in time."""
+        """Poll until the condition is true; ServiceError with the end of the log if it is not in
+        time."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process is not None and self._process.poll() is not None:
                 raise ServiceError(
-                    f"chronos exited with {self._process.returncode} before it did {what}\n{self.tail()}"
+                    f"chronos exited with {self._process.returncode} before it did "
+                    f"{what}\n{self.tail()}"
                 )
             if time.monotonic() > deadline:
                 raise ServiceError(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
@@ -136,7 +149,9 @@ class Service:
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ServiceError(f"chronos did not exit within {timeout_s:g} s\n{self.tail()}") from None
+            raise ServiceError(
+                f"chronos did not exit within {timeout_s:g} s\n{self.tail()}"
+            ) from None
 
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None
@@ -169,13 +184,18 @@ class Service:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     # --- requests
 
-    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
+    def ask(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = 60.0
+    ) -> tuple[int, Any]:
         """One HTTP request; `(status, decoded JSON or text)`."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
@@ -204,14 +224,22 @@ class Service:
         return answer
 
     def post_until_done(self, path: str) -> None:
-        """POST an operation on the cluster until it is done: asked again while it is not, as on a machine overloaded for some seconds."""
+        """POST an operation on the cluster until it is done: asked again while it is not, as on a
+        machine overloaded for some seconds."""
         self.wait_until(
-            lambda: self.ask("POST", path)[1].get("result") == "done", f"do POST {path}", timeout_s=60.0, every_s=0.5
+            lambda: self.ask("POST", path)[1].get("result") == "done",
+            f"do POST {path}",
+            timeout_s=60.0,
+            every_s=0.5,
         )
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """The lines of the log in JSON, oldest first; with names, those of these events."""
-        lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        lines = [
+            json.loads(line)
+            for line in self.log_path.read_text().splitlines()
+            if line.startswith("{")
+        ]
         return [line for line in lines if not names or line["event"] in names]
 
     def shards(self) -> list[dict[str, Any]]:
@@ -244,7 +272,10 @@ class Service:
             return "(no output)"
         logged = self.log_path.read_text(errors="replace").splitlines()
         # Python's report of a crash is long, and its first lines name the cause.
-        crash = next((at for at, line in enumerate(logged) if line.startswith("Fatal Python error")), len(logged))
+        crash = next(
+            (at for at, line in enumerate(logged) if line.startswith("Fatal Python error")),
+            len(logged),
+        )
         return "\n".join(logged[min(crash, max(0, len(logged) - lines)) :])
 
 

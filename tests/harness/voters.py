@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chronos.adapters.raft.voter import Voter
-from chronos.adapters.raft.wire import Seal
-from chronos.core.roles import Roles
+from chronos.adapters.raft.wire import Signer
+from chronos.core.cluster.roles import Roles
 from tests.harness.ports import free_port
 
 SECRET = "a secret of the tests, long enough"
@@ -49,7 +49,7 @@ class Voters:
                 host="127.0.0.1",
                 port=self.ports[name],
                 path=self._directory / f"{name}.raft",
-                seal=Seal(SECRET, "test", self.peers),
+                signer=Signer(SECRET, "test", self.peers),
                 heartbeat_ms=HEARTBEAT_MS,
                 timeout_ms=self._timeout_ms,
             )
@@ -92,7 +92,7 @@ class Voters:
         """End the session of a member."""
 
         async def expel(voter: Voter) -> None:
-            voter.sessions.leave(voter.sessions.life(node))
+            voter.sessions.leave(voter.sessions.incarnation(node))
 
         self._run(expel(self.running[self.leader()]))
 

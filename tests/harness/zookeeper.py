@@ -1,18 +1,19 @@
-"""A real ZooKeeper for tests: one server or an ensemble that can be started, killed, frozen and restarted.
+"""A real ZooKeeper for tests: one server or an ensemble that can be started, killed, frozen and
+restarted.
 
-Each server is one JVM on free ports of the loopback interface, with a temporary data directory. There is also a node
-to kill and freeze: `python -m tests.harness.zookeeper` joins a cluster, controls it while it can, and prints the events.
+Each server is one JVM on free ports of the loopback interface, with a temporary data directory.
+There is also a node to kill and freeze: `python -m tests.harness.zookeeper` joins a cluster,
+controls it while it can, and prints the events.
 
-This is not a fixture, and never a reason to skip a test: where Java or ZooKeeper is missing, `start()` raises
-`ZooKeeperError`, which says what to install.
+This is not a fixture, and never a reason to skip a test: where Java or ZooKeeper is missing,
+`start()` raises `ZooKeeperError`, which says what to install.
 
     with Ensemble(3) as zookeeper:
         zookeeper[0].freeze()
         zookeeper.leader().kill()
 
-A server does not outlive the process that started it: a watchdog process kills it and removes its directory when the
-pipe from that process closes.
-"""
+A server does not outlive the process that started it: a watchdog process kills it and removes its
+directory when the pipe from that process closes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chronos.core.roles import Member, ReplicaReport
+from chronos.core.cluster.roles import Member, ReplicaReport
 from tests.harness.broker import JAVA_OPTIONS, wait_until
 from tests.harness.java import ROOT, jars
 from tests.harness.ports import free_port
@@ -59,7 +60,14 @@ SERVER_OPTIONS = (
 )
 
 
-def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False, shards: int = 2) -> Member:
+def member(
+    node: str,
+    *,
+    applied: int | None = 1,
+    instance: str = "",
+    leaving: bool = False,
+    shards: int = 2,
+) -> Member:
     """The report of a node that holds all shards."""
     return Member(
         node=node,
@@ -127,7 +135,11 @@ class Server(Startable):
         (directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
         (directory / "data").mkdir(exist_ok=True)
         (directory / "data/myid").write_text(f"{self.number}\n")
-        classes = ("-cp", f"{jars('zookeeper')}/*", "org.apache.zookeeper.server.quorum.QuorumPeerMain")
+        classes = (
+            "-cp",
+            f"{jars('zookeeper')}/*",
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+        )
         with (directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["java", *SERVER_OPTIONS, *self._options, *classes, str(directory / "zoo.cfg")],
@@ -140,12 +152,20 @@ class Server(Startable):
         self._watch(self._process.pid)
 
     def wait_ready(self, deadline: float) -> None:
-        """Wait until the server answers clients; otherwise kill it and raise `ZooKeeperError` with the end of its log."""
-        if wait_until(lambda: not self.running or self.mode() is not None, deadline=deadline) and self.running:
+        """Wait until the server answers clients; otherwise kill it and raise `ZooKeeperError` with
+        the end of its log."""
+        if (
+            wait_until(lambda: not self.running or self.mode() is not None, deadline=deadline)
+            and self.running
+        ):
             return
-        tail = "\n".join((self._directory() / "server.log").read_text(errors="replace").splitlines()[-40:])
+        tail = "\n".join(
+            (self._directory() / "server.log").read_text(errors="replace").splitlines()[-40:]
+        )
         self.kill()
-        raise ZooKeeperError(f"ZooKeeper server {self.number} did not start; the end of its log:\n{tail}")
+        raise ZooKeeperError(
+            f"ZooKeeper server {self.number} did not start; the end of its log:\n{tail}"
+        )
 
     def mode(self) -> str | None:
         """`standalone`, `leader` or `follower`; None while it does not answer."""
@@ -202,13 +222,18 @@ class Server(Startable):
 
 
 class Ensemble(Startable):
-    """A single server, or several with a quorum; for a `with` statement, or `start()` and `close()`."""
+    """A single server, or several with a quorum; for a `with` statement, or `start()` and
+    `close()`."""
 
     def __init__(self, count: int = 1) -> None:
         ports = [(free_port(), free_port(), free_port()) for _ in range(count)]
-        peers = [f"127.0.0.1:{quorum}:{election};127.0.0.1:{client}" for quorum, election, client in ports]
+        peers = [
+            f"127.0.0.1:{quorum}:{election};127.0.0.1:{client}"
+            for quorum, election, client in ports
+        ]
         self.servers = [
-            Server(number, peers if count > 1 else (), port=client) for number, (_, _, client) in enumerate(ports, 1)
+            Server(number, peers if count > 1 else (), port=client)
+            for number, (_, _, client) in enumerate(ports, 1)
         ]
         self.hosts = ",".join(server.address for server in self.servers)
 
@@ -234,16 +259,22 @@ class Ensemble(Startable):
             server.close()
 
 
-# ----------------------------------------------------------------------------- A node in a separate process
+# --------------------------------------------------------------------- A node in a separate process
 
 
 class Process:
-    """`main` below in a separate process that can be killed and frozen; it prints one event per line."""
+    """`main` below in a separate process that can be killed and frozen; it prints one event per
+    line."""
 
-    def __init__(self, hosts: str, cluster: str, node: str, *, session_s: float = SESSION_S) -> None:
+    def __init__(
+        self, hosts: str, cluster: str, node: str, *, session_s: float = SESSION_S
+    ) -> None:
         arguments = [hosts, cluster, node, str(session_s)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.zookeeper", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, "-m", "tests.harness.zookeeper", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
 
     def expect(self, kind: str) -> dict[str, Any]:
@@ -267,7 +298,10 @@ class Process:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._process.kill()
         self._process.wait(STOP_TIMEOUT_S)
@@ -276,10 +310,11 @@ class Process:
 
 
 def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
-    """Join, and control while possible, until killed; every plan differs from the one before, so each is published."""
-    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
-    from chronos.core.assignment import plan
-    from chronos.core.roles import ClusterView, Roles
+    """Join, and control while possible, until killed; every plan differs from the one before, so
+    each is published."""
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.core.cluster.assignment import plan
+    from chronos.core.cluster.roles import ClusterView, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
 
@@ -299,11 +334,18 @@ def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
 
     instance = f"i-{node}"
     coordinator = ZooKeeperCoordinator(
-        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=float(session_s)
+        hosts=hosts,
+        cluster=cluster,
+        node=node,
+        instance=instance,
+        shards=2,
+        session_timeout_s=float(session_s),
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"
     replicas = {shard: ReplicaReport(applied=1) for shard in range(2)}
-    member = Member(node=node, instance=instance, address=address, version="1", started_ms=0, replicas=replicas)
+    member = Member(
+        node=node, instance=instance, address=address, version="1", started_ms=0, replicas=replicas
+    )
     while True:
         try:
             if coordinator.look().roles is None and not coordinator.look().confirmed:

@@ -1,9 +1,11 @@
-"""A flow of messages with a known expected outcome, and the check that compares it with the target topics.
+"""A flow of messages with a known expected outcome, and the check that compares it with the target
+topics.
 
-`KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the HTTP interface of a node on
-the embedded log, and `LogFlow` writes to that log while no node runs. They record every request and acknowledgement;
-`complaints` lists every message that was lost, doubled, early, or delivered although it was cancelled in time, and
-every cancel that failed without a rejection.
+`KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the HTTP
+interface of a node on the embedded log, and `LogFlow` writes to that log while no node runs. They
+record every request and acknowledgement; `complaints` lists every message that was lost,
+duplicated, early, or delivered although it was cancelled in time, and every cancel that failed
+without a rejection.
 
 This module does not use pytest, and of Chronos only its headers, topics and HTTP interface.
 """
@@ -23,8 +25,8 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.machine import SystemClock
 from chronos.core.keys import partition_of
 from chronos.ports import Outgoing
 from tests.harness.broker import Clients
@@ -38,7 +40,8 @@ IN_TIME_MS = 500
 """A cancel that was readable this long before the due time must win (law 6)."""
 
 STEP_MS = 2_000
-"""How long a node's transaction may have been open when the node is killed: far longer than a step takes."""
+"""How long a node's transaction may have been open when the node is killed: far longer than a step
+takes."""
 
 FLUSH_S = 120.0
 """Bound for the acknowledgement of all records, a broker's restart included."""
@@ -76,7 +79,8 @@ class Sent:
     cancel_unsure: bool = False
     """True if a cancel may have been written later than `cancel_ms`, or not at all."""
     hops: bool = False
-    """True if a record of it was written to another partition than that of its id, by a client with another partitioner."""
+    """True if a record of it was written to another partition than that of its id, by a client with
+    another partitioner."""
     cancel_result: str | None = None
     """The `result` in the answer of the HTTP interface."""
 
@@ -114,8 +118,9 @@ class Flow:
         self.watermarks = Watermarks()
         self.target = "target"
         self.held_back: list[tuple[int, int]] = []
-        """Spans, in epoch ms, from the kill of a node that forwards records to the end of its last transaction, which hides what was
-        written meanwhile: law 6 counts from when a cancel can be read."""
+        """Spans, in epoch ms, from the kill of a node that forwards records to the end of its last
+        transaction, which hides what was written meanwhile: law 6 counts from when a cancel can be
+        read."""
 
     def plan(self, soonest_ms: int, latest_ms: int, *, keyed: bool) -> Sent:
         """Plan the next message; its payload begins with its number."""
@@ -145,7 +150,10 @@ class Flow:
         if not pulled or sum(shard["pending"] for shard in shards):
             return False
         # Forwarded records are pulled once more.
-        return not any(message.hops for message in self.sent) or sum(shard["lag"] or 0 for shard in shards) == 0
+        return (
+            not any(message.hops for message in self.sent)
+            or sum(shard["lag"] or 0 for shard in shards) == 0
+        )
 
     def wait_settled(self, service: Service, *, timeout_s: float = 90.0) -> None:
         """Wait until every acknowledged message is settled."""
@@ -160,7 +168,11 @@ class Flow:
 
     def _readable_ms(self, written_ms: int) -> int:
         """Return when a record that was written then could be read at the latest."""
-        ends = [end_ms for begin_ms, end_ms in self.held_back if begin_ms - STEP_MS <= written_ms < end_ms]
+        ends = [
+            end_ms
+            for begin_ms, end_ms in self.held_back
+            if begin_ms - STEP_MS <= written_ms < end_ms
+        ]
         return max([written_ms, *ends])
 
     def delivered(self) -> list[Found]:
@@ -180,16 +192,27 @@ class Flow:
         return len(self.delivered()), len(self.dead_letters())
 
     def complaints(self) -> list[str]:
-        """Violations of the expected outcome: a line per kind, with examples; empty if there is none."""
+        """Violations of the expected outcome: a line per kind, with examples; empty if there is
+        none."""
         delivered, rejected, dead = self.delivered(), self.rejected(), self.dead_letters()
         times = Counter(found.number for found in delivered)
-        too_late = Counter(found.number for found in rejected if found.headers.get("chronos-reason") == "too-late")
-        overtaking = {found.number for found in rejected if found.headers.get("chronos-reason") == "unknown"}
+        too_late = Counter(
+            found.number for found in rejected if found.headers.get("chronos-reason") == "too-late"
+        )
+        overtaking = {
+            found.number for found in rejected if found.headers.get("chronos-reason") == "unknown"
+        }
         wrong: dict[str, list[str]] = {}
         for message in self.sent:
             readable_ms = self._readable_ms(message.cancel_ms or 0)
-            fault = _fault(message, times[message.number], too_late[message.number], readable_ms + self.skew_ms)
-            if message.number in overtaking and times[message.number] and not _is_cancel_older(message):
+            fault = _fault(
+                message, times[message.number], too_late[message.number], readable_ms + self.skew_ms
+            )
+            if (
+                message.number in overtaking
+                and times[message.number]
+                and not _is_cancel_older(message)
+            ):
                 fault = "delivered though a cancel had overtaken it"
             if fault is not None:
                 wrong.setdefault(fault, []).append(f"{message}, {times[message.number]} times")
@@ -207,15 +230,18 @@ class Flow:
 
 
 def _is_cancel_older(message: Sent) -> bool:
-    """Return whether a cancel in another partition was written before its message, or in the same millisecond: then it is for none."""
-    return message.hops and message.cancel_ms is not None and message.cancel_ms <= message.accepted_ms
+    """Return whether a cancel in another partition was written before its message, or in the same
+    millisecond: then it is for none."""
+    return (
+        message.hops and message.cancel_ms is not None and message.cancel_ms <= message.accepted_ms
+    )
 
 
 def _fault(message: Sent, times: int, too_late: int, readable_ms: int) -> str | None:
-    """The violation of a message that was delivered `times` times and whose cancel was rejected `too_late` times, and was readable at
-    `readable_ms`."""
+    """The violation of a message that was delivered `times` times and whose cancel was rejected
+    `too_late` times, and was readable at `readable_ms`."""
     if times > 1:
-        return "doubled"
+        return "duplicated"
     if message.accepted is False and times:
         return "delivered though not accepted"
     if not message.accepted:
@@ -224,10 +250,15 @@ def _fault(message: Sent, times: int, too_late: int, readable_ms: int) -> str | 
     if not asked:
         return None if times else "lost"
     if message.hops:
-        # Forwarded, one of its records is readable in the partition of its id only later; of the two orders each is possible.
+        # Forwarded, one of its records is readable in the partition of its id only later; of the
+        # two orders each is possible.
         if _is_cancel_older(message):
             return None
-        return "silent: delivered in spite of a cancel, without a rejection" if times and not too_late else None
+        return (
+            "silent: delivered in spite of a cancel, without a rejection"
+            if times and not too_late
+            else None
+        )
     if times and message.cancel_result == "cancelled":
         return "delivered though the answer said cancelled"
     if not times and message.cancel_result == "too_late":
@@ -244,14 +275,15 @@ def _fault(message: Sent, times: int, too_late: int, readable_ms: int) -> str | 
     return None
 
 
-# ----------------------------------------------------------------------------------------------------- Kafka
+# -------------------------------------------------------------------------------------------- Kafka
 
 
 class KafkaFlow(Flow):
     """In through a Kafka producer and out through a consumer, on separate topics."""
 
     def __init__(self, kafka: Clients, seed: int, *, misplaced: float = 0.0) -> None:
-        """`misplaced`: share of the records with a key that go to any partition, as from a client with another partitioner."""
+        """`misplaced`: share of the records with a key that go to any partition, as from a client
+        with another partitioner."""
         super().__init__(seed)
         self.misplaced = misplaced
         self._kafka = kafka
@@ -259,7 +291,9 @@ class KafkaFlow(Flow):
         self.target = f"{self.prefix}.target"
         self.delay = f"{self.prefix}.delay"
         for topic, partitions in ((self.target, TARGET_PARTITIONS), (self.delay, SHARDS)):
-            kafka.create_topic(topic, partitions=partitions, config={"message.timestamp.type": "LogAppendTime"})
+            kafka.create_topic(
+                topic, partitions=partitions, config={"message.timestamp.type": "LogAppendTime"}
+            )
         self._producer = Producer(
             {
                 "bootstrap.servers": kafka.bootstrap,
@@ -275,7 +309,10 @@ class KafkaFlow(Flow):
 
     def settings(self) -> dict[str, object]:
         """The cluster's name and topics of this flow."""
-        topics = {name: f"{self.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter", "cluster")}
+        topics = {
+            name: f"{self.prefix}.{name}"
+            for name in ("delay", "progress", "rejected", "dead_letter", "cluster")
+        }
         return {
             **super().settings(),
             "cluster": self.prefix,
@@ -283,9 +320,16 @@ class KafkaFlow(Flow):
         }
 
     def write(
-        self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4, delays: float = 0.1
+        self,
+        count: int,
+        soonest_ms: int,
+        latest_ms: int,
+        *,
+        keyed: float = 0.4,
+        delays: float = 0.1,
     ) -> list[Sent]:
-        """Write `count` messages due between the two times; some with ids, some with a delay instead of a time."""
+        """Write `count` messages due between the two times; some with ids, some with a delay
+        instead of a time."""
         written = []
         for _ in range(count):
             message = self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed)
@@ -319,7 +363,9 @@ class KafkaFlow(Flow):
             if message.id is None:
                 continue
             if message.id.startswith("order-"):
-                self._produce(message.id, None, {}, self._partition(message), self._cancelled(message))
+                self._produce(
+                    message.id, None, {}, self._partition(message), self._cancelled(message)
+                )
             else:
                 headers: dict[str, str | bytes | None] = {"chronos-action": b"cancel"}
                 headers["chronos-id"] = message.id.encode()
@@ -329,7 +375,8 @@ class KafkaFlow(Flow):
         self._producer.poll(0)
 
     def fire(self, messages: Iterable[Sent]) -> None:
-        """Make messages due now, by their key or by their generated id, which is known once they are acknowledged."""
+        """Make messages due now, by their key or by their generated id, which is known once they
+        are acknowledged."""
         for message in messages:
             assert message.id is not None
             message.due_ms = now_ms()
@@ -475,7 +522,8 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
         while unread:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"{topic} could not be read to its end within {READ_S:g} s: partitions {unread} are left"
+                    f"{topic} could not be read to its end within {READ_S:g} s: partitions "
+                    f"{unread} are left"
                 )
             for message in consumer.consume(5_000, 0.1):
                 error = message.error()
@@ -489,11 +537,12 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
         consumer.close()
 
 
-# ------------------------------------------------------------------------------------------------------ HTTP
+# --------------------------------------------------------------------------------------------- HTTP
 
 
 class HttpFlow(Flow):
-    """In and out through the HTTP interface of a service on the embedded log, which may be killed at any time."""
+    """In and out through the HTTP interface of a service on the embedded log, which may be killed
+    at any time."""
 
     def __init__(self, service: Service, seed: int) -> None:
         super().__init__(seed)
@@ -501,8 +550,11 @@ class HttpFlow(Flow):
         self.refused: Counter[int] = Counter()
         """Answers other than 200 and 202, by status."""
 
-    def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
-        """Write `count` messages; a request whose answer was lost is repeated only if that is safe."""
+    def write(
+        self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4
+    ) -> list[Sent]:
+        """Write `count` messages; a request whose answer was lost is repeated only if that is
+        safe."""
         written: list[Sent] = []
         while len(written) < count:
             with_ids = self.random.random() < keyed
@@ -532,7 +584,8 @@ class HttpFlow(Flow):
                 return
             if status is not None and 0 < status < 500:
                 raise RuntimeError(f"POST answered {status}: {answer}")
-            # Not connected, or 507: nothing was written. In all other cases the messages may have been written.
+            # Not connected, or 507: nothing was written. In all other cases the messages may have
+            # been written.
             if status not in (NOT_CONNECTED, 507) and not repeat:
                 return
             time.sleep(0.01)
@@ -551,7 +604,8 @@ class HttpFlow(Flow):
                 self.watermarks.note(answer["shard"], answer["offset"])
 
     def _ask(self, method: str, path: str, body: object) -> tuple[int | None, Any]:
-        """The status and the answer; NOT_CONNECTED if nothing was sent, None if the answer was lost."""
+        """The status and the answer; NOT_CONNECTED if nothing was sent, None if the answer was
+        lost."""
         try:
             status, answer = self._service.ask(method, path, body)
         except urllib.error.URLError as error:
@@ -576,7 +630,9 @@ class HttpFlow(Flow):
         return self._read("chronos.dead-letter")
 
     def _read(self, topic: str) -> list[Found]:
-        known = {each["topic"]: each["partitions"] for each in self._service.get("/v1/topics")["topics"]}
+        known = {
+            each["topic"]: each["partitions"] for each in self._service.get("/v1/topics")["topics"]
+        }
         numbers = {message.id: message.number for message in self.sent}
         found = []
         for partition in known.get(topic, ()):
@@ -608,25 +664,34 @@ NOT_CONNECTED = -1
 
 
 class LogFlow(HttpFlow):
-    """In by writing to the embedded log of a stopped service, out through its HTTP interface once it runs."""
+    """In by writing to the embedded log of a stopped service, out through its HTTP interface once
+    it runs."""
 
     @contextmanager
     def open(self) -> Iterator[Self]:
         """Open the log for the block."""
         self._log = EmbeddedLog(
-            self._service.data_dir / "log", clock=SystemClock(), disk_reserve_bytes=0, partitions_default=1
+            self._service.data_dir / "log",
+            clock=SystemClock(),
+            disk_reserve_bytes=0,
+            partitions_default=1,
         )
         try:
             yield self
         finally:
             self._log.close()
 
-    def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
+    def write(
+        self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4
+    ) -> list[Sent]:
         """Write `count` messages."""
         written: list[Sent] = []
         while len(written) < count:
             size = min(LOG_MESSAGES, count - len(written))
-            batch = [self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed) for _ in range(size)]
+            batch = [
+                self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed)
+                for _ in range(size)
+            ]
             written += batch
             self._append(batch)
         return written
@@ -644,7 +709,9 @@ class LogFlow(HttpFlow):
             }
             key = None if message.id is None else message.id.encode()
             shard = message.number % SHARDS if key is None else partition_of(key, SHARDS)
-            records.append(("chronos.delay", key, f"{message.number} {PADDING}".encode(), headers, shard))
+            records.append(
+                ("chronos.delay", key, f"{message.number} {PADDING}".encode(), headers, shard)
+            )
         for message, appended in zip(batch, self._log.append(records, READ_S), strict=True):
             message.accepted = True
             message.id = message.id or f"{appended.partition}-{message.due_ms}-{appended.offset}"
@@ -661,7 +728,9 @@ class LogFlow(HttpFlow):
                 records.append(("chronos.delay", name, None, {}, partition_of(name, SHARDS)))
             else:
                 headers = {"chronos-action": b"cancel", "chronos-id": name}
-                records.append(("chronos.delay", None, None, headers, int(message.id.split("-")[0])))
+                records.append(
+                    ("chronos.delay", None, None, headers, int(message.id.split("-")[0]))
+                )
         for message, appended in zip(chosen, self._log.append(records, READ_S), strict=True):
             message.cancel_ms = appended.timestamp_ms
             self.watermarks.note(appended.partition, appended.offset)

@@ -1,8 +1,7 @@
 """Kafka clients that are independent of Chronos: write any bytes, read everything, change topics.
 
-The Python client cannot write header names that are not UTF-8, so `RawProducer` calls the librdkafka that comes
-with it.
-"""
+The Python client cannot write header names that are not UTF-8, so `RawProducer` calls the
+librdkafka that comes with it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
-from chronos.core.progress import Progress, unpack_progress
+from chronos.core.shard.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
 
 READ_TIMEOUT_S = 60.0
@@ -39,7 +38,9 @@ class Topics(NamedTuple):
     @classmethod
     def of(cls, prefix: str) -> Topics:
         """The four topics of a service, named with a prefix."""
-        return cls(f"{prefix}.delay", f"{prefix}.progress", f"{prefix}.rejected", f"{prefix}.dead-letter")
+        return cls(
+            f"{prefix}.delay", f"{prefix}.progress", f"{prefix}.rejected", f"{prefix}.dead-letter"
+        )
 
     def settings(self, **more: object) -> dict[str, object]:
         """Settings of a service on these topics; further ones as `delivery__retry_base="1s"`."""
@@ -84,8 +85,11 @@ class Got(NamedTuple):
         return None if word is None else word.decode()
 
 
-def schedule(target: str, *, delay: str = "0ms", **more: bytes | None) -> list[tuple[str, bytes | None]]:
-    """The headers of a message for a topic; further ones as `target_key=b"k"` for `chronos-target-key`."""
+def schedule(
+    target: str, *, delay: str = "0ms", **more: bytes | None
+) -> list[tuple[str, bytes | None]]:
+    """The headers of a message for a topic; further ones as `target_key=b"k"` for
+    `chronos-target-key`."""
     headers: list[tuple[str, bytes | None]] = [
         ("chronos-target-topic", target.encode()),
         ("chronos-delay", delay.encode()),
@@ -93,12 +97,16 @@ def schedule(target: str, *, delay: str = "0ms", **more: bytes | None) -> list[t
     return headers + [(f"chronos-{name.replace('_', '-')}", value) for name, value in more.items()]
 
 
-def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: object) -> list[tuple[int, int]]:
-    """Write records with confluent-kafka, in order, and wait until all are acknowledged; partition and offset of each."""
+def produce(
+    bootstrap: str, topic: str, records: Iterable[Sent], **settings: object
+) -> list[tuple[int, int]]:
+    """Write records with confluent-kafka, in order, and wait until all are acknowledged; partition
+    and offset of each."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
-            # Without it, a batch that a killed broker did not take is written after those that were sent behind it.
+            # Without it, a batch that a killed broker did not take is written after those that were
+            # sent behind it.
             "enable.idempotence": True,
             "message.max.bytes": 64 << 20,
             "queue.buffering.max.messages": 1_000_000,
@@ -125,7 +133,14 @@ def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: obj
     count = 0
     for at, record in enumerate(records):
         headers: list[tuple[str, str | bytes | None]] = list(record.headers)
-        producer.produce(topic, record.value, record.key, record.partition, on_delivery=note_at(at), headers=headers)
+        producer.produce(
+            topic,
+            record.value,
+            record.key,
+            record.partition,
+            on_delivery=note_at(at),
+            headers=headers,
+        )
         producer.poll(0)
         count += 1
     producer.flush(READ_TIMEOUT_S)
@@ -154,7 +169,11 @@ class Tail:
         )
         self.records: dict[str, list[Got]] = {topic: [] for topic in topics}
         self._bootstrap = bootstrap
-        self._parts = [TopicPartition(topic, partition, 0) for topic in topics for partition in self._partitions(topic)]
+        self._parts = [
+            TopicPartition(topic, partition, 0)
+            for topic in topics
+            for partition in self._partitions(topic)
+        ]
         self._consumer.assign(self._parts)
         self._ends: dict[tuple[str, int], int] = {}
 
@@ -177,17 +196,25 @@ class Tail:
             self.records[got.topic].append(got)
         return found
 
-    def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = READ_TIMEOUT_S) -> None:
+    def until(
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = READ_TIMEOUT_S
+    ) -> None:
         """Read until the condition is true."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             seen = {topic: len(records) for topic, records in self.records.items()}
-            assert time.monotonic() < deadline, f"not found within {timeout_s:g} s: {what}; read so far: {seen}"
+            assert time.monotonic() < deadline, (
+                f"not found within {timeout_s:g} s: {what}; read so far: {seen}"
+            )
             self.read()
 
     def take(self, topic: str, count: int, *, timeout_s: float = READ_TIMEOUT_S) -> list[Got]:
         """All records of the topic, once they are at least `count`."""
-        self.until(lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s)
+        self.until(
+            lambda: len(self.records[topic]) >= count,
+            f"{count} records in {topic}",
+            timeout_s=timeout_s,
+        )
         return self.records[topic]
 
     def settle(self, quiet_s: float = 0.7) -> Self:
@@ -206,7 +233,10 @@ class Tail:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -244,10 +274,12 @@ def read_all(bootstrap: str, topic: str) -> list[Got]:
 
 def progress_of(bootstrap: str, topic: str) -> list[tuple[int, Progress]]:
     """Every committed progress record with its size in bytes."""
-    return [(len(got.value or b""), unpack_progress(got.value)) for got in read_all(bootstrap, topic)]
+    return [
+        (len(got.value or b""), unpack_progress(got.value)) for got in read_all(bootstrap, topic)
+    ]
 
 
-# ------------------------------------------------------------------------------------------------ Topics
+# ------------------------------------------------------------------------------------------- Topics
 
 
 def delete_topic(kafka: Clients, *topics: str) -> None:
@@ -277,7 +309,7 @@ def topic_names_of(kafka: Clients) -> set[str]:
     return set(kafka.admin().list_topics(timeout=10).topics)
 
 
-# ---------------------------------------------------------------------------------- Past the Python client
+# --------------------------------------------------------------------------- Past the Python client
 
 _TOPIC, _PARTITION, _VALUE, _KEY, _MSGFLAGS, _HEADERS = 1, 3, 4, 5, 7, 10
 _COPY = 2
@@ -348,7 +380,9 @@ class RawProducer:
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
         for name, value in wanted.items():
-            failed = library.rd_kafka_conf_set(conf, name.encode(), value.encode(), reason, len(reason))
+            failed = library.rd_kafka_conf_set(
+                conf, name.encode(), value.encode(), reason, len(reason)
+            )
             assert failed == _NO_ERROR, reason.value
         self._handle = library.rd_kafka_new(0, conf, reason, len(reason))
         assert self._handle, reason.value
@@ -365,14 +399,18 @@ class RawProducer:
         library = _librdkafka()
         listed = library.rd_kafka_headers_new(8)
         for name, content in headers:
-            library.rd_kafka_header_add(listed, name, len(name), content, -1 if content is None else len(content))
+            library.rd_kafka_header_add(
+                listed, name, len(name), content, -1 if content is None else len(content)
+            )
         arguments = [_argument(_TOPIC, cstr=topic.encode()), _argument(_PARTITION, i32=partition)]
         arguments += [_argument(_MSGFLAGS, i=_COPY), _argument(_HEADERS, ptr=listed)]
         for kind, data in ((_VALUE, value), (_KEY, key)):
             if data is not None:
                 held = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
                 arguments.append(_argument(kind, mem=_Memory(held, len(data))))
-        error = library.rd_kafka_produceva(self._handle, (_Argument * len(arguments))(*arguments), len(arguments))
+        error = library.rd_kafka_produceva(
+            self._handle, (_Argument * len(arguments))(*arguments), len(arguments)
+        )
         assert not error, library.rd_kafka_error_string(error)
 
     def flush(self) -> None:
@@ -388,7 +426,10 @@ class RawProducer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.flush()

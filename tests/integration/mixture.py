@@ -1,9 +1,10 @@
-"""A flow whose messages have, besides the plain ones, all the features at random: series, spread, expiry, limits of attempts, a target
-with a rate, targets that fail, and replays of dead letters over HTTP at any moment.
+"""A flow whose messages have, besides the plain ones, all the features at random: series, spread,
+expiry, limits of attempts, a target with a rate, targets that fail, and replays of dead letters
+over HTTP at any moment.
 
-Four more targets: `mixed` takes everything; `limited` has a rate; `closed` becomes compacted, so that it refuses messages without a
-key, and is repaired later; `nowhere` does not exist. Every occurrence of every message is promised one end.
-"""
+Four more targets: `mixed` takes everything; `limited` has a rate; `closed` becomes compacted, so
+that it refuses messages without a key, and is repaired later; `nowhere` does not exist. Every
+occurrence of every message is promised one end."""
 
 import contextlib
 import http.client
@@ -17,8 +18,8 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from chronos.core.progress import Outcome, unpack_progress
-from chronos.core.repetition import spread_shift_ms
+from chronos.core.series import spread_shift_ms
+from chronos.core.shard.progress import Outcome, unpack_progress
 from tests.harness.broker import Clients
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms, read_committed, text_headers
@@ -34,7 +35,8 @@ SLACK = 1.35
 """Most messages in a window, relative to the rate: shares are adjusted twice a second."""
 
 STARTS = 4
-"""Most starts of the service in a second: after each, every shard may deliver one message at once."""
+"""Most starts of the service in a second: after each, every shard may deliver one message at
+once."""
 
 CLOSED = ("no-key", "refused-by-broker")
 """The reasons for which `closed` refuses: known beforehand, or by the broker's answer."""
@@ -45,7 +47,8 @@ REPLAYED_AT_ONCE = 30
 """Dead letters per request: while `closed` is not repaired, all of them die again."""
 
 ROUNDS = 20
-"""Most requests, besides those that the number of messages needs, after which no dead letter of `closed` may be left."""
+"""Most requests, besides those that the number of messages needs, after which no dead letter of
+`closed` may be left."""
 
 
 @dataclass
@@ -84,14 +87,19 @@ class Seen:
 
 
 class MixedFlow(KafkaFlow):
-    """A flow with mixed messages; `sent` and everything else in the base class is about the plain ones."""
+    """A flow with mixed messages; `sent` and everything else in the base class is about the plain
+    ones."""
 
     def __init__(self, kafka: Clients, seed: int, *, misplaced: float = 0.0) -> None:
         super().__init__(kafka, seed, misplaced=misplaced)
         self.mixed: list[Mixed] = []
-        self.targets = {name: f"{self.prefix}.{name}" for name in ("mixed", "limited", "closed", "nowhere")}
+        self.targets = {
+            name: f"{self.prefix}.{name}" for name in ("mixed", "limited", "closed", "nowhere")
+        }
         for name in ("mixed", "limited", "closed"):
-            kafka.create_topic(self.targets[name], partitions=2, config={"message.timestamp.type": "LogAppendTime"})
+            kafka.create_topic(
+                self.targets[name], partitions=2, config={"message.timestamp.type": "LogAppendTime"}
+            )
 
     def settings(self) -> dict[str, object]:
         """With a rate for `limited`, and short pauses between attempts."""
@@ -105,19 +113,23 @@ class MixedFlow(KafkaFlow):
     # --- in
 
     def begin(self, service: Service) -> None:
-        """Start the service and let `closed` become compacted while the service takes it for an ordinary topic, until a message
-        was refused by the broker."""
+        """Start the service and let `closed` become compacted while the service takes it for an
+        ordinary topic, until a message was refused by the broker."""
         service.start()
         self.prime(service)
 
     def prime(self, service: Service) -> None:
         """The same while the service runs."""
         self._write("closed", now_ms())
-        service.wait_until(lambda: _total(service, "delivered") > 0, "deliver the first message", timeout_s=60.0)
+        service.wait_until(
+            lambda: _total(service, "delivered") > 0, "deliver the first message", timeout_s=60.0
+        )
         self._compact("compact")
         for _ in range(10):
             self._write("closed", now_ms())
-        service.wait_until(lambda: _total(service, "carried", "dead") > 0, "see a message refused", timeout_s=60.0)
+        service.wait_until(
+            lambda: _total(service, "carried", "dead") > 0, "see a message refused", timeout_s=60.0
+        )
 
     def repair(self) -> None:
         """Let `closed` take messages without a key again."""
@@ -151,8 +163,11 @@ class MixedFlow(KafkaFlow):
             headers["chronos-target-key"] = b"key-%d" % number
         if mixed and dice.random() < 0.3:
             every_ms, times = dice.choice([100, 300, 700]), dice.randint(2, 4)
-            # Retries may take longer than the interval: only with `fire-all` each occurrence has an end of its own.
-            policy = "fire-all" if target == "closed" else dice.choice(["fire-all", "fire-once", "skip"])
+            # Retries may take longer than the interval: only with `fire-all` each occurrence has an
+            # end of its own.
+            policy = (
+                "fire-all" if target == "closed" else dice.choice(["fire-all", "fire-once", "skip"])
+            )
             headers["chronos-repeat"] = b"every %d" % every_ms
             headers["chronos-repeat-times"] = b"%d" % times
             headers["chronos-late-policy"] = policy.encode()
@@ -164,7 +179,9 @@ class MixedFlow(KafkaFlow):
             headers["chronos-expire-at"] = b"%d" % expire_ms
         if mixed and dice.random() < 0.3:
             headers["chronos-attempts"] = b"%d" % dice.randint(1, 5)
-        message = Mixed(number, target, due_ms, keyed, every_ms, times, policy, spread_ms, expire_ms)
+        message = Mixed(
+            number, target, due_ms, keyed, every_ms, times, policy, spread_ms, expire_ms
+        )
         self.mixed.append(message)
         message_id = f"mixed-{number}" if dice.random() < 0.4 else None
         partition = -1 if message_id is not None else number % SHARDS
@@ -174,7 +191,8 @@ class MixedFlow(KafkaFlow):
 
     @contextmanager
     def replaying(self, service: Service) -> Iterator[None]:
-        """Replay dead letters of `closed` over HTTP for the block, whether the service answers or not."""
+        """Replay dead letters of `closed` over HTTP for the block, whether the service answers or
+        not."""
         stop = threading.Event()
 
         def replay() -> None:
@@ -196,7 +214,8 @@ class MixedFlow(KafkaFlow):
         return service.ask("POST", "/v1/dead-letters/replay", body)
 
     def replay_all(self, service: Service) -> None:
-        """Replay the dead letters of `closed` until none is left, and wait until everything is settled."""
+        """Replay the dead letters of `closed` until none is left, and wait until everything is
+        settled."""
         for _ in range(ROUNDS + len(self.mixed) // REPLAYED_AT_ONCE):
             self._settle(service)
             status, answer = self._replay(service)
@@ -208,7 +227,8 @@ class MixedFlow(KafkaFlow):
         raise AssertionError("dead letters are left although their target is repaired")
 
     def _settle(self, service: Service) -> None:
-        """Wait until everything is settled: also what the service wrote, because a probe behind it was pulled."""
+        """Wait until everything is settled: also what the service wrote, because a probe behind it
+        was pulled."""
         for shard in range(SHARDS):
             self._produce(None, None, {"chronos-action": b"probe"}, shard, lambda _: None)
         self.wait_settled(service)
@@ -245,19 +265,28 @@ class MixedFlow(KafkaFlow):
             own = int(headers.get("chronos-occurrence", "1"))
             replayed = headers.get("chronos-replayed")
             in_series = self.mixed[number].times > 1
-            found.append(Seen(
-                number=number, occurrence=int(replayed.rsplit("/", 1)[1]) if replayed and in_series else own,
-                token=(int(shard), int(offset), own), timestamp_ms=message.timestamp()[1],
-                due_ms=int(headers["chronos-due-at"]), reason=headers.get("chronos-reason", ""),
-                replayed=replayed is not None, place=f"{topic}/{message.partition()}/{message.offset()}",
-            ))  # fmt: skip
+            found.append(
+                Seen(
+                    number=number,
+                    occurrence=int(replayed.rsplit("/", 1)[1]) if replayed and in_series else own,
+                    token=(int(shard), int(offset), own),
+                    timestamp_ms=message.timestamp()[1],
+                    due_ms=int(headers["chronos-due-at"]),
+                    reason=headers.get("chronos-reason", ""),
+                    replayed=replayed is not None,
+                    place=f"{topic}/{message.partition()}/{message.offset()}",
+                )
+            )
         return found
 
     def complaints(self) -> list[str]:
-        """Also every occurrence of a mixed message that has not exactly the ends that it may have."""
+        """Also every occurrence of a mixed message that has not exactly the ends that it may
+        have."""
         delivered, letters = self.deliveries(), self.letters()
         wrong: dict[str, list[str]] = {}
-        by_number: dict[int, tuple[list[Seen], list[Seen]]] = {message.number: ([], []) for message in self.mixed}
+        by_number: dict[int, tuple[list[Seen], list[Seen]]] = {
+            message.number: ([], []) for message in self.mixed
+        }
         for kind, found in enumerate((delivered, letters)):
             for seen in found:
                 by_number[seen.number][kind].append(seen)
@@ -266,19 +295,29 @@ class MixedFlow(KafkaFlow):
                 wrong.setdefault(fault, []).append(f"{message}, {by_number[message.number]}")
         for fault in self._against_progress(delivered, letters):
             wrong.setdefault("against the progress log", []).append(fault)
-        times_ms = sorted(seen.timestamp_ms for seen in delivered if self.mixed[seen.number].target == "limited")
+        times_ms = sorted(
+            seen.timestamp_ms for seen in delivered if self.mixed[seen.number].target == "limited"
+        )
         for window_s in (1, 5):
-            most = max((bisect_left(times_ms, at + 1_000 * window_s) - n for n, at in enumerate(times_ms)), default=0)
+            most = max(
+                (bisect_left(times_ms, at + 1_000 * window_s) - n for n, at in enumerate(times_ms)),
+                default=0,
+            )
             if most > (RATE * window_s + BURST) * SLACK + SHARDS * STARTS * window_s:
                 wrong.setdefault("too fast", []).append(f"{most} messages in {window_s} s")
         for record in read_committed(self._kafka.bootstrap, f"{self.prefix}.rejected"):
             if (record.value() or b"").startswith(MARK):
-                wrong.setdefault("rejected", []).append(f"{record.value()!r} {text_headers(record)}")
-        lines = [f"{len(each)} mixed {fault}: {'; '.join(each[:5])}" for fault, each in wrong.items()]
+                wrong.setdefault("rejected", []).append(
+                    f"{record.value()!r} {text_headers(record)}"
+                )
+        lines = [
+            f"{len(each)} mixed {fault}: {'; '.join(each[:5])}" for fault, each in wrong.items()
+        ]
         return super().complaints() + lines
 
     def _against_progress(self, delivered: list[Seen], letters: list[Seen]) -> Iterator[str]:
-        """What the masters decided, compared with the topics: every occurrence delivered amid a series, and every dead letter."""
+        """What the masters decided, compared with the topics: every occurrence delivered amid a
+        series, and every dead letter."""
         again: Counter[tuple[int, int, int]] = Counter()
         dead: Counter[tuple[int, int]] = Counter()
         for record in read_committed(self._kafka.bootstrap, f"{self.prefix}.progress"):
@@ -313,13 +352,16 @@ def _total(service: Service, *names: str) -> int:
     return sum(shard["totals"][name] for shard in service.shards() for name in names)
 
 
-def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen], skew_ms: int) -> Iterator[str]:
-    """The violations of one message. `skew_ms`: most by which the clock of a broker differs from this machine's."""
+def _faults(
+    message: Mixed, delivered: list[Seen], letters: list[Seen], skew_ms: int
+) -> Iterator[str]:
+    """The violations of one message. `skew_ms`: most by which the clock of a broker differs from
+    this machine's."""
     times = Counter(seen.occurrence for seen in delivered)
     dead = Counter(seen.occurrence for seen in letters)
     reasons = {seen.reason for seen in letters}
     if max(times.values(), default=0) > 1:
-        yield "doubled"
+        yield "duplicated"
     if not {*times, *dead} <= {*range(1, message.times + 1)}:
         yield "with an occurrence too many"
     if message.target == "closed":
@@ -340,7 +382,9 @@ def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen], skew_ms:
                 yield "lost"
         elif not all(ends[number] for number in range(1, message.times + 1)):
             yield "lost"
-        if not reasons <= {"expired"} or (letters and message.expire_ms is None and message.policy != "skip"):
+        if not reasons <= {"expired"} or (
+            letters and message.expire_ms is None and message.policy != "skip"
+        ):
             yield "dead-lettered"
         if (
             message.times == 1
@@ -354,7 +398,10 @@ def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen], skew_ms:
         if not seen.replayed:
             after_ms = seen.due_ms - message.due_ms
             in_rhythm = after_ms % message.every_ms == 0 if message.every_ms else after_ms == 0
-            if not in_rhythm or (message.policy == "fire-all" and after_ms != (seen.occurrence - 1) * message.every_ms):
+            if not in_rhythm or (
+                message.policy == "fire-all"
+                and after_ms != (seen.occurrence - 1) * message.every_ms
+            ):
                 yield "out of rhythm"
         if seen.timestamp_ms < seen.due_ms + (0 if seen.replayed else shift_ms) - skew_ms:
             yield "early"

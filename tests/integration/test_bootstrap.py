@@ -1,8 +1,8 @@
-"""Replicas restored from another node's checkpoint over HTTP, and replicas compared by their digests.
+"""Replicas restored from another node's checkpoint over HTTP, and replicas compared by their
+digests.
 
-Three nodes, a real Kafka and a real ZooKeeper. No node has a `checkpoints.location`: a replica is restored from a peer
-or from the logs.
-"""
+Three nodes, a real Kafka and a real ZooKeeper. No node has a `checkpoints.location`: a replica is
+restored from a peer or from the logs."""
 
 import json
 import shutil
@@ -63,7 +63,11 @@ class Gate:
                 threading.Thread(target=self._pass, args=(client,), daemon=True).start()
 
     def _pass(self, client: socket.socket) -> None:
-        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.target)) as node:
+        with (
+            client,
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.target)) as node,
+        ):
             threading.Thread(target=self._forward, args=(client, node), daemon=True).start()
             passed = 0
             while chunk := node.recv(65_536):
@@ -85,7 +89,10 @@ class Gate:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._listener.close()
 
@@ -122,22 +129,30 @@ def fleet(
 
 
 def digests(fleet: Fleet) -> list[dict[str, Any]]:
-    """The digest of every shard, once all replicas stand at the same progress record and have equal digests."""
+    """The digest of every shard, once all replicas stand at the same progress record and have equal
+    digests."""
     agreed = []
     for shard in range(SHARDS):
         deadline = time.monotonic() + AGREE_S
         while True:
             # A replica that was just restored answers 503 until it has applied its first record.
-            answers = [node.ask("GET", f"/v1/shards/{shard}/digest") for node in fleet.running.values()]
+            answers = [
+                node.ask("GET", f"/v1/shards/{shard}/digest") for node in fleet.running.values()
+            ]
             assert {status for status, _ in answers} <= {200, 503}, answers
             found = [answer for _, answer in answers]
-            if all(status == 200 for status, _ in answers) and len({each["applied"] for each in found}) == 1:
+            if (
+                all(status == 200 for status, _ in answers)
+                and len({each["applied"] for each in found}) == 1
+            ):
                 break
             assert time.monotonic() < deadline, (
                 f"the replicas of shard {shard} do not stand at the same record: {found}"
             )
         assert len({each["node"] for each in found}) == len(fleet.running)
-        assert len({(each["digest"], each["pending"], each["pull_offset"]) for each in found}) == 1, found
+        assert (
+            len({(each["digest"], each["pending"], each["pull_offset"]) for each in found}) == 1
+        ), found
         agreed.append(found[0])
     return agreed
 
@@ -166,7 +181,8 @@ def znode(zookeeper: Ensemble, path: str) -> dict[str, Any]:
 
 
 def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
-    """Trim both topics of every shard up to the positions that all replicas have applied, as checkpoints would allow."""
+    """Trim both topics of every shard up to the positions that all replicas have applied, as
+    checkpoints would allow."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     places = [
         TopicPartition(f"{flow.prefix}.{topic}", each["shard"], each[position])
@@ -181,8 +197,9 @@ def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
 def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fails(
     fleet: Fleet, flow: KafkaFlow, broker: Broker, gates: dict[str, Gate]
 ) -> None:
-    """1. One peer fails in the middle: the next one is used. 2. All fail: the logs are replayed. 3. All fail and the logs
-    are trimmed: the replica waits and names the peers. 4. A master is killed. After each, all digests are equal."""
+    """1. One peer fails in the middle: the next one is used. 2. All fail: the logs are replayed. 3.
+    All fail and the logs are trimmed: the replica waits and names the peers. 4. A master is killed.
+    After each, all digests are equal."""
     fleet.start()
     flow.write(MESSAGES, now_ms() + HOUR_MS, now_ms() + HOUR_MS, keyed=0.1, delays=0.0)
     flow.flush()
@@ -226,7 +243,9 @@ def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fa
     fleet.nodes["n2"].kill()
     masters = fleet.wait_led(without="n2")
     seen = fleet.nodes_seen()
-    assert [(away["node"], away["shards"]) for away in seen["away"]] == [("n2", list(range(SHARDS)))]
+    assert [(away["node"], away["shards"]) for away in seen["away"]] == [
+        ("n2", list(range(SHARDS)))
+    ]
     assert {change["why"] for change in seen["history"][:SHARDS]} == {"lost its session"}
     by_masters = newcomer.get("/v1/shards", copies="masters")["shards"]
     assert {shard["shard"]: shard["node"] for shard in by_masters} == masters
@@ -245,10 +264,13 @@ def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fa
 def test_a_checkpoint_is_for_members_only_and_a_digest_for_every_client(
     fleet: Fleet, flow: KafkaFlow, zookeeper: Ensemble
 ) -> None:
-    """The request needs a token that is stored in the coordinator only; no page, metric or log shows it."""
+    """The request needs a token that is stored in the coordinator only; no page, metric or log
+    shows it."""
     fleet.start()
     node = fleet.nodes["n1"]
-    node.wait_until(lambda: node.ask("GET", "/v1/shards/0/digest")[0] == 200, "hold a replica of the shard")
+    node.wait_until(
+        lambda: node.ask("GET", "/v1/shards/0/digest")[0] == 200, "hold a replica of the shard"
+    )
     token = znode(zookeeper, f"/chronos/{flow.prefix}/members/n2")["token"]
 
     def ask(**headers: str) -> int:
@@ -264,12 +286,16 @@ def test_a_checkpoint_is_for_members_only_and_a_digest_for_every_client(
     assert ask(**{"Chronos-Node": "n3", "Chronos-Token": token}) == 403
     assert ask(**{"Chronos-Node": "n2", "Chronos-Token": ""}) == 403
     assert ask() == 403
-    shown = "".join(str(node.ask("GET", path)) for path in ("/v1/nodes", "/v1/shards", "/metrics")) + node.tail(10_000)
+    shown = "".join(
+        str(node.ask("GET", path)) for path in ("/v1/nodes", "/v1/shards", "/metrics")
+    ) + node.tail(10_000)
     assert token not in shown
     assert node.ask("GET", "/v1/shards/9/digest")[0] == 404
 
 
-def doctor(node: Service, *, settings: dict[str, object] | None = None) -> tuple[int, dict[str, list[str]]]:
+def doctor(
+    node: Service, *, settings: dict[str, object] | None = None
+) -> tuple[int, dict[str, list[str]]]:
     """`chronos doctor` with a node's settings: its exit code, and its findings by verdict."""
     given = {**node.settings, **(settings or {})}
     arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
@@ -289,7 +315,8 @@ def doctor(node: Service, *, settings: dict[str, object] | None = None) -> tuple
 def test_the_doctor_sees_the_cluster_from_outside(
     fleet: Fleet, flow: KafkaFlow, gates: dict[str, Gate], zookeeper: Ensemble, tmp_path: Path
 ) -> None:
-    """A healthy cluster; an unreachable node, a dead node, an id that is taken; and no ZooKeeper."""
+    """A healthy cluster; an unreachable node, a dead node, an id that is taken; and no
+    ZooKeeper."""
     fleet.start()
     flow.write(20, now_ms() + 600_000, now_ms() + 600_000)
     flow.flush()
@@ -306,16 +333,23 @@ def test_the_doctor_sees_the_cluster_from_outside(
     # Another data directory with this node's id.
     code, findings = doctor(node, settings={"node.data_dir": tmp_path / "other"})
     assert code == 1
-    assert any("node.id n1 is taken by another data directory" in text for text in findings["problem"])
+    assert any(
+        "node.id n1 is taken by another data directory" in text for text in findings["problem"]
+    )
 
     # n2 has a session, but does not answer at its address; n3 is dead.
     gates["n2"].target = 1
     fleet.nodes["n3"].kill()
-    node.wait_until(lambda: [each["node"] for each in node.get("/v1/nodes")["away"]] == ["n3"], "list n3 as away")
+    node.wait_until(
+        lambda: [each["node"] for each in node.get("/v1/nodes")["away"]] == ["n3"],
+        "list n3 as away",
+    )
     fleet.wait_led(without="n3")
     code, findings = doctor(node)
     assert code == 3
-    assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it is a member of the cluster"]
+    assert [text.split(",")[0] for text in findings["problem"]] == [
+        "node n2: it is a member of the cluster"
+    ]
     assert any("node n3 holds replicas and has been away" in text for text in findings["note"])
 
     # n3 will not come back: it is forgotten on request, and a node that is present is not.
@@ -334,6 +368,8 @@ def test_the_doctor_sees_the_cluster_from_outside(
     assert sum("all checksums match" in text for text in findings["ok"]) == SHARDS
 
     # No ZooKeeper.
-    code, findings = doctor(node, settings={"coordinator.zookeeper.hosts": f"127.0.0.1:{free_port()}"})
+    code, findings = doctor(
+        node, settings={"coordinator.zookeeper.hosts": f"127.0.0.1:{free_port()}"}
+    )
     assert code == 3
     assert any("no ZooKeeper server answers" in text for text in findings["problem"])

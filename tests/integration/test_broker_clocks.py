@@ -1,4 +1,5 @@
-"""Two real brokers whose clocks differ, each by less than the tolerance from the machine's: the order of the records of an id holds."""
+"""Two real brokers whose clocks differ, each by less than the tolerance from the machine's: the
+order of the records of an id holds."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import Producer
 
 from chronos.core.keys import partition_of
 from tests.harness.broker import BrokerClock, Cluster, cluster
 from tests.harness.service import Service
-from tests.integration.foreign import Sent, Tail, Topics, produce, read_all
+from tests.integration.foreign import READ_TIMEOUT_S, Sent, Tail, Topics, produce, read_all
 
 SHARDS = 4
 BEHIND, AHEAD = 1, 2
@@ -26,8 +28,12 @@ CLOCKS = {BEHIND: BrokerClock(-190, drift_ppm=-200), AHEAD: BrokerClock(210, dri
 EACH = 15
 """Ids of each kind."""
 
+ROUNDS = 5
+"""Rounds in which the clocks of the brokers are compared."""
+
 DUE_MS = 3_600_000
-"""Time from the first record to the moment at which messages are due that are cancelled or fired before."""
+"""Time from the first record to the moment at which messages are due that are cancelled or fired
+before."""
 
 pytestmark = [pytest.mark.xdist_group("broker clocks"), pytest.mark.timeout(300)]
 
@@ -51,7 +57,8 @@ class Place(NamedTuple):
         return [name for name in made if partition_of(name, SHARDS) in self.led[broker]][:EACH]
 
     def through(self, broker: int, records: list[Sent]) -> list[Sent]:
-        """The records, each for a partition that this broker leads: that of its id, if it can be."""
+        """The records, each for a partition that this broker leads: that of its id, if it can
+        be."""
         led = self.led[broker]
         homes = [partition_of(record.key or b"", SHARDS) for record in records]
         return [
@@ -74,8 +81,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         Service(folder / "node", bootstrap=kafka.bootstrap, settings=settings) as service,
     ):
         service.start()
-        partitions = kafka.admin().list_topics(topics.delay, timeout=10).topics[topics.delay].partitions
-        led = {node: [at for at, each in partitions.items() if each.leader == node] for node in CLOCKS}
+        partitions = (
+            kafka.admin().list_topics(topics.delay, timeout=10).topics[topics.delay].partitions
+        )
+        led = {
+            node: [at for at, each in partitions.items() if each.leader == node] for node in CLOCKS
+        }
         assert all(led.values()), "one broker leads all delay partitions"
         yield Place(kafka, service, topics, led)
         assert service.running, service.tail()
@@ -105,20 +116,34 @@ def refused(place: Place, names: list[bytes]) -> Counter[tuple[bytes | None, str
 
 
 def test_the_clocks_of_the_brokers_differ(place: Place) -> None:
-    """Else the other tests prove nothing."""
-    target = place.target()
-    names = {broker: place.names(broker, f"time-{target}")[0] for broker in CLOCKS}
-    place.write([each for broker in CLOCKS for each in place.through(broker, aimed(target, 0, [names[broker]]))])
+    """Else the other tests prove nothing: a record that is written after another one has an earlier
+    timestamp.
+
+    Each round writes through the one broker, the other one and the first again: the difference of
+    the clocks lies between those of the timestamps. A slow write only widens what a round allows.
+    """
+    producer = Producer({"bootstrap.servers": place.kafka.bootstrap, "linger.ms": 0})
+    rounds = [[f"clock-{at}-{part}".encode() for part in range(3)] for at in range(ROUNDS)]
+    for names in rounds:
+        for broker, name in zip((BEHIND, AHEAD, BEHIND), names, strict=True):
+            producer.produce(
+                place.topics.delay, key=name, value=b"", partition=place.led[broker][0]
+            )
+            assert producer.flush(READ_TIMEOUT_S) == 0
 
     with Tail(place.kafka.bootstrap, place.topics.delay) as tail:
         records = tail.records[place.topics.delay]
-        tail.until(lambda: {got.key for got in records}.issuperset(names.values()), "the records")
+        wanted = {name for names in rounds for name in names}
+        tail.until(lambda: wanted.issubset(got.key for got in records), "the records")
     times_ms = {got.key: got.timestamp_ms for got in records}
-    assert 300 < times_ms[names[AHEAD]] - times_ms[names[BEHIND]] < 1_000
+    at_least_ms = max(times_ms[ahead] - times_ms[after] for _, ahead, after in rounds)
+    at_most_ms = min(times_ms[ahead] - times_ms[before] for before, ahead, _ in rounds)
+    assert 0 < at_least_ms <= at_most_ms < 1_000
 
 
 def test_actions_through_a_broker_with_another_clock_are_obeyed(place: Place) -> None:
-    """Cancels and actions `fire-now` are written to the other broker than that of their ids, and all are forwarded."""
+    """Cancels and actions `fire-now` are written to the other broker than that of their ids, and
+    all are forwarded."""
     target, due_ms = place.target(), time.time_ns() // 1_000_000 + DUE_MS
     names = {broker: place.names(broker, f"{broker}-{target}") for broker in CLOCKS}
     kept = {broker: place.names(broker, f"kept-{broker}-{target}") for broker in CLOCKS}
@@ -126,7 +151,9 @@ def test_actions_through_a_broker_with_another_clock_are_obeyed(place: Place) ->
     for broker in CLOCKS:
         place.write(place.through(broker, aimed(target, due_ms, [*names[broker], *kept[broker]])))
     # The actions are written when all messages are there, so that none overtakes its message.
-    place.service.wait_until(lambda: place.service.pending() == before + 4 * EACH, "accept the messages")
+    place.service.wait_until(
+        lambda: place.service.pending() == before + 4 * EACH, "accept the messages"
+    )
     for through, home in ((AHEAD, BEHIND), (BEHIND, AHEAD)):
         place.write(place.through(through, cancels(names[home])))
         place.write(place.through(through, fired(kept[home])))
@@ -140,9 +167,11 @@ def test_actions_through_a_broker_with_another_clock_are_obeyed(place: Place) ->
 
 
 @pytest.mark.parametrize("through", [AHEAD, BEHIND])
-def test_a_cancel_that_overtakes_its_message_wins_under_both_clocks(place: Place, through: int) -> None:
-    """Messages come through one broker and are forwarded; their cancels, written at the same moment, are in the partitions of the
-    ids before they arrive."""
+def test_a_cancel_that_overtakes_its_message_wins_under_both_clocks(
+    place: Place, through: int
+) -> None:
+    """Messages come through one broker and are forwarded; their cancels, written at the same
+    moment, are in the partitions of the ids before they arrive."""
     home = BEHIND if through == AHEAD else AHEAD
     target, due_ms = place.target(), time.time_ns() // 1_000_000 + 4_000
     names, kept = place.names(home, target), place.names(home, f"kept-{target}")
@@ -156,5 +185,7 @@ def test_a_cancel_that_overtakes_its_message_wins_under_both_clocks(place: Place
     with Tail(place.kafka.bootstrap, target) as tail:
         tail.take(target, len(kept))
         assert sorted(got.value or b"" for got in tail.settle().records[target]) == sorted(kept)
-    expected = Counter({(None, "unknown"): len(names)}) + Counter((name, "too-late") for name in names)
+    expected = Counter({(None, "unknown"): len(names)}) + Counter(
+        (name, "too-late") for name in names
+    )
     assert refused(place, [*names, *kept]) == expected

@@ -1,4 +1,5 @@
-"""Brokers that die, hang and restart, and a service that hangs: the service waits, reports the reason, and continues by itself."""
+"""Brokers that die, hang and restart, and a service that hangs: the service waits, reports the
+reason, and continues by itself."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""
 
 COMMIT_S = 3.0
-"""A commit takes milliseconds, and on a loaded machine more than a second. Less than TIMEOUT_S, after which it would be aborted."""
+"""A commit takes milliseconds, and on a loaded machine more than a second. Less than TIMEOUT_S,
+after which it would be aborted."""
 
 NOTICE_S = 30.0
 """A fault is noticed after the transaction timeout and the requests of a new start."""
@@ -26,7 +28,8 @@ NOTICE_S = 30.0
 
 @pytest.fixture
 def own_broker() -> Iterator[Broker]:
-    """A broker for one test that looks for expired transactions every second instead of every ten."""
+    """A broker for one test that looks for expired transactions every second instead of every
+    ten."""
     with Broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000}) as own:
         yield own
 
@@ -38,7 +41,8 @@ def serving(broker: Broker, flow: KafkaFlow, data_dir: Path, timeout_s: float) -
 
 
 def wait_paused(service: Service) -> list[str]:
-    """Wait until every shard is paused with a reason; `/readyz` must report them too, each reason once with its shards."""
+    """Wait until every shard is paused with a reason; `/readyz` must report them too, each reason
+    once with its shards."""
 
     def reasons() -> list[str]:
         return [shard["paused"] for shard in service.shards() if shard["paused"]]
@@ -60,10 +64,14 @@ def wait_delivered(service: Service, count: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> None:
-    """Neither one that a frozen broker never read, nor one that was not sent before its deadline."""
+    """Neither one that a frozen broker never read, nor one that was not sent before its
+    deadline."""
     topic = own_broker.create_topic("t")
     log = KafkaLog(
-        bootstrap_servers=own_broker.bootstrap, properties={}, progress_topic=topic, transaction_timeout_s=1.0
+        bootstrap_servers=own_broker.bootstrap,
+        properties={},
+        progress_topic=topic,
+        transaction_timeout_s=1.0,
     )
 
     def append(key: bytes, timeout_s: float) -> None:
@@ -71,10 +79,14 @@ def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> 
 
     append(b"before", 30.0)
     own_broker.freeze()
-    with pytest.raises(LogUnavailable, match="did not acknowledge within 1 s; it may have been written"):
+    with pytest.raises(
+        LogUnavailable, match="did not acknowledge within 1 s; it may have been written"
+    ):
         append(b"frozen", 1.0)
     own_broker.kill()
-    with pytest.raises(LogUnavailable, match="did not acknowledge within 1 s; it may have been written"):
+    with pytest.raises(
+        LogUnavailable, match="did not acknowledge within 1 s; it may have been written"
+    ):
         append(b"down", 1.0)
     own_broker.start()
     append(b"after", 30.0)
@@ -92,7 +104,8 @@ def check_outcome(flow: KafkaFlow, service: Service) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(240)
 def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path: Path) -> None:
-    """Three kills under load: each time the service reports why it waits, and continues by itself."""
+    """Three kills under load: each time the service reports why it waits, and continues by
+    itself."""
     flow = KafkaFlow(own_broker, 1)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
@@ -100,7 +113,8 @@ def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path
         for _ in range(3):
             delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
             written = flow.write(4_000, now_ms() - 500, now_ms() + 8_000)
-            flow.flush()  # A shard without due messages makes no request, and does not notice the fault.
+            # A shard without due messages makes no request, and does not notice the fault.
+            flow.flush()
             wait_delivered(service, delivered + 500)
             own_broker.kill()
             texts = wait_paused(service)
@@ -138,8 +152,11 @@ def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_broker: Broker, tmp_path: Path) -> None:
-    """Frozen within a transaction, which the coordinator aborts: the producer is fenced, and the replica starts again."""
+def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """Frozen within a transaction, which the coordinator aborts: the producer is fenced, and the
+    replica starts again."""
     flow = KafkaFlow(own_broker, 3)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
@@ -151,10 +168,13 @@ def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_
             masters = len(service.events("master"))
             freeze_in_a_transaction(own_broker, flow, service)
             wait_until(
-                lambda: not own_broker.open_transactions(f"{flow.prefix}.progress"), "abort the open transaction"
+                lambda: not own_broker.open_transactions(f"{flow.prefix}.progress"),
+                "abort the open transaction",
             )
             service.thaw()
-            wait_until(partial(masters_since, service, masters), "notice that it is fenced, and lead again")
+            wait_until(
+                partial(masters_since, service, masters), "notice that it is fenced, and lead again"
+            )
             service.wait_ready()
         check_outcome(flow, service)
 
@@ -165,7 +185,8 @@ def masters_since(service: Service, masters: int) -> bool:
 
 
 def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -> None:
-    """Freeze the process while it has a transaction open; messages are added for as long as that takes."""
+    """Freeze the process while it has a transaction open; messages are added for as long as that
+    takes."""
     for _ in range(1_000):
         service.freeze()
         if stays_open(broker, flow):
@@ -178,7 +199,8 @@ def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -
 
 
 def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
-    """True if the open transaction has no commit under way: otherwise it ends by itself within `COMMIT_S`."""
+    """True if the open transaction has no commit under way: otherwise it ends by itself within
+    `COMMIT_S`."""
     deadline = time.monotonic() + COMMIT_S
     while time.monotonic() < deadline:
         if not broker.open_transactions(f"{flow.prefix}.progress"):
@@ -196,7 +218,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 80.0
 
 @pytest.mark.timeout(180)
 def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Path) -> None:
-    """SIGTERM while the broker is down ends the process cleanly; the next start delivers the remaining messages."""
+    """SIGTERM while the broker is down ends the process cleanly; the next start delivers the
+    remaining messages."""
     flow = KafkaFlow(own_broker, 4)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()

@@ -37,7 +37,8 @@ def log_on(kafka: Cluster) -> KafkaLog:
 
 @pytest.mark.timeout(180)
 def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
-    """By itself librdkafka reconnects as fast as it can, which would take a core per node. Afterwards all calls work."""
+    """By itself librdkafka reconnects as fast as it can, which would take a core per node.
+    Afterwards all calls work."""
     with Cluster(BROKERS, {"broker.session.timeout.ms": 3_000}) as kafka:
         logs = [log_on(kafka) for _ in range(NODES)]
         for log in logs:
@@ -54,7 +55,11 @@ def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
                 time.sleep(0.1)
 
         spent_s = time.process_time()
-        asking = [threading.Thread(target=ask, args=(log, partition)) for log in logs for partition in range(BROKERS)]
+        asking = [
+            threading.Thread(target=ask, args=(log, partition))
+            for log in logs
+            for partition in range(BROKERS)
+        ]
         for thread in asking:
             thread.start()
         for thread in asking:
@@ -75,14 +80,16 @@ def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
 
 @pytest.mark.timeout(180)
 def test_a_client_whose_controller_died_finds_the_new_one() -> None:
-    """A third of the clients had the dead broker as controller; none of them made a call in the meantime."""
+    """A third of the clients had the dead broker as controller; none of them made a call in the
+    meantime."""
     with Cluster(BROKERS, {"broker.session.timeout.ms": 3_000}) as kafka:
         logs = [log_on(kafka) for _ in range(3 * NODES)]
         admin = kafka.admin()
         kafka.brokers[0].kill()
         down = kafka.brokers[0].node_id
         assert wait_until(
-            lambda: down not in admin.list_topics("topic", timeout=10).brokers, deadline=time.monotonic() + BACK_S
+            lambda: down not in admin.list_topics("topic", timeout=10).brokers,
+            deadline=time.monotonic() + BACK_S,
         )
         for log in logs:
             info = log.describe(["topic"])["topic"]

@@ -28,10 +28,15 @@ def run_job(service: Service, matching: dict[str, Any], messages: list[Sent]) ->
 
 
 @pytest.mark.timeout(300)
-def test_thousands_are_cancelled_while_others_are_delivered_on_time(broker: Broker, tmp_path: Path) -> None:
-    """Every matching message is cancelled or was too late, no other one is; a store rebuilt from the logs counts the same."""
+def test_thousands_are_cancelled_while_others_are_delivered_on_time(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Every matching message is cancelled or was too late, no other one is; a store rebuilt from
+    the logs counts the same."""
     flow = KafkaFlow(broker, 1)
-    with Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+    with Service(
+        tmp_path / "data", bootstrap=broker.bootstrap, settings=flow.settings()
+    ) as service:
         service.start()
         far_ms = now_ms() + 3_600_000
         far = flow.write(FAR, far_ms, far_ms + 600_000, delays=0.0)

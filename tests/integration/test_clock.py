@@ -1,4 +1,5 @@
-"""A clock that is wrong, from the start or stepped: no message is early, and the service reports why it waits."""
+"""A clock that is wrong, from the start or stepped: no message is early, and the service reports
+why it waits."""
 
 import re
 import time
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chronos.adapters.clock import ShiftedClock
 from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.machine import ShiftedClock
 from chronos.config import load
 from chronos.node import Node
 from tests.harness.broker import Broker
@@ -25,7 +26,12 @@ COUNT = 200
 @contextmanager
 def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) -> Iterator[Node]:
     """Run a node in this process, so that its clock can be set."""
-    own = {"node.data_dir": data_dir, "admin.port": free_port(), "limits.disk_reserve": "1MB", **settings}
+    own = {
+        "node.data_dir": data_dir,
+        "admin.port": free_port(),
+        "limits.disk_reserve": "1MB",
+        **settings,
+    }
     node = Node(load(None, {}, [f"{path}={value}" for path, value in own.items()]), clock=clock)
     node.start()
     try:
@@ -34,7 +40,9 @@ def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) ->
         node.stop()
 
 
-def wait_for(condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0
+) -> None:
     """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -59,10 +67,14 @@ def cursor_ms(node: Node) -> int:
 
 def early(found: list[Found]) -> list[Found]:
     """Records delivered more than the tolerance before their due time, by the broker's clock."""
-    return [each for each in found if each.timestamp_ms < int(each.headers["chronos-due-at"]) - TOLERANCE_MS]
+    return [
+        each
+        for each in found
+        if each.timestamp_ms < int(each.headers["chronos-due-at"]) - TOLERANCE_MS
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------ Kafka
+# -------------------------------------------------------------------------------------------- Kafka
 
 
 def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:
@@ -73,7 +85,9 @@ def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:
 def check_outcome(flow: KafkaFlow, node: Node) -> None:
     """Assert that every message is delivered once, and none early."""
     settled = lambda: sum(shard.state.totals.delivered for shard in node.shards)  # noqa: E731
-    wait_for(lambda: node.ready and settled() >= len(flow.sent), lambda: (paused(node), pending(node)))
+    wait_for(
+        lambda: node.ready and settled() >= len(flow.sent), lambda: (paused(node), pending(node))
+    )
     found = flow.delivered()
     assert sorted(each.number for each in found) == [message.number for message in flow.sent]
     assert early(found) == []
@@ -82,15 +96,20 @@ def check_outcome(flow: KafkaFlow, node: Node) -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
-def test_a_node_with_a_wrong_clock_waits_until_it_is_right(broker: Broker, tmp_path: Path, wrong_ms: int) -> None:
-    """No shard commits a progress record before the clock agrees with the broker's; then all shards continue."""
+def test_a_node_with_a_wrong_clock_waits_until_it_is_right(
+    broker: Broker, tmp_path: Path, wrong_ms: int
+) -> None:
+    """No shard commits a progress record before the clock agrees with the broker's; then all shards
+    continue."""
     flow = KafkaFlow(broker, 1)
     clock = ShiftedClock(wrong_ms)
     flow.write(COUNT, now_ms() - 1_000, now_ms() + 1_500, delays=0)
     flow.flush()
     with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
         wait_for(lambda: all(paused(node)), lambda: paused(node))
-        wait_for(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never")
+        wait_for(
+            lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never"
+        )
         for text in paused(node):
             assert text is not None
             assert "the broker's clock is" in text
@@ -108,7 +127,8 @@ def test_a_node_with_a_wrong_clock_waits_until_it_is_right(broker: Broker, tmp_p
 def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
     broker: Broker, tmp_path: Path, wrong_ms: int
 ) -> None:
-    """Messages due by the wrong clock stay pending; messages that became due meanwhile are delivered at once."""
+    """Messages due by the wrong clock stay pending; messages that became due meanwhile are
+    delivered at once."""
     flow = KafkaFlow(broker, 2)
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
@@ -121,19 +141,23 @@ def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
         assert {"NTP" in (text or "") for text in paused(node)} == {True}
         assert flow.delivered() == []
         assert cursor_ms(node) <= now_ms() + TOLERANCE_MS
-        wait_for(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never")
+        wait_for(
+            lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never"
+        )
         assert flow.delivered() == []
         clock.shift(-wrong_ms)
         check_outcome(flow, node)
 
 
-# --------------------------------------------------------------------------------------------------------- embedded
+# ----------------------------------------------------------------------------------------- embedded
 
 
 def append(node: Node, due_ms: int, number: int) -> None:
     """Write one message to the embedded log."""
     headers = {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": b"target"}
-    node.log.append([("chronos.delay", None, b"%d" % number, headers, number % len(node.shards))], 5.0)
+    node.log.append(
+        [("chronos.delay", None, b"%d" % number, headers, number % len(node.shards))], 5.0
+    )
 
 
 def delivered(node: Node) -> list[int]:
@@ -145,15 +169,20 @@ def delivered(node: Node) -> list[int]:
     records = reader.read(10_000, 1 << 24)
     reader.close()
     for record in records:
-        due_ms = next(int(value or b"") for name, value in record.headers or () if name == "chronos-due-at")
+        due_ms = next(
+            int(value or b"") for name, value in record.headers or () if name == "chronos-due-at"
+        )
         assert record.timestamp_ms >= due_ms
     return sorted(int(record.value or b"") for record in records)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
-def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_path: Path, wrong_ms: int) -> None:
-    """Its only clock is the host's: after a step no message is accepted or delivered, and the pause names the reason."""
+def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(
+    tmp_path: Path, wrong_ms: int
+) -> None:
+    """Its only clock is the host's: after a step no message is accepted or delivered, and the pause
+    names the reason."""
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
@@ -176,7 +205,9 @@ def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_p
 
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", [MINUTE_MS, HOUR_MS])
-def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(tmp_path: Path, wrong_ms: int) -> None:
+def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(
+    tmp_path: Path, wrong_ms: int
+) -> None:
     """As the text of the pause says: only the operator knows which time is right."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
@@ -189,8 +220,11 @@ def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(tmp_path: Pa
 
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", [-MINUTE_MS, -HOUR_MS])
-def test_an_embedded_log_with_future_timestamps_waits_for_them(tmp_path: Path, wrong_ms: int) -> None:
-    """Started with a clock behind that of the last run, a node pauses; with the right clock it continues."""
+def test_an_embedded_log_with_future_timestamps_waits_for_them(
+    tmp_path: Path, wrong_ms: int
+) -> None:
+    """Started with a clock behind that of the last run, a node pauses; with the right clock it
+    continues."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
         for number in range(8):

@@ -1,4 +1,5 @@
-"""Three nodes, a real Kafka, and a real ZooKeeper or none: roles, hand-overs, failover, fencing, and restarted nodes."""
+"""Three nodes, a real Kafka, and a real ZooKeeper or none: roles, hand-overs, failover, fencing,
+and restarted nodes."""
 
 import random
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chronos.core.progress import RULES
+from chronos.core.shard.progress import RULES
 from tests.chaos.drill import Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, lose_quorum
 from tests.chaos.fleet import SESSION_S, Fleet
@@ -24,7 +25,8 @@ QUORUM_LOST_S = 8.0
 """Two session timeouts; `./scripts/chaos` takes 30 s."""
 
 UNJUDGED = {"warm_s": 1.0, "gap_s": 0.5}
-"""`./scripts/chaos` judges lateness; these tests look for lost, doubled and early messages only."""
+"""`./scripts/chaos` judges lateness; these tests look for lost, duplicated and early messages
+only."""
 
 
 @pytest.fixture
@@ -41,15 +43,25 @@ ON_RAFT = "raft"
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[World]:
-    """Three nodes for the flow, not started yet; with ZooKeeper unless the parameter is ON_KAFKA or ON_RAFT."""
+def world(
+    request: pytest.FixtureRequest, broker: Broker, flow: KafkaFlow, tmp_path: Path
+) -> Iterator[World]:
+    """Three nodes for the flow, not started yet; with ZooKeeper unless the parameter is ON_KAFKA or
+    ON_RAFT."""
     kind = getattr(request, "param", "zookeeper")
-    zookeeper: Ensemble | None = None if kind in {ON_KAFKA, ON_RAFT} else request.getfixturevalue("zookeeper")
+    zookeeper: Ensemble | None = (
+        None if kind in {ON_KAFKA, ON_RAFT} else request.getfixturevalue("zookeeper")
+    )
     hosts = None if zookeeper is None else zookeeper.hosts
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
     on_raft = kind == ON_RAFT
     with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, raft=on_raft, shards=SHARDS, settings=settings
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=hosts,
+        raft=on_raft,
+        shards=SHARDS,
+        settings=settings,
     ) as nodes:
         yield World(fleet=nodes, kafka=broker, zookeeper=zookeeper)
 
@@ -69,7 +81,9 @@ def check_outcome(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+def test_every_node_holds_every_shard_and_answers_for_it(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker
+) -> None:
     """All nodes report the same masters; a message can be found and cancelled through any node."""
     fleet.start()
     seen = [fleet.masters(asked=node) for node in fleet.nodes.values()]
@@ -138,10 +152,14 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained(fleet: Fleet
 
 @pytest.mark.timeout(180)
 def test_a_second_node_with_the_same_id_is_refused(fleet: Fleet, tmp_path: Path) -> None:
-    """Another data directory with the id of a running node: exit code 1, and an error that names the node."""
+    """Another data directory with the id of a running node: exit code 1, and an error that names
+    the node."""
     fleet.start()
     first = fleet.nodes["n1"]
-    twin = Service(tmp_path / "twin", settings={**first.settings, "node.data_dir": tmp_path / "twin", "admin.port": 1})
+    twin = Service(
+        tmp_path / "twin",
+        settings={**first.settings, "node.data_dir": tmp_path / "twin", "admin.port": 1},
+    )
     twin.settings["admin.port"] = twin.port
     twin.launch()
     assert twin.wait_exit(timeout_s=SESSION_S + 20.0) == 1
@@ -150,7 +168,9 @@ def test_a_second_node_with_the_same_id_is_refused(fleet: Fleet, tmp_path: Path)
 
 
 @pytest.mark.timeout(240)
-def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker
+) -> None:
     """The same node id with an empty data directory."""
     fleet.start()
     flow.write(2_000, now_ms() - 500, now_ms() + 15_000)
@@ -171,7 +191,8 @@ def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(fleet: Fleet, f
 def test_a_single_node_continues_when_its_disk_is_gone(
     broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
 ) -> None:
-    """No node noticed its end: the roles still name it, with an epoch that the log assigns to another data directory."""
+    """No node noticed its end: the roles still name it, with an epoch that the log assigns to
+    another data directory."""
     with Fleet(
         tmp_path,
         bootstrap=broker.bootstrap,
@@ -198,18 +219,26 @@ def test_failover_under_load_loses_doubles_and_delivers_early_no_message(
     """A short drill of `scripts/chaos`, which also judges the lateness."""
     world.fleet.start()
     dice = random.Random(3)
-    with Drill(broker, f"{flow.prefix}.delay", f"{flow.prefix}.load", rate=1_000, seconds_max=200, **UNJUDGED) as drill:
+    with Drill(
+        broker,
+        f"{flow.prefix}.delay",
+        f"{flow.prefix}.load",
+        rate=1_000,
+        seconds_max=200,
+        **UNJUDGED,
+    ) as drill:
         for name in ("kill", "transfer", "freeze"):
             drill.fault(name, lambda name=name: FAULT[name].act(world, dice))  # type: ignore[misc]
         found = drill.result()
-    assert (found.lost, found.doubled, found.early) == (0, 0, 0)
+    assert (found.lost, found.duplicated, found.early) == (0, 0, 0)
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(400)
 def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -> None:
-    """The same with three brokers, three ZooKeeper servers, and every node behind links that can be cut."""
+    """The same with three brokers, three ZooKeeper servers, and every node behind links that can be
+    cut."""
     dice = random.Random(11)
 
     def act(fault: Fault, world: World) -> None:
@@ -222,10 +251,19 @@ def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -
         bring_up(tmp_path, EVERYTHING, {"delivery.transaction_timeout": "4s"}) as world,
         Drill(world.kafka, "chronos.delay", "load", rate=200, seconds_max=380, **UNJUDGED) as drill,
     ):
-        for name in ("ahead", "behind", "hour", "cut-zookeeper", "cut-kafka", "zookeeper", "quorum", "broker"):
+        for name in (
+            "ahead",
+            "behind",
+            "hour",
+            "cut-zookeeper",
+            "cut-kafka",
+            "zookeeper",
+            "quorum",
+            "broker",
+        ):
             drill.fault(name, lambda name=name: act(FAULT[name], world))  # type: ignore[misc]
         found = drill.result()
-        assert (found.lost, found.doubled, found.early) == (0, 0, 0)
+        assert (found.lost, found.duplicated, found.early) == (0, 0, 0)
         assert epochs_complaints(world.kafka, "chronos.progress", world.fleet.shards) == []
 
 
@@ -233,7 +271,8 @@ def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -
 def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
     broker: Broker, flow: KafkaFlow, tmp_path: Path
 ) -> None:
-    """Checkpoints are made on demand and restored automatically and by command; then every message is delivered once."""
+    """Checkpoints are made on demand and restored automatically and by command; then every message
+    is delivered once."""
     settings = {**flow.settings(), "checkpoints.location": tmp_path / "checkpoints"}
     with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=settings) as service:
         service.start()
@@ -262,18 +301,29 @@ def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
 def test_a_stopped_cluster_goes_on_with_the_other_coordinator(
     broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
 ) -> None:
-    """From ZooKeeper to Kafka and back, with messages pending and due meanwhile; role epochs only grow."""
+    """From ZooKeeper to Kafka and back, with messages pending and due meanwhile; role epochs only
+    grow."""
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
-    for life, hosts in enumerate((zookeeper.hosts, None, zookeeper.hosts), 1):
-        fleet = Fleet(tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, count=2, shards=SHARDS, settings=settings)
+    for incarnation, hosts in enumerate((zookeeper.hosts, None, zookeeper.hosts), 1):
+        fleet = Fleet(
+            tmp_path,
+            bootstrap=broker.bootstrap,
+            zookeeper=hosts,
+            count=2,
+            shards=SHARDS,
+            settings=settings,
+        )
         with fleet:
             fleet.start()
             flow.write(300, now_ms(), now_ms() + 15_000, keyed=0.5)
             flow.flush()
-            for shard, master in fleet.masters().items():  # so that the epochs grow with every coordinator
+            for (
+                shard,
+                master,
+            ) in fleet.masters().items():  # so that the epochs grow with every coordinator
                 (other,) = set(fleet.nodes) - {master}
                 fleet.transfer(shard, other)
-            if life == 3:
+            if incarnation == 3:
                 check_outcome(flow, fleet, broker)
             for node in fleet.nodes.values():
                 node.stop()

@@ -1,4 +1,5 @@
-"""The node is killed, stopped, or down for long, and every message is still delivered exactly once."""
+"""The node is killed, stopped, or down for long, and every message is still delivered exactly
+once."""
 
 import os
 import random
@@ -29,7 +30,9 @@ def fresh_seed() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(broker: Broker, tmp_path: Path) -> None:
+def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
+    broker: Broker, tmp_path: Path
+) -> None:
     """Every message is found once, none early, none of those cancelled in time."""
     kill_on_kafka(broker, tmp_path, kills=KILLS_ON_KAFKA, seed=fresh_seed())
 
@@ -37,20 +40,25 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(broker: Broker
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(420)
-def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(tmp_path: Path) -> None:
-    """The same, with everything written and cancelled through the HTTP interface of the node that is killed."""
+def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
+    tmp_path: Path,
+) -> None:
+    """The same, with everything written and cancelled through the HTTP interface of the node that
+    is killed."""
     kill_on_embedded_log(tmp_path, kills=KILLS, seed=fresh_seed())
 
 
-# ---------------------------------------------------------------------------------------- stops and downtime
+# ------------------------------------------------------------------------------- stops and downtime
 
 BACKLOG = 200_000
 STOP_S = 10.0
-"""A stop waits for one step, which takes less than a second; the backlog takes longer than this bound."""
+"""A stop waits for one step, which takes less than a second; the backlog takes longer than this
+bound."""
 
 
 def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
-    """SIGTERM within the backlog; the next start continues at that position, with nothing to replay."""
+    """SIGTERM within the backlog; the next start continues at that position, with nothing to
+    replay."""
     service.start()
     service.wait_until(lambda: delivered(service) > BACKLOG * 0.1, "begin to drain", timeout_s=60.0)
     begun_s = time.monotonic()
@@ -59,7 +67,9 @@ def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
     assert BACKLOG * 0.1 < count_delivered(flow) < BACKLOG
     service.start()
     masters = service.events("master")[-SHARDS:]
-    assert sorted(str(entry["shard"]) for entry in masters) == [str(shard) for shard in range(SHARDS)]
+    assert sorted(str(entry["shard"]) for entry in masters) == [
+        str(shard) for shard in range(SHARDS)
+    ]
     assert [entry["replayed"] for entry in masters] == [0] * SHARDS
     flow.wait_settled(service)
     assert flow.complaints() == []
@@ -87,7 +97,9 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
     flow = KafkaFlow(broker, 5)
     flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1, delays=0)
     flow.flush()
-    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+    with Service(
+        tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()
+    ) as service:
         stop_while_draining(flow, service)
 
 
@@ -97,7 +109,8 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
-    """The same without Kafka, in small transactions: in large ones the backlog would be delivered too soon."""
+    """The same without Kafka, in small transactions: in large ones the backlog would be delivered
+    too soon."""
     with Service(tmp_path / "node", settings={"delivery.batch_messages": 500}) as service:
         flow = LogFlow(service, 5)
         service.start()
@@ -120,7 +133,8 @@ MARGIN = 3
 
 
 def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
-    """Write messages due during the downtime, many more, and then cancels of some of the first, all in time."""
+    """Write messages due during the downtime, many more, and then cancels of some of the first, all
+    in time."""
     begun_ms = now_ms()
     flow.write(SAMPLE, begun_ms - 1_000, begun_ms, keyed=0.1)
     if isinstance(flow, KafkaFlow):
@@ -134,7 +148,9 @@ def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
     flow.cancel(first[::2])
     if isinstance(flow, KafkaFlow):
         flow.flush()
-    assert max(message.cancel_ms or 0 for message in first) < due_ms - IN_TIME_MS, "the machine is too slow for this"
+    assert max(message.cancel_ms or 0 for message in first) < due_ms - IN_TIME_MS, (
+        "the machine is too slow for this"
+    )
 
 
 def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
@@ -145,12 +161,17 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(broker: Broker, tmp_path: Path) -> None:
-    """Every cancel that was in the log before its message was due wins, 100,000 records behind it."""
+def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Every cancel that was in the log before its message was due wins, 100,000 records behind
+    it."""
     flow = KafkaFlow(broker, 6)
     write_for_the_downtime(flow)
     wait_for_the_end_of_the_downtime(flow)
-    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+    with Service(
+        tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()
+    ) as service:
         service.start()
         flow.wait_settled(service)
         assert flow.complaints() == []
@@ -160,7 +181,9 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(broker:
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(180)
-def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(tmp_path: Path) -> None:
+def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(
+    tmp_path: Path,
+) -> None:
     """The same without Kafka."""
     with Service(tmp_path / "node") as service:
         flow = LogFlow(service, 6)
@@ -175,7 +198,7 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_
         assert len(flow.delivered()) == len(flow.sent) - CANCELS
 
 
-# -------------------------------------------------------------------------------------------------- first start
+# -------------------------------------------------------------------------------------- first start
 
 FIRST_KILLS = 12
 
@@ -184,13 +207,15 @@ FIRST_KILLS = 12
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
-    """The next start continues with the existing files: an incomplete directory is not a damaged one."""
+    """The next start continues with the existing files: an incomplete directory is not a damaged
+    one."""
     kill_at_first_start(tmp_path, kills=FIRST_KILLS, seed=fresh_seed())
 
 
 @pytest.mark.integration
 def test_a_store_without_a_complete_manifest_is_created_again(tmp_path: Path) -> None:
-    """A manifest that no CURRENT file names, complete or torn: nothing was written to such a store."""
+    """A manifest that no CURRENT file names, complete or torn: nothing was written to such a
+    store."""
     for name, manifest in (("log", b""), ("shards/0", b"torn"), ("shards/1", b"")):
         place = tmp_path / "node" / name
         place.mkdir(parents=True)

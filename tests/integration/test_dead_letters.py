@@ -1,4 +1,5 @@
-"""Dead letters on a real broker: a replay that is killed, repeated, or run by two operators delivers every message once."""
+"""Dead letters on a real broker: a replay that is killed, repeated, or run by two operators
+delivers every message once."""
 
 from __future__ import annotations
 
@@ -23,9 +24,20 @@ RATE = 200
 
 def replay(service: Service, *options: str) -> subprocess.Popen[str]:
     """The command, started."""
-    command = [sys.executable, "-m", "chronos", "dead-letters", "replay", "--all", "--yes", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "dead-letters",
+        "replay",
+        "--all",
+        "--yes",
+        *options,
+    ]
     environ = {**os.environ, "CHRONOS_SERVER": service.url, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
 
 
 def ended(command: subprocess.Popen[str]) -> int:
@@ -37,17 +49,22 @@ def ended(command: subprocess.Popen[str]) -> int:
 def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_message_once(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """Half of the messages have ids of their own. The dead letters are in several partitions, between transaction markers."""
+    """Half of the messages have ids of their own. The dead letters are in several partitions,
+    between transaction markers."""
     topics = Topics.of(f"letters{time.time_ns() % 10**9}")
     target = f"{topics.delay}.target"
     settings = topics.settings(shards=3)
     with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=settings) as service:
         service.start()
         headers = schedule(target, target_key=b"k")
-        sent = [Sent(b"%d" % at, headers, b"id-%d" % at if at % 2 else None) for at in range(LETTERS)]
+        sent = [
+            Sent(b"%d" % at, headers, b"id-%d" % at if at % 2 else None) for at in range(LETTERS)
+        ]
         produce(broker.bootstrap, topics.delay, sent)
         service.wait_until(
-            lambda: sum(shard["totals"]["dead"] for shard in service.shards()) == LETTERS, "let all die", timeout_s=90
+            lambda: sum(shard["totals"]["dead"] for shard in service.shards()) == LETTERS,
+            "let all die",
+            timeout_s=90,
         )
         broker.create_topic(target, partitions=1)
 
@@ -67,7 +84,8 @@ def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_me
         operator.kill()
         ended(operator)
 
-        # Two operators run it to the end, again if the broker did not answer in time; one of them may find nothing more.
+        # Two operators run it to the end, again if the broker did not answer in time; one of them
+        # may find nothing more.
         for _ in range(5):
             operators = [replay(service) for _ in range(2)]
             if [ended(operator) for operator in operators] == [0, 0]:
@@ -77,7 +95,11 @@ def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_me
         assert service.get("/v1/dead-letters")["letters"] == []
 
         # The records of requests that were lost before their markers are written again.
-        again = [got for got in read_all(broker.bootstrap, topics.delay) if got.header("chronos-action") == b"replay"]
+        again = [
+            got
+            for got in read_all(broker.bootstrap, topics.delay)
+            if got.header("chronos-action") == b"replay"
+        ]
         repeated = [Sent(got.value, got.headers, got.key, got.partition) for got in again[:RATE]]
         produce(broker.bootstrap, topics.delay, repeated)
         ignored = len(again) + len(repeated) - LETTERS
@@ -103,11 +125,14 @@ def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_me
 def test_a_missing_target_is_told_before_and_after_and_no_longer_once_it_is_there(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """The answer to the message has a warning; a replay is refused; `status` is green and the replay goes once the topic is there."""
+    """The answer to the message has a warning; a replay is refused; `status` is green and the
+    replay goes once the topic is there."""
     topics = Topics.of(f"cause{time.time_ns() % 10**9}")
     target, compacted = f"{topics.delay}.target", f"{topics.delay}.compacted"
     broker.create_topic(compacted, partitions=1, config={"cleanup.policy": "compact"})
-    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings(shards=1)) as service:
+    with Service(
+        tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings(shards=1)
+    ) as service:
         service.start()
 
         def warnings(topic: str, **more: object) -> list[str]:
@@ -126,22 +151,32 @@ def test_a_missing_target_is_told_before_and_after_and_no_longer_once_it_is_ther
         assert "takes no message without a key" in warnings(compacted)[0]
         assert warnings(compacted, key="k") == []
 
-        service.post("/v1/messages", {"id": "lost", "target": {"topic": target}, "value": "v", "delay": 0})
-        service.wait_until(lambda: service.shards()[0]["totals"]["dead"] == 1, "let it die", timeout_s=60)
-        assert "messages die" in run("status", server=service.url).out
+        service.post(
+            "/v1/messages", {"id": "lost", "target": {"topic": target}, "value": "v", "delay": 0}
+        )
+        service.wait_until(
+            lambda: service.shards()[0]["totals"]["dead"] == 1, "let it die", timeout_s=60
+        )
+        assert "messages fail" in run("status", server=service.url).out
         refused = run("dead-letters", "replay", "lost", server=service.url)
         assert refused.code == 1
         assert f"the cause is still there: the target topic {target} does not exist" in refused.err
         again = run("dead-letters", "replay", "lost", "--anyway", server=service.url)
         assert (again.code, again.out) == (0, "1 dead letter replayed\n")
-        assert "1 dead letter will die again: target-missing" in again.err
-        service.wait_until(lambda: service.shards()[0]["totals"]["dead"] == 2, "let it die again", timeout_s=60)
+        assert "1 dead letter will fail again: target-missing" in again.err
+        service.wait_until(
+            lambda: service.shards()[0]["totals"]["dead"] == 2, "let it die again", timeout_s=60
+        )
 
         broker.create_topic(target, partitions=1)
-        service.wait_until(lambda: service.shards()[0]["dead_recently"] is None, "look at the cause", timeout_s=60)
-        assert "messages die" not in run("status", server=service.url).out
         service.wait_until(
-            lambda: run("dead-letters", "replay", "lost", server=service.url).code == 0, "replay it", timeout_s=60
+            lambda: service.shards()[0]["dead_recently"] is None, "look at the cause", timeout_s=60
+        )
+        assert "messages fail" not in run("status", server=service.url).out
+        service.wait_until(
+            lambda: run("dead-letters", "replay", "lost", server=service.url).code == 0,
+            "replay it",
+            timeout_s=60,
         )
         with Tail(broker.bootstrap, target) as tail:
             assert [got.value for got in tail.take(target, 1, timeout_s=60)] == [b"v"]

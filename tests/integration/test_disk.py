@@ -1,4 +1,5 @@
-"""A disk that fills up: nothing is lost, the service reports what to do, and continues once there is space.
+"""A disk that fills up: nothing is lost, the service reports what to do, and continues once there
+is space.
 
 The tests mount a small tmpfs, which takes root; where that is not allowed they fail.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from rocksdict import Cache, WriteBatch
 
-from chronos.adapters.rocksdb.database import Database, tuned
+from chronos.adapters.rocksdb import Database, tuned
 from chronos.errors import NoSpace
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -30,7 +31,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     asked = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "chronos-test", str(place)]
     mounted = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert mounted.returncode == 0, f"these tests must be allowed to mount a tmpfs: {mounted.stderr.strip()}"
+    assert mounted.returncode == 0, (
+        f"these tests must be allowed to mount a tmpfs: {mounted.stderr.strip()}"
+    )
     try:
         yield place
     finally:
@@ -40,7 +43,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def fill(disk: Path, left_mb: float) -> Path:
     """Fill the disk except for `left_mb`; the file that takes the space."""
     ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:  # what does not fit is not tried again by the end of the block
+    with ballast.open(
+        "wb", buffering=0
+    ) as file:  # what does not fit is not tried again by the end of the block
         while (room := free_bytes(disk) - int(left_mb * 2**20)) > 0:
             try:
                 file.write(bytes(min(room, 2**20)))
@@ -68,14 +73,19 @@ def paused(service: Service) -> list[str]:
 
 def post(service: Service, due_ms: int) -> tuple[int, object]:
     """Try to schedule a message outside the flow."""
-    return service.ask("POST", "/v1/messages", {"target": {"topic": "other"}, "value": "x", "deliver_at": due_ms})
+    return service.ask(
+        "POST", "/v1/messages", {"target": {"topic": "other"}, "value": "x", "deliver_at": due_ms}
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- reserve
+# ------------------------------------------------------------------------------------------ reserve
 
 
-def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(broker: Broker, disk: Path) -> None:
-    """No step starts, HTTP answers, `paused` names the setting; once there is space again nothing has been lost."""
+def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(
+    broker: Broker, disk: Path
+) -> None:
+    """No step starts, HTTP answers, `paused` names the setting; once there is space again nothing
+    has been lost."""
     flow = KafkaFlow(broker, 1)
     settings = {**flow.settings(), "limits.disk_reserve": f"{RESERVE_MB}MiB"}
     with Service(disk / "node", bootstrap=broker.bootstrap, settings=settings) as service:
@@ -91,7 +101,8 @@ def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(br
         flow.write(1_000, now_ms(), now_ms() + 1_000)
         flow.flush()
         service.wait_until(
-            lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), "reach the last due time"
+            lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent),
+            "reach the last due time",
         )
         assert [shard["pull_offset"] for shard in service.shards()] == before
         ballast.unlink()
@@ -101,8 +112,11 @@ def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(br
 
 
 @pytest.mark.integration
-def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_the_embedded_log(disk: Path) -> None:
-    """Here the log is on the full disk too: requests are refused with 507, and none of their messages is kept."""
+def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_the_embedded_log(
+    disk: Path,
+) -> None:
+    """Here the log is on the full disk too: requests are refused with 507, and none of their
+    messages is kept."""
     with Service(disk / "node", settings={"limits.disk_reserve": f"{RESERVE_MB}MiB"}) as service:
         flow = HttpFlow(service, 2)
         service.start()
@@ -121,11 +135,12 @@ def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_the_embe
         assert "other" not in {topic["topic"] for topic in service.get("/v1/topics")["topics"]}
 
 
-# ------------------------------------------------------------------------------------------------- really full
+# -------------------------------------------------------------------------------------- really full
 
 
 def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Path) -> None:
-    """Without a reserve the store itself fails to write: the node reports it, and continues by itself once there is space."""
+    """Without a reserve the store itself fails to write: the node reports it, and continues by
+    itself once there is space."""
     flow = KafkaFlow(broker, 3)
     settings = {**flow.settings(), **SMALL, "limits.disk_reserve": "0"}
     with Service(disk / "node", bootstrap=broker.bootstrap, settings=settings) as service:
@@ -135,7 +150,9 @@ def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Pat
             flow.write(20_000, now_ms(), now_ms() + 5_000)
             flow.flush()
             # A shard that does not need to write at this moment is not paused.
-            service.wait_until(lambda: "No space left on device" in reasons(service), "report why it waits")
+            service.wait_until(
+                lambda: "No space left on device" in reasons(service), "report why it waits"
+            )
             ballast.unlink()
             service.wait_ready()
             service.wait_until(lambda: service.pending() < 20_000, "deliver again")
@@ -154,7 +171,9 @@ def test_a_completely_full_disk_loses_nothing_on_the_embedded_log(disk: Path) ->
         for _ in range(2):
             flow.write(2_000, now_ms(), now_ms() + 4_000)
             ballast = fill(disk, 0)
-            service.wait_until(lambda: post(service, now_ms())[0] == 507, "refuse for lack of space")
+            service.wait_until(
+                lambda: post(service, now_ms())[0] == 507, "refuse for lack of space"
+            )
             service.wait_until(lambda: bool(paused(service)), "report why it waits")
             assert service.ask("GET", "/livez")[0] == 200
             ballast.unlink()
@@ -189,7 +208,8 @@ def test_a_sync_after_a_write_that_found_the_disk_full_asks_for_space_too(disk: 
 @pytest.mark.integration
 @pytest.mark.parametrize("reserve", ["0", f"{RESERVE_MB}MiB"])
 def test_a_start_on_a_full_disk_reports_it_and_loses_nothing(disk: Path, reserve: str) -> None:
-    """It may exit or wait, but reports the reason; with space the next start delivers every accepted message."""
+    """It may exit or wait, but reports the reason; with space the next start delivers every
+    accepted message."""
     with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": reserve}) as service:
         flow = HttpFlow(service, 5)
         service.start()

@@ -1,4 +1,5 @@
-"""`chronos doctor` with Kafka: before the first start, while the service runs, and after it was stopped."""
+"""`chronos doctor` with Kafka: before the first start, while the service runs, and after it was
+stopped."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from tests.integration.foreign import Topics, alter_topic
 
 
 def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[str]]]:
-    """`chronos doctor` with the settings of a service: its exit code, and its findings by verdict."""
-    given = {**service.settings, **{name.replace("__", "."): value for name, value in settings.items()}}
+    """`chronos doctor` with the settings of a service: its exit code, and its findings by
+    verdict."""
+    given = {
+        **service.settings,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
     arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
     command = [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
@@ -28,14 +33,21 @@ def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[s
 
 
 @pytest.mark.timeout(180)
-def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(broker: Broker, tmp_path: Path) -> None:
+def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(
+    broker: Broker, tmp_path: Path
+) -> None:
     topics = Topics.of("doctor")
-    with Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=topics.settings()) as service:
+    with Service(
+        tmp_path / "data", bootstrap=broker.bootstrap, settings=topics.settings()
+    ) as service:
         # Before the first start: nothing is there, and nothing is created.
         code, found = examine(service)
         assert (code, found["problem"]) == (0, [])
         assert any("can be reached" in text and broker.bootstrap in text for text in found["ok"])
-        assert any(f"missing: {topics.delay}, " in text and "at its first start" in text for text in found["note"])
+        assert any(
+            f"missing: {topics.delay}, " in text and "at its first start" in text
+            for text in found["note"]
+        )
         assert any("the brokers' clocks are not known" in text for text in found["note"])
         assert not service.data_dir.exists()
         assert topics.delay not in broker.admin().list_topics(timeout=10).topics
@@ -49,12 +61,17 @@ def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(brok
 
         # While it runs: topics, targets and clocks.
         service.start()
-        service.post("/v1/messages", {"target": {"topic": f"{topics.delay}.nowhere"}, "value": "v", "delay": "1h"})
+        service.post(
+            "/v1/messages",
+            {"target": {"topic": f"{topics.delay}.nowhere"}, "value": "v", "delay": "1h"},
+        )
         service.wait_until(lambda: service.pending() == 1, "take the message in")
         code, found = examine(service)
         assert (code, found["problem"]) == (0, [])
         assert any("node" in text and "is ready" in text for text in found["ok"])
-        assert any(text.startswith(f"topics: {topics.delay}, {topics.progress}") for text in found["ok"])
+        assert any(
+            text.startswith(f"topics: {topics.delay}, {topics.progress}") for text in found["ok"]
+        )
         assert any(text.startswith("clock: within") for text in found["ok"])
         assert any("one replica only" in text and topics.progress in text for text in found["note"])
         assert any(f"targets: missing: {topics.delay}.nowhere" in text for text in found["note"])
@@ -75,8 +92,13 @@ def test_a_setting_of_the_cluster_topic_is_named_by_the_log_readyz_and_the_docto
 ) -> None:
     topics = Topics.of("advised")
     cluster = f"{topics.delay}.cluster"
-    broker.create_topic(cluster, partitions=2, config={"retention.ms": "60000", "cleanup.policy": "delete"})
-    advised = f"{cluster} has retention.ms=60000, -1 is advised: kafka-configs --alter --topic {cluster} --add-config retention.ms=-1"
+    broker.create_topic(
+        cluster, partitions=2, config={"retention.ms": "60000", "cleanup.policy": "delete"}
+    )
+    advised = (
+        f"{cluster} has retention.ms=60000, -1 is advised: kafka-configs --alter --topic "
+        f"{cluster} --add-config retention.ms=-1"
+    )
     settings = topics.settings(coordinator__kind="kafka", topics__cluster=cluster, node__id="a")
 
     def details(service: Service) -> list[str]:
@@ -90,7 +112,9 @@ def test_a_setting_of_the_cluster_topic_is_named_by_the_log_readyz_and_the_docto
         assert f"kafka: {advised}" in found["note"]
         alter_topic(broker, cluster, retention_ms="-1", cleanup_policy="compact")
         wrong = f"{cluster} has cleanup.policy=compact, Chronos needs delete: "
-        service.wait_until(lambda: any(text.startswith(wrong) for text in details(service)), "name the new setting")
+        service.wait_until(
+            lambda: any(text.startswith(wrong) for text in details(service)), "name the new setting"
+        )
         assert advised not in details(service)
         lines = [str(line["why"]) for line in service.events() if line["event"] == "topic setting"]
         assert lines.count(advised) == 1

@@ -1,4 +1,5 @@
-"""Any Kafka client can use Chronos: Java's console programs and librdkafka, without a Chronos library."""
+"""Any Kafka client can use Chronos: Java's console programs and librdkafka, without a Chronos
+library."""
 
 from __future__ import annotations
 
@@ -47,10 +48,14 @@ class Chronos:
 
     def rejected(self, *places: tuple[int, int]) -> list[Got]:
         """The rejections of these delay records, in their order."""
-        wanted = [f"{self.topics.delay}/{partition}/{offset}".encode() for partition, offset in places]
+        wanted = [
+            f"{self.topics.delay}/{partition}/{offset}".encode() for partition, offset in places
+        ]
         with Tail(self.broker.bootstrap, self.topics.rejected) as tail:
             records = tail.records[self.topics.rejected]
-            tail.until(lambda: set(wanted) <= {got.source for got in records}, f"rejections of {wanted}")
+            tail.until(
+                lambda: set(wanted) <= {got.source for got in records}, f"rejections of {wanted}"
+            )
             return sorted(
                 (got for got in records if got.source in wanted),
                 key=lambda got: wanted.index(got.source or b""),
@@ -105,7 +110,9 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
         chronos.topics.delay,
         [
             ConsoleRecord("hello", key=f"id-{target}", headers=[*own[:2], *control, *own[2:]]),
-            ConsoleRecord("plain", headers=[("chronos-target-topic", target), ("chronos-delay", "1s")]),
+            ConsoleRecord(
+                "plain", headers=[("chronos-target-topic", target), ("chronos-delay", "1s")]
+            ),
         ],
     )
 
@@ -129,7 +136,9 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
 
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
-def test_every_format_of_a_time_is_understood(chronos: Chronos, settings: dict[str, object]) -> None:
+def test_every_format_of_a_time_is_understood(
+    chronos: Chronos, settings: dict[str, object]
+) -> None:
     """Delays count from the broker's timestamp, times are absolute; no message is early."""
     target = chronos.target()
     delays = {
@@ -163,7 +172,9 @@ def test_every_format_of_a_time_is_understood(chronos: Chronos, settings: dict[s
             assert got.timestamp_ms - due_ms(got) <= LATE_MS, text
     one = found[(now + timedelta(seconds=1)).isoformat(timespec="milliseconds")]
     assert due_ms(one) == int((now.timestamp() * 1_000) // 1) + 1_000
-    gaps = {text: due_ms(found[text]) - due_ms(found["0ms"]) for text in delays if text not in times}
+    gaps = {
+        text: due_ms(found[text]) - due_ms(found["0ms"]) for text in delays if text not in times
+    }
     assert all(abs(gap - delays[text]) < LATE_MS for text, gap in gaps.items()), gaps
 
 
@@ -195,15 +206,23 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
         assert (got.value, got.key) == (sent.value, dict(sent.headers).get("chronos-target-key"))
         assert own_headers(got) == [*odd, ("last", b"l")]
         if got.key is not None:
-            assert got.partition == partition_of(got.key, 3), "a key is not in the partition of Java's partitioner"
+            assert got.partition == partition_of(got.key, 3), (
+                "a key is not in the partition of Java's partitioner"
+            )
 
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
 def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
-    """Cancel, reschedule, fire and replace reach the message of the same producer, with any partitioner."""
+    """Cancel, reschedule, fire and replace reach the message of the same producer, with any
+    partitioner."""
     target = chronos.target()
-    ids = {name: f"{name}-{target}".encode() for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")}
-    chronos.send(*(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings)
+    ids = {
+        name: f"{name}-{target}".encode()
+        for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")
+    }
+    chronos.send(
+        *(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings
+    )
     act = [
         Sent(None, [], ids["cancel"]),
         Sent(b"ignored", [("chronos-action", b"cancel")], ids["cancel-2"]),
@@ -228,10 +247,11 @@ def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, obje
 
 
 def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -> None:
-    """The rejection has the record unchanged, its source, a reason for programs and a detail for people.
+    """The rejection has the record unchanged, its source, a reason for programs and a detail for
+    people.
 
-    The source is the partition that decided, to which a misplaced record is forwarded first: so no key is misplaced here.
-    """
+    The source is the partition that decided, to which a misplaced record is forwarded first: so no
+    key is misplaced here."""
     target = chronos.target()
     key = f"taken-{target}".encode()
     (first,) = chronos.send(Sent(b"first", schedule(target, delay="1h"), key), **MURMUR2)
@@ -246,7 +266,13 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
         ("no-target", Sent(b"x", [("chronos-delay", b"1s")])),
         ("no-time", Sent(b"x", [("chronos-target-topic", target.encode())])),
         ("bad-value", Sent(b"x", schedule(target, delay="soon"))),
-        ("bad-value", Sent(b"x", [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"1700000000")])),
+        (
+            "bad-value",
+            Sent(
+                b"x",
+                [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"1700000000")],
+            ),
+        ),
         ("bad-value", Sent(b"x", schedule("no such name"))),
         ("bad-value", Sent(b"x", schedule("."))),
         ("bad-value", Sent(b"x", schedule(target, action=b"explode"))),
@@ -254,9 +280,21 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
         ("unknown-header", Sent(b"x", [*schedule(target), ("Chronos_Spraed", b"1s")])),
         ("repeated-header", Sent(b"x", [*schedule(target), ("chronos-delay", b"1s")])),
         ("repeated-header", Sent(b"x", [*schedule(target), ("CHRONOS_DELAY", b"1s")])),
-        ("past", Sent(b"x", [("Chronos-Target-Topic", target.encode()), ("chronos_deliver_at", b"1577836800000")])),
+        (
+            "past",
+            Sent(
+                b"x",
+                [
+                    ("Chronos-Target-Topic", target.encode()),
+                    ("chronos_deliver_at", b"1577836800000"),
+                ],
+            ),
+        ),
         ("contradictory-headers", Sent(b"x", schedule(target, deliver_at=b"1700000000000"))),
-        ("contradictory-headers", Sent(b"x", schedule(target, delay="1h", expire_at=b"1700000000000"))),
+        (
+            "contradictory-headers",
+            Sent(b"x", schedule(target, delay="1h", expire_at=b"1700000000000")),
+        ),
         ("beyond-max-delay", Sent(b"x", schedule(target, delay="3651d"))),
         ("reserved-target", Sent(b"x", schedule(chronos.topics.progress))),
         ("reserved-target", Sent(b"x", schedule("__consumer_offsets"))),
@@ -264,7 +302,9 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
     ]
     places = chronos.send(*(sent for _, sent in wrong), **MURMUR2)
     chronos.send(
-        Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target)), **MURMUR2
+        Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key),
+        Sent(b"fine", schedule(target)),
+        **MURMUR2,
     )
 
     found = chronos.rejected(*places)
@@ -294,7 +334,9 @@ def test_an_expired_message_is_dead_lettered(chronos: Chronos) -> None:
     soon_ms = time.time_ns() // 1_000_000 + 100
     expiry_ms = soon_ms + 200
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % soon_ms)]
-    chronos.send(Sent(b"stale", [*aim, ("chronos-expire-at", b"%d" % expiry_ms)]), Sent(b"kept", aim))
+    chronos.send(
+        Sent(b"stale", [*aim, ("chronos-expire-at", b"%d" % expiry_ms)]), Sent(b"kept", aim)
+    )
     while time.time_ns() // 1_000_000 <= expiry_ms:
         time.sleep(0.05)
     chronos.service.thaw()
@@ -312,7 +354,9 @@ def test_a_delivered_message_can_be_scheduled_again_unchanged(chronos: Chronos) 
     own = [("n", b"1"), ("traceparent", b"00-1-2-01")]
     chronos.send(Sent(b"round", [*own, *schedule(target, target_key=b"k")], f"r-{target}".encode()))
     (once,) = chronos.read(target, 1)
-    chronos.send(Sent(once.value, [*once.headers, *schedule(target, delay="100ms", target_key=once.key)]))
+    chronos.send(
+        Sent(once.value, [*once.headers, *schedule(target, delay="100ms", target_key=once.key)])
+    )
 
     again = chronos.read(target, 2)[1]
 
@@ -373,7 +417,9 @@ def test_keyed_deliveries_keep_their_order(chronos: Chronos) -> None:
         assert order == sorted(order)
 
 
-def test_ids_can_be_bound_to_the_partitions_of_javas_partitioner(broker: Broker, tmp_path: Path) -> None:
+def test_ids_can_be_bound_to_the_partitions_of_javas_partitioner(
+    broker: Broker, tmp_path: Path
+) -> None:
     """`topics.misplaced=reject`: an id in another partition is rejected."""
     for chronos in running(broker, tmp_path, topics__misplaced="reject"):
         target = chronos.target()
@@ -381,7 +427,10 @@ def test_ids_can_be_bound_to_the_partitions_of_javas_partitioner(broker: Broker,
         chronos.send(*(Sent(b"right", schedule(target), key) for key in keys), **MURMUR2)
         assert len(chronos.read(target, len(keys))) == len(keys)
 
-        misplaced = [Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2)) for key in keys[:5]]
+        misplaced = [
+            Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2))
+            for key in keys[:5]
+        ]
         places = chronos.send(*misplaced)
         found = chronos.rejected(*places)
         assert {got.reason for got in found} == {"wrong-shard"}

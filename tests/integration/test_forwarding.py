@@ -26,13 +26,15 @@ CLIENTS = {
     "sarama": {"partitioner": "fnv1a_random"},
     "round-robin": None,
 }
-"""Partitioners by the client that has them by default; None: any partition, as kafka-go chooses it."""
+"""Partitioners by the client that has them by default; None: any partition, as kafka-go chooses
+it."""
 
 EACH = 8
 """Messages of each pair of clients that are cancelled; as many more are delivered."""
 
 DUE_MS = 10_000
-"""Time from the first message to the moment at which all are due: the broker, the service and this process share two cores."""
+"""Time from the first message to the moment at which all are due: the broker, the service and this
+process share two cores."""
 
 
 class Chronos:
@@ -80,19 +82,27 @@ def chronos(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_the_cancel_of_every_client_finds_the_message_of_every_other(chronos: Chronos) -> None:
-    """Of each pair of clients all cancelled messages are cancelled, and all others are delivered once."""
+    """Of each pair of clients all cancelled messages are cancelled, and all others are delivered
+    once."""
     target, due_ms = chronos.target(), time.time_ns() // 1_000_000 + DUE_MS
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
     kept: set[bytes] = set()
     before = chronos.forwarded()
     for producer in CLIENTS:
-        names = {canceller: [f"{producer}-{canceller}-{at}" for at in range(EACH)] for canceller in CLIENTS}
+        names = {
+            canceller: [f"{producer}-{canceller}-{at}" for at in range(EACH)]
+            for canceller in CLIENTS
+        }
         gone = [f"{name}-{target}".encode() for group in names.values() for name in group]
         left = [b"kept-" + name for name in gone]
         kept |= set(left)
         chronos.write(producer, *(Sent(name, aim, name) for name in [*gone, *left]))
     for canceller in CLIENTS:
-        names_of = [f"{producer}-{canceller}-{at}-{target}".encode() for producer in CLIENTS for at in range(EACH)]
+        names_of = [
+            f"{producer}-{canceller}-{at}-{target}".encode()
+            for producer in CLIENTS
+            for at in range(EACH)
+        ]
         chronos.write(canceller, *(Sent(None, [], name) for name in names_of))
     cancelled_ms = time.time_ns() // 1_000_000
     assert cancelled_ms < due_ms - 1_000, "the machine is too slow for this"
@@ -110,13 +120,18 @@ def test_the_cancel_of_every_client_finds_the_message_of_every_other(chronos: Ch
 
 
 def test_a_delay_counts_from_the_first_timestamp_and_an_id_is_unique(chronos: Chronos) -> None:
-    """A message that was forwarded takes its id in the whole service; the rejection of the second one has no hop."""
+    """A message that was forwarded takes its id in the whole service; the rejection of the second
+    one has no hop."""
     target = chronos.target()
     name = f"twice-{target}".encode()
     home = partition_of(name, SHARDS)
     other = (home + 1) % SHARDS
     accepted, before_ms = chronos.service.accepted(), time.time_ns() // 1_000_000
-    produce(chronos.broker.bootstrap, chronos.topics.delay, [Sent(b"first", schedule(target, delay="2s"), name, other)])
+    produce(
+        chronos.broker.bootstrap,
+        chronos.topics.delay,
+        [Sent(b"first", schedule(target, delay="2s"), name, other)],
+    )
     after_ms = time.time_ns() // 1_000_000
     chronos.service.wait_until(lambda: chronos.service.accepted() > accepted, "accept the message")
     produce(
@@ -139,12 +154,15 @@ def test_a_delay_counts_from_the_first_timestamp_and_an_id_is_unique(chronos: Ch
 
 
 def test_a_cancel_that_overtakes_its_message_wins(chronos: Chronos) -> None:
-    """Messages are in other partitions, their cancels in those of the ids, before the messages get there. Both are rejected."""
+    """Messages are in other partitions, their cancels in those of the ids, before the messages get
+    there. Both are rejected."""
     target, due_ms = chronos.target(), time.time_ns() // 1_000_000 + 4_000
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
     names = [f"{at}-{target}".encode() for at in range(30)]
     homes = [partition_of(name, SHARDS) for name in names]
-    messages = [Sent(name, aim, name, (home + 1) % SHARDS) for name, home in zip(names, homes, strict=True)]
+    messages = [
+        Sent(name, aim, name, (home + 1) % SHARDS) for name, home in zip(names, homes, strict=True)
+    ]
     cancels = [Sent(None, [], name, home) for name, home in zip(names[1:], homes[1:], strict=True)]
     chronos.service.freeze()
     try:
@@ -161,14 +179,18 @@ def test_a_cancel_that_overtakes_its_message_wins(chronos: Chronos) -> None:
         for got in read_all(chronos.broker.bootstrap, chronos.topics.rejected)
         if got.key in names
     )
-    assert refused == Counter({(None, "unknown"): len(cancels)}) + Counter((name, "too-late") for name in names[1:])
+    assert refused == Counter({(None, "unknown"): len(cancels)}) + Counter(
+        (name, "too-late") for name in names[1:]
+    )
 
 
 def test_a_generated_id_is_cancelled_through_any_partition(chronos: Chronos) -> None:
     target, at_ms = chronos.target(), time.time_ns() // 1_000_000 + 4_000
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % at_ms)]
     places = produce(
-        chronos.broker.bootstrap, chronos.topics.delay, [Sent(b"%d" % at, aim, None, at % SHARDS) for at in range(6)]
+        chronos.broker.bootstrap,
+        chronos.topics.delay,
+        [Sent(b"%d" % at, aim, None, at % SHARDS) for at in range(6)],
     )
     generated = [b"%d-%d-%d" % (partition, at_ms, offset) for partition, offset in places]
     cancels = [
@@ -183,14 +205,22 @@ def test_a_generated_id_is_cancelled_through_any_partition(chronos: Chronos) -> 
 
 
 def create(kafka: Cluster, topics: Topics, places: dict[str, list[int]]) -> None:
-    """Create topics of Chronos with the settings that it gives them, each partition on one broker."""
+    """Create topics of Chronos with the settings that it gives them, each partition on one
+    broker."""
     config = load(None, {}, [f"topics.{name}={topic}" for name, topic in topics._asdict().items()])
     settings = {
-        spec.name: {name: value for name, value in spec.settings.items() if name != "replication.factor"}
+        spec.name: {
+            name: value for name, value in spec.settings.items() if name != "replication.factor"
+        }
         for spec in own_topics(config)
     }
     made = [
-        NewTopic(topic, len(nodes), replica_assignment=[[node] for node in nodes], config=settings.get(topic, {}))
+        NewTopic(
+            topic,
+            len(nodes),
+            replica_assignment=[[node] for node in nodes],
+            config=settings.get(topic, {}),
+        )
         for topic, nodes in places.items()
     ]
     admin = kafka.admin()
@@ -228,28 +258,54 @@ def test_a_record_for_a_partition_without_a_leader_delays_no_other_record(tmp_pa
         settings = topics.settings(shards=SHARDS, delivery__transaction_timeout="5s")
         with Service(tmp_path / "node", bootstrap=kafka.bootstrap, settings=settings) as service:
             service.start()
-            produce(kafka.bootstrap, topics.delay, [Sent(b"late", schedule(target, delay="3h"), away[0], 2)])
-            service.wait_until(lambda: service.accepted() == 1, "accept the message whose partition is lost later")
+            produce(
+                kafka.bootstrap,
+                topics.delay,
+                [Sent(b"late", schedule(target, delay="3h"), away[0], 2)],
+            )
+            service.wait_until(
+                lambda: service.accepted() == 1, "accept the message whose partition is lost later"
+            )
             kafka.node(lost).kill()
             assert wait_until(is_leaderless, deadline=time.monotonic() + 30)
             # The brokers' own partitions fail over too: that is over once a message is delivered.
-            produce(kafka.bootstrap, topics.delay, [Sent(b"first", schedule(target, delay="1s"), own[0], 0)])
+            produce(
+                kafka.bootstrap,
+                topics.delay,
+                [Sent(b"first", schedule(target, delay="1s"), own[0], 0)],
+            )
             with Tail(kafka.bootstrap, target) as tail:
                 tail.take(target, 1)
-                messages = [Sent(name, schedule(target, delay="20s"), name, 0) for name in own[1:22]]
+                messages = [
+                    Sent(name, schedule(target, delay="20s"), name, 0) for name in own[1:22]
+                ]
                 produce(kafka.bootstrap, topics.delay, messages)
                 produce(kafka.bootstrap, topics.delay, [Sent(None, [], away[0], 0)])
-                produce(kafka.bootstrap, topics.delay, [Sent(None, [], name, 0) for name in own[1:21]])
-                service.wait_until(lambda: service.shards()[0]["held"] == 1, "hold the record that cannot be forwarded")
+                produce(
+                    kafka.bootstrap, topics.delay, [Sent(None, [], name, 0) for name in own[1:21]]
+                )
+                service.wait_until(
+                    lambda: service.shards()[0]["held"] == 1,
+                    "hold the record that cannot be forwarded",
+                )
                 tail.take(target, 2)
                 assert [got.value for got in tail.settle().records[target]] == [b"first", own[21]]
             shard = service.shards()[0]
-            assert (shard["totals"]["cancelled"], shard["totals"]["forwarded"], shard["held"]) == (20, 0, 1)
+            assert (shard["totals"]["cancelled"], shard["totals"]["forwarded"], shard["held"]) == (
+                20,
+                0,
+                1,
+            )
             assert f"1 records wait to be forwarded to {topics.delay}/2" in shard["paused"]
             kafka.node(lost).start()
             service.wait_until(
-                lambda: service.shards()[2]["totals"]["cancelled"] == 1, "execute the record that was held"
+                lambda: service.shards()[2]["totals"]["cancelled"] == 1,
+                "execute the record that was held",
             )
             shard = service.shards()[0]
-            assert (shard["totals"]["forwarded"], shard["held"], shard["totals"]["held"]) == (1, 0, 1)
+            assert (shard["totals"]["forwarded"], shard["held"], shard["totals"]["held"]) == (
+                1,
+                0,
+                1,
+            )
             service.wait_ready()

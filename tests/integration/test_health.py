@@ -1,4 +1,5 @@
-"""Masters that are alive but stuck, on a real Kafka and a real ZooKeeper or none: replaced, or left alone, as configured."""
+"""Masters that are alive but stuck, on a real Kafka and a real ZooKeeper or none: replaced, or left
+alone, as configured."""
 
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from tests.integration.test_disk import fill
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 REPLACED_S = 60.0
-"""In `auto`, a stuck master is replaced within this time, also with the constants that are the default."""
+"""In `auto`, a stuck master is replaced within this time, also with the constants that are the
+default."""
 
 FAST = {"failover.every": "1s", "failover.timeout": "250ms"}
 """A fifth of the default, so that a stuck master is found in 5 to 7 s."""
@@ -36,7 +38,9 @@ FOUND_MS = 10_000
 def small_disk(place: Path) -> Iterator[None]:
     """A file system small enough to be filled, at this directory."""
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192m", "chronos-test", str(place)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=192m", "chronos-test", str(place)], check=True
+    )
     try:
         yield
     finally:
@@ -44,7 +48,9 @@ def small_disk(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def cluster(tmp_path: Path, broker: Broker, flow: KafkaFlow, mode: str, zookeeper: Ensemble | None) -> Iterator[Fleet]:
+def cluster(
+    tmp_path: Path, broker: Broker, flow: KafkaFlow, mode: str, zookeeper: Ensemble | None
+) -> Iterator[Fleet]:
     """Three nodes that run, with this `failover.on_unhealthy`."""
     settings: dict[str, object] = {
         **flow.settings(),
@@ -54,7 +60,12 @@ def cluster(tmp_path: Path, broker: Broker, flow: KafkaFlow, mode: str, zookeepe
     }
     hosts = None if zookeeper is None else zookeeper.hosts
     with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, shards=SHARDS, session_s=SESSION_S, settings=settings
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=hosts,
+        shards=SHARDS,
+        session_s=SESSION_S,
+        settings=settings,
     ) as fleet:
         yield fleet.start()
 
@@ -88,7 +99,8 @@ def write(flow: KafkaFlow) -> None:
 def test_a_master_that_hangs_or_whose_disk_is_full_is_replaced_and_costs_no_message(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """In `auto`, one after the other: with its transaction open and its messages sent, and without room for its store."""
+    """In `auto`, one after the other: with its transaction open and its messages sent, and without
+    room for its store."""
     flow = KafkaFlow(broker, 1)
     with small_disk(tmp_path / "n1"), cluster(tmp_path, broker, flow, "auto", None) as fleet:
         give(fleet, "n2")
@@ -113,7 +125,8 @@ def test_a_master_that_hangs_or_whose_disk_is_full_is_replaced_and_costs_no_mess
 def test_with_permission_only_an_operator_has_a_master_that_hangs_replaced(
     broker: Broker, zookeeper: Ensemble, tmp_path: Path
 ) -> None:
-    """In `armed`: it is named and stays, until `chronos failover arm` permits one switch of one shard."""
+    """In `armed`: it is named and stays, until `chronos failover arm` permits one switch of one
+    shard."""
     flow = KafkaFlow(broker, 2)
     with cluster(tmp_path, broker, flow, "armed", zookeeper) as fleet:
         give(fleet, "n1")
@@ -129,7 +142,9 @@ def test_with_permission_only_an_operator_has_a_master_that_hangs_replaced(
         asked.wait_until(lambda: now_ms() > until_ms, "go on for two periods")
         assert "unhealthy by its probes" not in whys(fleet)
         assert asked.post(f"/v1/shards/{LAST}/arm", None)["result"] == "done"
-        asked.wait_until(lambda: fleet.masters(asked=asked).get(LAST) in ("n2", "n3"), "be led by another node")
+        asked.wait_until(
+            lambda: fleet.masters(asked=asked).get(LAST) in ("n2", "n3"), "be led by another node"
+        )
         assert whys(fleet).count("unhealthy by its probes") == 1
         fleet.nodes["n1"].unhang()
         fleet.wait_placed()

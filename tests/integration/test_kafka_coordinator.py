@@ -20,13 +20,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import cluster_loop
-from chronos.adapters.kafka.cluster_inspection import inspect
+from chronos.adapters.kafka import coordinator as loop_module
+from chronos.adapters.kafka.cluster_topic import inspect
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
-from chronos.core.assignment import plan
-from chronos.core.cluster_records import HEARTBEATS, ROLES, Heartbeat, RolesRecord, pack_record
-from chronos.core.heartbeats import Timing
-from chronos.core.roles import NUMBER_MAX, Roles
+from chronos.core.cluster.assignment import plan
+from chronos.core.cluster.heartbeats import (
+    HEARTBEATS,
+    ROLES,
+    Heartbeat,
+    RolesRecord,
+    Timing,
+    pack_record,
+)
+from chronos.core.cluster.roles import NUMBER_MAX, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
@@ -97,8 +103,11 @@ def masters(roles: Roles | None) -> set[str | None]:
     return set() if roles is None else {given.master for given in roles.shards.values()}
 
 
-def test_a_topic_that_was_deleted_is_created_again_and_masters_go_on_meanwhile(nodes: Nodes) -> None:
-    """Every node registers anew; the roles that it had stay, and the next controller has a greater epoch."""
+def test_a_topic_that_was_deleted_is_created_again_and_masters_go_on_meanwhile(
+    nodes: Nodes,
+) -> None:
+    """Every node registers anew; the roles that it had stay, and the next controller has a greater
+    epoch."""
     a, b = nodes.joined("a"), nodes.joined("b")
     nodes.until(lambda: masters(a.look().roles) == masters(b.look().roles) == {"a", "b"}, a, b)
     before = a.look().roles
@@ -111,7 +120,9 @@ def test_a_topic_that_was_deleted_is_created_again_and_masters_go_on_meanwhile(n
         snapshots = [a.look(), b.look()]
         seen.extend(each.roles for each in snapshots)
         return all(
-            each.confirmed and each.roles is not None and each.roles.controller_epoch > before.controller_epoch
+            each.confirmed
+            and each.roles is not None
+            and each.roles.controller_epoch > before.controller_epoch
             for each in snapshots
         )
 
@@ -120,13 +131,17 @@ def test_a_topic_that_was_deleted_is_created_again_and_masters_go_on_meanwhile(n
     nodes.until(lambda: set(a.look().members) == set(b.look().members) == {"a", "b"}, a, b)
 
 
-def test_the_controller_trims_the_topic_and_a_newcomer_knows_all(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controller_trims_the_topic_and_a_newcomer_knows_all(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was written long ago is deleted, but never the last roles."""
-    monkeypatch.setattr(cluster_loop, "TRIM_MS", 500)
+    monkeypatch.setattr(loop_module, "TRIM_MS", 500)
     a = nodes.joined("a")
     nodes.until(lambda: masters(a.look().roles) == {"a"}, a)
     topic = a.topic()
-    nodes.until(lambda: topic.watermarks(HEARTBEATS).start > 3 and topic.watermarks(ROLES).start > 0, a)
+    nodes.until(
+        lambda: topic.watermarks(HEARTBEATS).start > 3 and topic.watermarks(ROLES).start > 0, a
+    )
     topic.close()
     b = nodes.joined("b")
     assert b.look().roles == a.look().roles
@@ -145,16 +160,28 @@ FOREIGN: list[bytes | None] = [
     b'{"type":"' + b"x" * 500_000 + b'"}',
     b'{"type":"heartbeat","member":[],"life":7}',
     b'{"type":"farewell","node":"a","life":"x","generation":18446744073709551616}',
-    pack_record(Heartbeat(member=STRANGER, life="x", number=1, generation=1, epoch=NUMBER_MAX)),
-    pack_record(Heartbeat(member=STRANGER, life="x", number=1, generation=NUMBER_MAX)),
-    pack_record(RolesRecord(life="x", version=1, roles=Roles(controller="x", controller_epoch=NUMBER_MAX))),
-    pack_record(RolesRecord(life="x", version=1, roles=Roles(controller="x", controller_epoch=2**63 - 1))),
+    pack_record(
+        Heartbeat(member=STRANGER, incarnation="x", number=1, generation=1, epoch=NUMBER_MAX)
+    ),
+    pack_record(Heartbeat(member=STRANGER, incarnation="x", number=1, generation=NUMBER_MAX)),
+    pack_record(
+        RolesRecord(
+            incarnation="x", version=1, roles=Roles(controller="x", controller_epoch=NUMBER_MAX)
+        )
+    ),
+    pack_record(
+        RolesRecord(
+            incarnation="x", version=1, roles=Roles(controller="x", controller_epoch=2**63 - 1)
+        )
+    ),
 ]
-"""Values that another client could write: what no reader decodes, a later version, and numbers that no process counts up to."""
+"""Values that another client could write: what no reader decodes, a later version, and numbers that
+no process counts up to."""
 
 
 def test_records_of_other_clients_stop_no_member_and_take_no_role(nodes: Nodes) -> None:
-    """Among them batches in both partitions that the client cannot decompress: it would wait there for ever."""
+    """Among them batches in both partitions that the client cannot decompress: it would wait there
+    for ever."""
     a, b = nodes.joined("a"), nodes.joined("b")
     nodes.until(lambda: masters(a.look().roles) == masters(b.look().roles) == {"a", "b"}, a, b)
     before = a.look().roles
@@ -162,7 +189,9 @@ def test_records_of_other_clients_stop_no_member_and_take_no_role(nodes: Nodes) 
     bootstrap, topic = nodes.broker.bootstrap, a.topic()
     with capture_logs() as lines:
         for partition in (HEARTBEATS, ROLES):
-            produce(bootstrap, topic.name, [Sent(value, partition=partition) for value in FOREIGN * 20])
+            produce(
+                bootstrap, topic.name, [Sent(value, partition=partition) for value in FOREIGN * 20]
+            )
             bomb = Sent(bytes(110_000_000), partition=partition)
             limits = {"message_max_bytes": 500_000_000, "batch_size": 500_000_000}
             produce(bootstrap, topic.name, [bomb], compression_codec="zstd", **limits)
@@ -220,8 +249,18 @@ def test_an_inspection_says_what_the_acls_allow_to_everybody() -> None:
 
         admin = broker.admin()
 
-        def allow(principal: str, pattern: ResourcePatternType, name: str, operation: AclOperation) -> None:
-            rule = AclBinding(ResourceType.TOPIC, name, pattern, principal, "*", operation, AclPermissionType.ALLOW)
+        def allow(
+            principal: str, pattern: ResourcePatternType, name: str, operation: AclOperation
+        ) -> None:
+            rule = AclBinding(
+                ResourceType.TOPIC,
+                name,
+                pattern,
+                principal,
+                "*",
+                operation,
+                AclPermissionType.ALLOW,
+            )
             admin.create_acls([rule])[rule].result(WAIT_S)
 
         def public() -> list[str]:

@@ -1,4 +1,5 @@
-"""Brokers that refuse a connection or a permission: every error passes on the client's own reason and names the address."""
+"""Brokers that refuse a connection or a permission: every error passes on the client's own reason
+and names the address."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ ANSWER_S = 60.0
 
 
 class Doors(Struct):
-    """The addresses of a broker that asks for a password at one, and shows a self-signed certificate at the other."""
+    """The addresses of a broker that asks for a password at one, and shows a self-signed
+    certificate at the other."""
 
     broker: Broker
     login: str
@@ -47,7 +49,11 @@ class Doors(Struct):
     def refused(self) -> dict[str, tuple[str, dict[str, str], str]]:
         """By what is wrong: the address, the client's properties, a part of the reason."""
         return {
-            "password": (self.login, password("wrong"), "Authentication failed: Invalid username or password"),
+            "password": (
+                self.login,
+                password("wrong"),
+                "Authentication failed: Invalid username or password",
+            ),
             "certificate": (self.tls, {"security.protocol": "SSL"}, "certificate verify failed"),
         }
 
@@ -66,7 +72,17 @@ def password(text: str) -> dict[str, str]:
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     """One broker for all tests; the certificate is made by the JDK that runs it."""
     store = tmp_path_factory.mktemp("tls") / "broker.p12"
-    pair = ["-genkeypair", "-alias", "broker", "-keyalg", "EC", "-dname", "CN=127.0.0.1", "-ext", "SAN=IP:127.0.0.1"]
+    pair = [
+        "-genkeypair",
+        "-alias",
+        "broker",
+        "-keyalg",
+        "EC",
+        "-dname",
+        "CN=127.0.0.1",
+        "-ext",
+        "SAN=IP:127.0.0.1",
+    ]
     into = ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", "secret1"]
     subprocess.run(["keytool", *pair, *into], check=True, capture_output=True, timeout=60)
     certificate = store.with_suffix(".pem")
@@ -75,7 +91,9 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
     settings = {
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT"
+        ),
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": True,
@@ -103,7 +121,8 @@ def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
 
 
 def wait_refused(log: KafkaLog, reason: str) -> None:
-    """Wait until errors name the reason: on a loaded machine the first time-out may be over before the handshake is."""
+    """Wait until errors name the reason: on a loaded machine the first time-out may be over before
+    the handshake is."""
 
     def is_named() -> bool:
         with pytest.raises(LogUnavailable) as raised:
@@ -114,13 +133,24 @@ def wait_refused(log: KafkaLog, reason: str) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(doors: Doors, tmp_path: Path) -> None:
-    """A wrong password and an untrusted certificate: all requests at once, because each waits for its own time-out."""
-    wrong: dict[str, object] = {f"log.kafka.properties.{name}": value for name, value in password("wrong").items()}
-    service = Service(tmp_path / "data", bootstrap=doors.login, settings={**wrong, "log.kafka.request_timeout": "10s"})
+def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(
+    doors: Doors, tmp_path: Path
+) -> None:
+    """A wrong password and an untrusted certificate: all requests at once, because each waits for
+    its own time-out."""
+    wrong: dict[str, object] = {
+        f"log.kafka.properties.{name}": value for name, value in password("wrong").items()
+    }
+    service = Service(
+        tmp_path / "data",
+        bootstrap=doors.login,
+        settings={**wrong, "log.kafka.request_timeout": "10s"},
+    )
     service.launch()
     log = log_at(doors.login, password("right"))
-    assert log.prepare(TOPICS, create=True)["progress"].partitions == 1  # the password is what is wrong below
+    assert (
+        log.prepare(TOPICS, create=True)["progress"].partitions == 1
+    )  # the password is what is wrong below
     log.close()
     cases = doors.refused()
     logs = {what: log_at(address, properties) for what, (address, properties, _) in cases.items()}
@@ -140,7 +170,9 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(do
         wait_refused(refused, cases[what][2])
     with ThreadPoolExecutor(2 * 7) as pool:
         asked = {
-            (what, name): pool.submit(request) for what, log in logs.items() for name, request in requests(log).items()
+            (what, name): pool.submit(request)
+            for what, log in logs.items()
+            for name, request in requests(log).items()
         }
         errors = {each: future.exception(ANSWER_S) for each, future in asked.items()}
     for log in logs.values():
@@ -156,9 +188,15 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(do
 
 @pytest.mark.timeout(180)
 def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -> None:
-    """The request that the client does not make itself logs in and checks certificates as the client does."""
+    """The request that the client does not make itself logs in and checks certificates as the
+    client does."""
     topic = doors.broker.create_topic("headers")
-    places = produce(doors.broker.bootstrap, topic, [Sent(b"%d" % at, partition=0) for at in range(3)], linger_ms=1_000)
+    places = produce(
+        doors.broker.bootstrap,
+        topic,
+        [Sent(b"%d" % at, partition=0) for at in range(3)],
+        linger_ms=1_000,
+    )
     assert [offset for _, offset in places] == [0, 1, 2]
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     user = UserScramCredentialUpsertion("chronos", mechanism, b"right")
@@ -172,7 +210,10 @@ def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -
         (doors.tls, tls | {"enable.ssl.certificate.verification": "false"}),
     ):
         log = KafkaLog(
-            bootstrap_servers=address, properties=properties, progress_topic="progress", transaction_timeout_s=1.0
+            bootstrap_servers=address,
+            properties=properties,
+            progress_topic="progress",
+            transaction_timeout_s=1.0,
         )
         assert log.batch_bounds(topic, 0, 1) == (0, 2), properties
         log.close()
@@ -204,8 +245,12 @@ def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path
     admin = doors.broker.admin()
     for future in admin.create_acls([denial, allowed]).values():
         future.result(30)
-    properties = {f"log.kafka.properties.{name}": value for name, value in password("right").items()}
-    service = Service(tmp_path / "data", bootstrap=doors.login, settings={**topics.settings(), **properties})
+    properties = {
+        f"log.kafka.properties.{name}": value for name, value in password("right").items()
+    }
+    service = Service(
+        tmp_path / "data", bootstrap=doors.login, settings={**topics.settings(), **properties}
+    )
     code, found = examine(service)
     assert code == 2, found
     assert [text.partition(": add ACLs")[0] for text in found["problem"]] == [

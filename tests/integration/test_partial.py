@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.tokens import digest
+from chronos.admin.http.tokens import digest
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -28,21 +28,43 @@ def flow(broker: Broker) -> KafkaFlow:
 
 @pytest.fixture
 def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
-    """Three nodes, each shard on two of them. Users need a token; the nodes know each other by those of the coordinator."""
+    """Three nodes, each shard on two of them. Users need a token; the nodes know each other by
+    those of the coordinator."""
     tokens = tmp_path / "tokens.yaml"
     roles = ["read", "payload", "write", "operate"]
     entries = [
         {"name": "user", "sha256": digest("user"), "roles": roles},
-        {"name": "tenant", "sha256": digest("tenant"), "roles": roles, "targets": [flow.target], "ids": ["order-1*"]},
-        {"name": "stranger", "sha256": digest("stranger"), "roles": roles, "targets": ["none"], "ids": ["order-*"]},
+        {
+            "name": "tenant",
+            "sha256": digest("tenant"),
+            "roles": roles,
+            "targets": [flow.target],
+            "ids": ["order-1*"],
+        },
+        {
+            "name": "stranger",
+            "sha256": digest("stranger"),
+            "roles": roles,
+            "targets": ["none"],
+            "ids": ["order-*"],
+        },
     ]
     tokens.write_text(json.dumps({"format": 2, "tokens": entries}))
     settings = {
-        **flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2, "admin.tokens": tokens,
-        "audit.to": "topic", "audit.topic": f"{flow.prefix}.audit", "audit.required": "on",
-    }  # fmt: skip
+        **flow.settings(),
+        "delivery.transaction_timeout": "4s",
+        "coordinator.replication": 2,
+        "admin.tokens": tokens,
+        "audit.to": "topic",
+        "audit.topic": f"{flow.prefix}.audit",
+        "audit.required": "on",
+    }
     with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=zookeeper.hosts,
+        shards=SHARDS,
+        settings=settings,
     ) as nodes:
         for node in nodes.nodes.values():
             node.token = "user"
@@ -64,7 +86,11 @@ def listed(node: Service) -> list[str]:
 def holders(fleet: Fleet) -> dict[int, set[str]]:
     """The nodes with a copy, by shard."""
     return {
-        shard: {node["node"] for node in fleet.nodes_seen()["nodes"] if node["shards"][shard]["role"] != "none"}
+        shard: {
+            node["node"]
+            for node in fleet.nodes_seen()["nodes"]
+            if node["shards"][shard]["role"] != "none"
+        }
         for shard in range(SHARDS)
     }
 
@@ -79,8 +105,11 @@ def job_of(node: Service, action: str, matching: dict[str, Any]) -> dict[str, An
 
 
 @pytest.mark.timeout(300)
-def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
-    """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard are gone."""
+def test_any_node_answers_for_shards_it_does_not_hold(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker
+) -> None:
+    """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard
+    are gone."""
     due_ms = now_ms() + 70_000
     written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
     flow.flush()
@@ -89,7 +118,8 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     held: dict[int, set[str]] = {}
 
     def is_settled(node: Service) -> bool:
-        """Whether no copy moves any more, and the node answers for all shards by one of their holders."""
+        """Whether no copy moves any more, and the node answers for all shards by one of their
+        holders."""
         held.update(holders(fleet))
         shown = node.shards()
         return (
@@ -102,7 +132,9 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
         node.wait_until(lambda node=node: is_settled(node), "count the messages of all nodes")  # type: ignore[misc]
 
     # Look-ups: each message through each node, and ids that do not exist.
-    places = {message.id: nodes[0].get(f"/v1/messages/{message.id}")["shard"] for message in written[:40]}
+    places = {
+        message.id: nodes[0].get(f"/v1/messages/{message.id}")["shard"] for message in written[:40]
+    }
     assert set(places.values()) == set(range(SHARDS))
     for node in nodes:
         for message_id, shard in places.items():
@@ -115,7 +147,9 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     lists = [listed(node) for node in nodes]
     assert sorted(lists[0]) == sorted(message.id for message in written if message.id)
     assert lists[0] == lists[1] == lists[2]
-    assert [node.get("/v1/timeline", **{"from": due_ms - 60_000})["pending"] for node in nodes] == [MESSAGES] * 3
+    assert [node.get("/v1/timeline", **{"from": due_ms - 60_000})["pending"] for node in nodes] == [
+        MESSAGES
+    ] * 3
 
     # What became of a message, and a list with all that was acknowledged.
     for node in nodes:
@@ -152,7 +186,11 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     cancelled = f"/v1/messages/{there[1].id}"
     assert other.ask("DELETE", cancelled)[1]["result"] == "cancelled"
     assert other.get(cancelled)["state"] == "cancelled"
-    there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = now_ms() - 60_000, "cancelled", True
+    there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = (
+        now_ms() - 60_000,
+        "cancelled",
+        True,
+    )
 
     # Each of them is in the audit trail once, by the node that was asked.
     more = [message for message in written[40:] if message.id and message not in some][:8]
@@ -161,9 +199,11 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
         message.cancel_result, message.cancel_unsure = "cancelled", True
 
     def entries(phase: str) -> list[tuple[str, ...]]:
-        """Node, token, verb, id and outcome of the entries about cancels of these ids, and of the actions above."""
+        """Node, token, verb, id and outcome of the entries about cancels of these ids, and of the
+        actions above."""
         found = [
-            json.loads(record.value() or b"") for record in read_committed(broker.bootstrap, f"{flow.prefix}.audit")
+            json.loads(record.value() or b"")
+            for record in read_committed(broker.bootstrap, f"{flow.prefix}.audit")
         ]
         fields = ("node", "token", "verb", "outcome")
         return [
@@ -190,9 +230,14 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
         assert node.ask("GET", f"{path}?shards={shard}")[0] == 403
         assert node.ask("DELETE", f"{path}?shards={shard}")[0] == 403
 
-    # Every node applies the limits of a token, also for the shards that others hold, and reads the page keys of others.
+    # Every node applies the limits of a token, also for the shards that others hold, and reads the
+    # page keys of others.
     ended = {there[0].id, there[1].id, *(message.id for message in more)}
-    own = [message_id for message_id in lists[0] if message_id.startswith("order-1") and message_id not in ended]
+    own = [
+        message_id
+        for message_id in lists[0]
+        if message_id.startswith("order-1") and message_id not in ended
+    ]
     foreign = next(message_id for message_id in places if str(message_id).startswith("order-2"))
     for node in nodes:
         node.token = "tenant"
@@ -216,8 +261,14 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     # A token takes no name of a node, neither of a member nor of one that is away.
     names = list(fleet.nodes)
     registration = {
-        "cluster": flow.prefix, "instance": "i", "address": "http://evil:1", "version": "1", "state_version": now_ms(), "shards": [], "topics": [],
-    }  # fmt: skip
+        "cluster": flow.prefix,
+        "instance": "i",
+        "address": "http://evil:1",
+        "version": "1",
+        "state_version": now_ms(),
+        "shards": [],
+        "topics": [],
+    }
 
     def cannot_be_taken(name: str) -> bool:
         answers = [
@@ -258,8 +309,13 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     # The name of one that will not come back is released.
     gone = next(name for name, node in fleet.nodes.items() if node is second)
     second.kill()
-    other.wait_until(lambda: other.ask("POST", f"/v1/nodes/{gone}/forget")[0] == 200, "forget the node")
-    other.wait_until(lambda: other.ask("DELETE", f"/v1/registry/nodes/{gone}")[0] == 200, "know that it is forgotten")
+    other.wait_until(
+        lambda: other.ask("POST", f"/v1/nodes/{gone}/forget")[0] == 200, "forget the node"
+    )
+    other.wait_until(
+        lambda: other.ask("DELETE", f"/v1/registry/nodes/{gone}")[0] == 200,
+        "know that it is forgotten",
+    )
     status, answer = other.ask("PUT", f"/v1/registry/nodes/{gone}", registration)
     assert (status, answer["result"]) == (200, "registered")
     (found,) = [node for node in other.get("/v1/registry/nodes")["nodes"] if node["node"] == gone]

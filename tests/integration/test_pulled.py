@@ -1,7 +1,8 @@
-"""A shard judges by what it pulled: records that it must not, cannot, or does not yet read stop nothing else.
+"""A shard judges by what it pulled: records that it must not, cannot, or does not yet read stop
+nothing else.
 
-Open transactions of producers, records with a producer's timestamp, and pulling switched off, on a real broker.
-"""
+Open transactions of producers, records with a producer's timestamp, and pulling switched off, on a
+real broker."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from tests.integration.foreign import Sent, Tail, Topics, alter_topic, produce, 
 
 
 class Place:
-    """Topics of their own on the shared broker, and services on them that share one data directory."""
+    """Topics of their own on the shared broker, and services on them that share one data
+    directory."""
 
     def __init__(self, broker: Broker, folder: Path) -> None:
         self.broker = broker
@@ -35,18 +37,31 @@ class Place:
     def service(self, **settings: object) -> Iterator[Service]:
         """A running service."""
         settings = self.topics.settings(**settings)
-        with Service(self.folder / "node", bootstrap=self.broker.bootstrap, settings=settings) as service:
+        with Service(
+            self.folder / "node", bootstrap=self.broker.bootstrap, settings=settings
+        ) as service:
             yield service.start()
             service.stop()
 
-    def send(self, value: bytes | None, *, delay: str = "0ms", key: bytes | None = None, cancel: bool = False) -> None:
+    def send(
+        self,
+        value: bytes | None,
+        *,
+        delay: str = "0ms",
+        key: bytes | None = None,
+        cancel: bool = False,
+    ) -> None:
         """Write a message for the target, or a cancel."""
         headers = [] if cancel else schedule(self.target, delay=delay)
-        produce(self.broker.bootstrap, self.topics.delay, [Sent(value, headers, key=key, partition=0)])
+        produce(
+            self.broker.bootstrap, self.topics.delay, [Sent(value, headers, key=key, partition=0)]
+        )
 
     def transaction(self) -> Producer:
         """A producer with an open transaction that has written a message to the delay topic."""
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap, "transactional.id": uuid.uuid4().hex})
+        producer = Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "transactional.id": uuid.uuid4().hex}
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         headers: Any = schedule(self.target)
@@ -74,13 +89,16 @@ def shard(service: Service) -> dict[str, Any]:
 def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_only_on_request(
     place: Place, mode: str
 ) -> None:
-    """A cancel in the log 3 s before the due time, behind the transaction: too late, or in time where deliveries wait."""
+    """A cancel in the log 3 s before the due time, behind the transaction: too late, or in time
+    where deliveries wait."""
     with place.service(delivery__open_transactions=mode) as service:
         place.send(b"cancelled", delay="4s", key=b"order-17")
         place.send(b"kept", delay="4s")
         transaction = place.transaction()
         place.send(None, key=b"order-17", cancel=True)
-        service.wait_until(lambda: shard(service)["held_back"] is not None, "report what is held back")
+        service.wait_until(
+            lambda: shard(service)["held_back"] is not None, "report what is held back"
+        )
         found = shard(service)
         assert found["held_back"]["records"] == found["lag"] == 2
         if mode == "deliver":
@@ -99,12 +117,19 @@ def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_on
         if mode == "deliver":
             assert place.arrived(2) == [b"cancelled", b"kept"]
         else:
-            service.wait_until(lambda: shard(service)["oldest_overdue_ms"] > 1_000, "wait for the transaction")
+            service.wait_until(
+                lambda: shard(service)["oldest_overdue_ms"] > 1_000, "wait for the transaction"
+            )
             service.wait_until(lambda: shard(service)["paused"] is not None, "give the reason")
-            assert "due messages have waited for a producer's open transaction since" in shard(service)["paused"]
+            assert (
+                "due messages have waited for a producer's open transaction since"
+                in shard(service)["paused"]
+            )
             assert read_all(place.broker.bootstrap, place.target) == []
         transaction.commit_transaction(30)
-        service.wait_until(lambda: shard(service)["held_back"] is None, "see the end of the transaction")
+        service.wait_until(
+            lambda: shard(service)["held_back"] is None, "see the end of the transaction"
+        )
         service.wait_until(lambda: shard(service)["pending"] == 0, "settle every message")
         service.wait_until(lambda: shard(service)["lag"] == 0, "pass the marker of the transaction")
         service.wait_until(lambda: shard(service)["paused"] is None, "end the pause")
@@ -115,8 +140,11 @@ def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_on
         assert reasons == (["too-late"] if mode == "deliver" else [])
 
 
-def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_stops_nothing(place: Place) -> None:
-    """A timestamp in microseconds: what is pending is delivered, and so is what was written after it."""
+def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_stops_nothing(
+    place: Place,
+) -> None:
+    """A timestamp in microseconds: what is pending is delivered, and so is what was written after
+    it."""
     with place.service() as service:
         place.send(b"pending", delay="3s")
         service.wait_until(lambda: shard(service)["pending"] == 1, "accept a message")
@@ -129,7 +157,9 @@ def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_sto
     producer = Producer({"bootstrap.servers": place.broker.bootstrap})
     headers: Any = schedule(place.target)
     stamp_us: Any = time.time_ns() // 1_000
-    producer.produce(place.topics.delay, b"by CreateTime", partition=0, timestamp=stamp_us, headers=headers)
+    producer.produce(
+        place.topics.delay, b"by CreateTime", partition=0, timestamp=stamp_us, headers=headers
+    )
     assert producer.flush(30) == 0
     alter_topic(place.broker, place.topics.delay, message_timestamp_type="LogAppendTime")
     place.send(b"after it")
@@ -150,4 +180,8 @@ def test_without_pulling_what_is_pending_is_delivered_whatever_lies_behind(place
     place.transaction().commit_transaction(30)
     with place.service(workers__pull="off") as service:
         assert place.arrived(1) == [b"pending"]
-        assert (shard(service)["pull_offset"], shard(service)["paused"], shard(service)["lag"]) == (1, None, 2)
+        assert (shard(service)["pull_offset"], shard(service)["paused"], shard(service)["lag"]) == (
+            1,
+            None,
+            2,
+        )

@@ -1,4 +1,5 @@
-"""Rate limits on a real Kafka: accuracy, a change at run time, and a master that is killed with messages in its lanes."""
+"""Rate limits on a real Kafka: accuracy, a change at run time, and a master that is killed with
+messages in its lanes."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ RATE, BURST = 100, 50
 SLACK = 1.35
 """Most messages in a window relative to the rate: shares are adjusted twice a second."""
 LEAST = 0.05
-"""Least: on a machine with many other processes a shard makes a step a second, which takes at most one burst. How exact the rate is
-otherwise is tested by a clock of the test's own (tests/unit/test_rates.py, tests/node/test_rates.py)."""
+"""Least: on a machine with many other processes a shard makes a step a second, which takes at most
+one burst. How exact the rate is otherwise is tested by a clock of the test's own
+(tests/unit/test_rates.py, tests/node/test_rates.py)."""
 
 
 @pytest.fixture
@@ -35,9 +37,17 @@ def flow(broker: Broker) -> KafkaFlow:
 @pytest.fixture
 def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
     """Three nodes, not started yet."""
-    settings = {**flow.settings(), "delivery.transaction_timeout": "4s", "delivery.rates": '{"*.limited": 1/s}'}
+    settings = {
+        **flow.settings(),
+        "delivery.transaction_timeout": "4s",
+        "delivery.rates": '{"*.limited": 1/s}',
+    }
     with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=zookeeper.hosts,
+        shards=SHARDS,
+        settings=settings,
     ) as nodes:
         yield nodes
 
@@ -48,8 +58,11 @@ def most_within(times_ms: list[int], window_ms: int) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_keeps_a_rate_through_a_change_and_a_kill(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
-    """Each message is parked once at most and arrives once; messages for another target do not wait behind them."""
+def test_a_cluster_keeps_a_rate_through_a_change_and_a_kill(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker
+) -> None:
+    """Each message is parked once at most and arrives once; messages for another target do not wait
+    behind them."""
     fleet.start()
     limited = broker.create_topic(f"{flow.prefix}.limited", partitions=3)
     free = broker.create_topic(f"{flow.prefix}.free")
@@ -57,11 +70,15 @@ def test_a_cluster_keeps_a_rate_through_a_change_and_a_kill(fleet: Fleet, flow: 
     assert node.ask("PUT", f"/v1/rates/{limited}", {"rate": f"{RATE}/s burst {BURST}"})[0] == 200
     for other in fleet.nodes.values():
         other.wait_until(
-            lambda other=other: other.get("/v1/rates", topic=limited)["rates"][0]["source"] == "run-time",  # type: ignore[misc]
+            lambda other=other: (
+                other.get("/v1/rates", topic=limited)["rates"][0]["source"] == "run-time"
+            ),  # type: ignore[misc]
             "know the limit",
         )
     delay = f"{flow.prefix}.delay"
-    produce(broker.bootstrap, delay, [Sent(b"%d" % at, schedule(limited)) for at in range(MESSAGES)])
+    produce(
+        broker.bootstrap, delay, [Sent(b"%d" % at, schedule(limited)) for at in range(MESSAGES)]
+    )
     began_s = time.monotonic()
     produce(broker.bootstrap, delay, [Sent(b"free %d" % at, schedule(free)) for at in range(100)])
     with Tail(broker.bootstrap, limited, free) as tail:

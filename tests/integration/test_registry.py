@@ -1,4 +1,5 @@
-"""Three nodes and their registries: registrations, routes, a drain, and a node that is killed (NS-13, NS-14, NS-17, NS-21)."""
+"""Three nodes and their registries: registrations, routes, a drain, and a node that is killed
+(NS-13, NS-14, NS-17, NS-21)."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ def fleet(broker: Broker, tmp_path: Path) -> Iterator[Fleet]:
         "registry.expire_after": "6s",
         "registry.scan_every": "1s",
     }
-    with Fleet(tmp_path, bootstrap=broker.bootstrap, zookeeper=None, shards=SHARDS, settings=settings) as nodes:
+    with Fleet(
+        tmp_path, bootstrap=broker.bootstrap, zookeeper=None, shards=SHARDS, settings=settings
+    ) as nodes:
         yield nodes
 
 
@@ -37,13 +40,17 @@ def routes(node: Service) -> dict[int, Any]:
 
 
 def are_known(fleet: Fleet, names: set[str]) -> bool:
-    """Return whether the registry of each of these nodes routes every shard to the master and to all other ones of these nodes."""
+    """Return whether the registry of each of these nodes routes every shard to the master and to
+    all other ones of these nodes."""
     masters = fleet.masters()
     expected = {shard: (master, sorted(names - {master})) for shard, master in masters.items()}
 
     def known(name: str) -> dict[int, tuple[str | None, list[str]]]:
         return {
-            shard: (route["master"] and route["master"]["node"], sorted(each["node"] for each in route["followers"]))
+            shard: (
+                route["master"] and route["master"]["node"],
+                sorted(each["node"] for each in route["followers"]),
+            )
             for shard, route in routes(fleet.nodes[name]).items()
         }
 
@@ -51,11 +58,16 @@ def are_known(fleet: Fleet, names: set[str]) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_killed(fleet: Fleet) -> None:
-    """Registries exchange nothing: a node registers with each of them, also with one that was started again."""
+def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_killed(
+    fleet: Fleet,
+) -> None:
+    """Registries exchange nothing: a node registers with each of them, also with one that was
+    started again."""
     fleet.start()
     nodes, everyone = fleet.nodes, set(fleet.nodes)
-    nodes["n1"].wait_until(lambda: are_known(fleet, everyone), "be known with all nodes to all registries")
+    nodes["n1"].wait_until(
+        lambda: are_known(fleet, everyone), "be known with all nodes to all registries"
+    )
     assert routes(nodes["n1"])[0]["master"]["address"] in {node.url for node in nodes.values()}
     # A drained node registers without the permission to write, everywhere.
     status, _ = nodes["n1"].ask("POST", "/v1/registry/nodes/n3/wipe-write")
@@ -70,21 +82,28 @@ def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_kill
         ]
 
     nodes["n1"].wait_until(lambda: writable("n3") == [False] * 3, "be told of the drain")
-    nodes["n1"].wait_until(lambda: "n3" not in fleet.masters().values(), "hand over the shards of the drained node")
+    nodes["n1"].wait_until(
+        lambda: "n3" not in fleet.masters().values(), "hand over the shards of the drained node"
+    )
     assert nodes["n2"].ask("POST", "/v1/registry/nodes/n3/restore-write")[0] == 202
     nodes["n1"].wait_until(lambda: writable("n3") == [True] * 3, "be told of the end of the drain")
-    # A node that stops leaves at once, one that is killed after its time; the masters change at once.
+    # A node that stops leaves at once, one that is killed after its time; the masters change at
+    # once.
     nodes["n3"].stop()
     assert "n3" not in {each["node"] for each in nodes["n1"].get("/v1/registry/nodes")["nodes"]}
     nodes["n2"].kill()
-    nodes["n1"].wait_until(lambda: are_known(fleet, {"n1"}), "route to the last node only", timeout_s=60)
+    nodes["n1"].wait_until(
+        lambda: are_known(fleet, {"n1"}), "route to the last node only", timeout_s=60
+    )
     # A registry that starts empty is filled again.
     nodes["n2"].start()
     nodes["n2"].wait_until(lambda: are_known(fleet, {"n1", "n2"}), "know both nodes", timeout_s=60)
 
 
 @pytest.mark.timeout(240)
-def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_nodes(fleet: Fleet) -> None:
+def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_nodes(
+    fleet: Fleet,
+) -> None:
     """One after the other, as in an upgrade, and all at once."""
     fleet.start()
     nodes = list(fleet.nodes.values())
@@ -93,7 +112,9 @@ def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_
     def is_everywhere() -> bool:
         return all(node.ask("GET", path)[1].get("value") == "EUR" for node in nodes)
 
-    nodes[0].wait_until(lambda: nodes[0].ask("PUT", path, {"value": "EUR"})[0] == 200, "set the value", every_s=0.5)
+    nodes[0].wait_until(
+        lambda: nodes[0].ask("PUT", path, {"value": "EUR"})[0] == 200, "set the value", every_s=0.5
+    )
     nodes[0].wait_until(is_everywhere, "have the value everywhere")
     for node in nodes:
         node.stop()
@@ -106,16 +127,23 @@ def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_
     for node in nodes:
         node.wait_ready()
     nodes[0].wait_until(is_everywhere, "have the value after a restart of all")
-    nodes[0].wait_until(lambda: nodes[1].ask("DELETE", path)[0] in (200, 404), "delete the value", every_s=0.5)
-    nodes[0].wait_until(lambda: all(node.ask("GET", path)[0] == 404 for node in nodes), "have it deleted everywhere")
+    nodes[0].wait_until(
+        lambda: nodes[1].ask("DELETE", path)[0] in (200, 404), "delete the value", every_s=0.5
+    )
+    nodes[0].wait_until(
+        lambda: all(node.ask("GET", path)[0] == 404 for node in nodes), "have it deleted everywhere"
+    )
 
 
 @pytest.mark.timeout(240)
 def test_a_client_goes_on_when_the_node_whose_registry_it_used_is_killed(fleet: Fleet) -> None:
-    """With calls that may be repeated and such that may not, blocking and for asyncio, and also when one node is left."""
+    """With calls that may be repeated and such that may not, blocking and for asyncio, and also
+    when one node is left."""
     fleet.start()
     nodes, everyone = fleet.nodes, set(fleet.nodes)
-    nodes["n1"].wait_until(lambda: are_known(fleet, everyone), "be known with all nodes to all registries")
+    nodes["n1"].wait_until(
+        lambda: are_known(fleet, everyone), "be known with all nodes to all registries"
+    )
     # The third node is found by the registry of the first one.
     given = [nodes["n1"].url, nodes["n2"].url]
 

@@ -1,4 +1,5 @@
-"""Series and spread messages on a real broker: the rhythm across kill -9, what an outage missed, actions, and the spread."""
+"""Series and spread messages on a real broker: the rhythm across kill -9, what an outage missed,
+actions, and the spread."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chronos.core.repetition import spread_shift_ms
+from chronos.core.series import spread_shift_ms
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
@@ -27,8 +28,11 @@ def due_ms(got: Got) -> int:
 
 
 @pytest.mark.integration
-def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(broker: Broker, tmp_path: Path) -> None:
-    """Each occurrence once; `fire-all` delivers what the outage missed, `fire-once` one for all; a cancel ends a series."""
+def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Each occurrence once; `fire-all` delivers what the outage missed, `fire-once` one for all; a
+    cancel ends a series."""
     topics = Topics.of(f"g{uuid.uuid4().hex[:8]}")
     kept, merged, cron, burst = (
         broker.create_topic(f"{topics.delay}.{name}") for name in ("all", "once", "cron", "burst")
@@ -36,7 +40,9 @@ def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(bro
     service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
     with service:
         service.start()
-        all_missed = schedule(kept, delay="100ms", repeat=b"every 300ms", repeat_times=b"20", late_policy=b"fire-all")
+        all_missed = schedule(
+            kept, delay="100ms", repeat=b"every 300ms", repeat_times=b"20", late_policy=b"fire-all"
+        )
         one_missed = schedule(merged, delay="100ms", repeat=b"every 200ms")
         each_second = [
             ("chronos-target-topic", cron.encode()),
@@ -44,7 +50,11 @@ def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(bro
             ("chronos-time-zone", b"Europe/Lisbon"),
             ("chronos-repeat-times", b"2"),
         ]
-        records = [Sent(b"all", all_missed), Sent(b"once", one_missed, key=b"once"), Sent(b"cron", each_second)]
+        records = [
+            Sent(b"all", all_missed),
+            Sent(b"once", one_missed, key=b"once"),
+            Sent(b"cron", each_second),
+        ]
         produce(broker.bootstrap, topics.delay, records)
         places = produce(
             broker.bootstrap,
@@ -82,7 +92,9 @@ def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(bro
         offsets = {b"%d" % n: place for n, place in enumerate(places)}
         for got in ended[burst]:
             shard, offset = offsets[got.value or b""]
-            assert got.timestamp_ms >= due_ms(got) + spread_shift_ms(shard, offset, 3_000) - EARLY_MS
+            assert (
+                got.timestamp_ms >= due_ms(got) + spread_shift_ms(shard, offset, 3_000) - EARLY_MS
+            )
         assert len(ended[burst]) == 60
         for got in [*ended[kept], *ended[merged], *ended[cron]]:
             assert got.timestamp_ms >= due_ms(got) - EARLY_MS

@@ -1,4 +1,5 @@
-"""Nothing stops a shard in silence: what cannot be read or written is named, and everything else is delivered."""
+"""Nothing stops a shard in silence: what cannot be read or written is named, and everything else is
+delivered."""
 
 from __future__ import annotations
 
@@ -16,17 +17,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from chronos.adapters.clock import ShiftedClock
-from chronos.workers import stall
+from chronos.adapters.machine import ShiftedClock
+from chronos.workers.watch import stall
 from tests.harness.broker import Broker, Clients
 from tests.harness.service import Service
 from tests.integration.flow import KafkaFlow, now_ms
-from tests.integration.foreign import Got, Sent, Tail, Topics, alter_topic, produce, schedule, topic_names_of
+from tests.integration.foreign import (
+    Got,
+    Sent,
+    Tail,
+    Topics,
+    alter_topic,
+    produce,
+    schedule,
+    topic_names_of,
+)
 from tests.integration.test_clock import kafka, running, wait_for
 
 LATE_MS = 4_000
-"""Bound for the lateness of the messages that have nothing to do with the fault: they are late by less than a second, and by
-more on a machine that is busy with other tests."""
+"""Bound for the lateness of the messages that have nothing to do with the fault: they are late by
+less than a second, and by more on a machine that is busy with other tests."""
 
 JUNK = Sent(b"junk", [("chronos-target-topic", b"t")])
 """A record without a time, which is refused."""
@@ -39,7 +49,9 @@ class Place:
         self.kafka = kafka
         self.topics = Topics.of(f"q{uuid.uuid4().hex[:8]}")
         self.healthy = kafka.create_topic(f"{self.topics.delay}.healthy")
-        self.service = Service(folder / "node", bootstrap=kafka.bootstrap, settings=self.topics.settings(**settings))
+        self.service = Service(
+            folder / "node", bootstrap=kafka.bootstrap, settings=self.topics.settings(**settings)
+        )
         self._sent = 0
 
     def send(self, *records: Sent) -> None:
@@ -51,13 +63,17 @@ class Place:
         made = []
         for at in range(count):
             due_ms = now + first_ms + (last_ms - first_ms) * at // count
-            headers = [("chronos-target-topic", self.healthy.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
+            headers = [
+                ("chronos-target-topic", self.healthy.encode()),
+                ("chronos-deliver-at", b"%d" % due_ms),
+            ]
             made.append(Sent(b"%d" % self._sent, headers))
             self._sent += 1
         return made
 
     def check_others(self) -> None:
-        """Assert that every message for the healthy target was delivered once, and 99 of 100 of them in time."""
+        """Assert that every message for the healthy target was delivered once, and 99 of 100 of
+        them in time."""
         with Tail(self.kafka.bootstrap, self.healthy) as tail:
             tail.take(self.healthy, self._sent)
             found = tail.settle().records[self.healthy]
@@ -96,7 +112,7 @@ def place(broker: Broker, tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-# ------------------------------------------------------------------------------------------------------ own topics
+# --------------------------------------------------------------------------------------- own topics
 
 
 def delete(kafka: Clients, *topics: str) -> None:
@@ -106,7 +122,9 @@ def delete(kafka: Clients, *topics: str) -> None:
         future.result(30)
 
 
-def test_a_rejected_topic_deleted_at_run_time_is_created_again_and_delays_no_message(place: Place) -> None:
+def test_a_rejected_topic_deleted_at_run_time_is_created_again_and_delays_no_message(
+    place: Place,
+) -> None:
     """Junk arrives from the moment of the deletion on, beside messages with a short delay."""
     place.send(*place.others(200, first_ms=500, last_ms=5_000))
     delete(place.kafka, place.topics.rejected)
@@ -124,7 +142,8 @@ def test_both_topics_are_created_again_while_nothing_needs_them(place: Place) ->
     delete(place.kafka, *topics)
     service = place.service
     service.wait_until(
-        lambda: service.log_path.read_text().count("topic created again") == 2, "create both topics again"
+        lambda: service.log_path.read_text().count("topic created again") == 2,
+        "create both topics again",
     )
     assert set(topics) <= topic_names_of(place.kafka)
     service.wait_ready()
@@ -143,10 +162,16 @@ def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered
         place.send(*place.others(100, first_ms=3_000, last_ms=6_000))
         service.wait_until(lambda: service.accepted() == 100, "accept all messages")
         delete(broker, place.topics.rejected)
-        service.wait_until(lambda: place.topics.rejected in str(service.ask("GET", "/readyz")), "name the topic")
+        service.wait_until(
+            lambda: place.topics.rejected in str(service.ask("GET", "/readyz")), "name the topic"
+        )
         place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
-        place.wait_degraded(place.topics.rejected, "takes no records", "does not exist", "all others are executed")
-        service.wait_until(lambda: service.pending() == 0, "deliver what is pending, and what came behind the junk")
+        place.wait_degraded(
+            place.topics.rejected, "takes no records", "does not exist", "all others are executed"
+        )
+        service.wait_until(
+            lambda: service.pending() == 0, "deliver what is pending, and what came behind the junk"
+        )
         assert (service.shards()[0]["held"], service.shards()[0]["totals"]["rejected"]) == (1, 0)
         broker.create_topic(place.topics.rejected)
         place.letters(place.topics.rejected, 1)
@@ -155,8 +180,11 @@ def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered
 
 
 def test_a_dead_letter_topic_that_refuses_records_delays_no_other_message(place: Place) -> None:
-    """No description tells that it does: it is found out with a few aborted transactions, and its messages wait."""
-    small = place.kafka.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
+    """No description tells that it does: it is found out with a few aborted transactions, and its
+    messages wait."""
+    small = place.kafka.create_topic(
+        f"{place.topics.delay}.small", config={"max.message.bytes": 1_000}
+    )
     alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="100")
     bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
     for _ in range(2):
@@ -166,11 +194,13 @@ def test_a_dead_letter_topic_that_refuses_records_delays_no_other_message(place:
     assert place.service.pending() == 20
     assert place.aborts() <= 12
     alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="2000000")
-    assert {letter.reason for letter in place.letters(place.topics.dead_letter, 20)} == {"too-large"}
+    assert {letter.reason for letter in place.letters(place.topics.dead_letter, 20)} == {
+        "too-large"
+    }
     place.service.wait_ready()
 
 
-# ----------------------------------------------------------------------------------------------------- permissions
+# -------------------------------------------------------------------------------------- permissions
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +219,16 @@ def allow_only(kafka: Clients, topic: str, *operations: AclOperation) -> None:
     admin = kafka.admin()
     bindings = [
         AclBinding(
-            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation,
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            "User:ANONYMOUS",
+            "*",
+            operation,
             AclPermissionType.ALLOW,
         )
         for operation in operations
-    ]  # fmt: skip
+    ]
     for future in admin.create_acls(bindings).values():
         future.result(30)
 
@@ -212,7 +247,8 @@ def allow_all(kafka: Clients, topic: str) -> None:
 def test_a_rejected_topic_that_may_not_be_written_delays_only_the_refused_records(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
-    """They wait for the permission; what is pending is delivered in time, and cancels behind them win."""
+    """They wait for the permission; what is pending is delivered in time, and cancels behind them
+    win."""
     place = Place(secured_broker, tmp_path)
     rejected = place.topics.rejected
     with place.service as service:
@@ -222,13 +258,24 @@ def test_a_rejected_topic_that_may_not_be_written_delays_only_the_refused_record
         place.send(*place.others(100, first_ms=1_500, last_ms=4_000))
         service.wait_until(lambda: service.accepted() == 120, "accept all messages")
         allow_only(secured_broker, rejected, AclOperation.DESCRIBE, AclOperation.READ)
-        place.send(JUNK, *(Sent(None, [], name) for name in gone), JUNK, *place.others(1, first_ms=0, last_ms=0))
+        place.send(
+            JUNK,
+            *(Sent(None, [], name) for name in gone),
+            JUNK,
+            *place.others(1, first_ms=0, last_ms=0),
+        )
         place.wait_degraded(rejected, "takes no records", "does not let Chronos write")
         place.check_others()
         assert place.aborts() <= 2
-        service.wait_until(lambda: service.pending() == 0, "execute what is behind the refused records")
+        service.wait_until(
+            lambda: service.pending() == 0, "execute what is behind the refused records"
+        )
         (shard,) = service.shards()
-        assert (shard["held"], shard["totals"]["cancelled"], shard["totals"]["rejected"]) == (2, 20, 0)
+        assert (shard["held"], shard["totals"]["cancelled"], shard["totals"]["rejected"]) == (
+            2,
+            20,
+            0,
+        )
         allow_all(secured_broker, rejected)
         place.letters(rejected, 2)
         service.wait_ready()
@@ -240,13 +287,19 @@ def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
 ) -> None:
     """Its messages wait for the permission; all others are delivered in time."""
     place = Place(secured_broker, tmp_path)
-    small = secured_broker.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
+    small = secured_broker.create_topic(
+        f"{place.topics.delay}.small", config={"max.message.bytes": 1_000}
+    )
     with place.service as service:
         service.start()
-        allow_only(secured_broker, place.topics.dead_letter, AclOperation.DESCRIBE, AclOperation.READ)
+        allow_only(
+            secured_broker, place.topics.dead_letter, AclOperation.DESCRIBE, AclOperation.READ
+        )
         bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
         place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
-        place.wait_degraded(place.topics.dead_letter, "does not let Chronos write", "others are delivered")
+        place.wait_degraded(
+            place.topics.dead_letter, "does not let Chronos write", "others are delivered"
+        )
         place.check_others()
         assert (service.pending(), place.aborts()) == (10, 0)
         allow_all(secured_broker, place.topics.dead_letter)
@@ -255,7 +308,7 @@ def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
 
 
 @pytest.mark.xdist_group("secured broker of own topics")
-def test_without_the_permission_to_read_settings_everything_is_delivered_and_the_log_says_what_is_not_checked(
+def test_without_the_permission_to_read_settings_everything_is_delivered_and_the_log_says_what_is_not_checked(  # noqa: E501
     tmp_path: Path, secured_broker: Broker
 ) -> None:
     place = Place(secured_broker, tmp_path)
@@ -265,18 +318,28 @@ def test_without_the_permission_to_read_settings_everything_is_delivered_and_the
         for topic in (place.topics.rejected, place.topics.dead_letter):
             alter_topic(secured_broker, topic, max_message_bytes="20000")
         for topic in (*place.topics, place.healthy):
-            allow_only(secured_broker, topic, AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
+            allow_only(
+                secured_broker, topic, AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE
+            )
         service.start()
-        place.send(JUNK, *place.others(100, first_ms=0, last_ms=500), Sent(b"lost", schedule("missing")))
+        place.send(
+            JUNK, *place.others(100, first_ms=0, last_ms=500), Sent(b"lost", schedule("missing"))
+        )
         place.check_others()
         place.letters(place.topics.rejected, 1)
         place.letters(place.topics.dead_letter, 1)
         assert service.is_ready()
         assert place.aborts() == 0
         for topic in place.topics:
-            assert service.log_path.read_text().count(f'"topic": "{topic}", "needs": "DESCRIBE_CONFIGS"') == 1
+            assert (
+                service.log_path.read_text().count(
+                    f'"topic": "{topic}", "needs": "DESCRIBE_CONFIGS"'
+                )
+                == 1
+            )
 
-        # What is refused for its size is passed on without its payload, although Chronos may not read the limit.
+        # What is refused for its size is passed on without its payload, although Chronos may not
+        # read the limit.
         large = b"x" * 100_000
         lost = schedule("missing")
         place.send(
@@ -295,11 +358,14 @@ def test_without_the_permission_to_read_settings_everything_is_delivered_and_the
         assert place.aborts() <= 30
 
 
-# ------------------------------------------------------------------------------------------------- another Chronos
+# ---------------------------------------------------------------------------------- another Chronos
 
 
-def test_the_progress_topic_of_another_chronos_is_never_written_to(broker: Broker, tmp_path: Path) -> None:
-    """A message for it is a dead letter that says why; a message for the other's delay topic is delivered."""
+def test_the_progress_topic_of_another_chronos_is_never_written_to(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """A message for it is a dead letter that says why; a message for the other's delay topic is
+    delivered."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     place, other = Place(broker, tmp_path / "one"), Place(broker, tmp_path / "other")
@@ -323,12 +389,15 @@ def test_the_progress_topic_of_another_chronos_is_never_written_to(broker: Broke
 
 
 def test_a_foreign_record_in_the_progress_topic_is_named(place: Place) -> None:
-    """The error says where it is, that Chronos did not write it, what it looks like and what to do."""
+    """The error says where it is, that Chronos did not write it, what it looks like and what to
+    do."""
     service = place.service
     place.send(*place.others(3, first_ms=0, last_ms=0))
     place.check_others()
     headers = [("chronos-source", b"shop.delay/0/7"), ("own", b"o")]
-    ((_, offset),) = produce(place.kafka.bootstrap, place.topics.progress, [Sent(b"hello", headers, key=b"order-1")])
+    ((_, offset),) = produce(
+        place.kafka.bootstrap, place.topics.progress, [Sent(b"hello", headers, key=b"order-1")]
+    )
     service.stop()
     service.launch()
     assert service.wait_exit() == 1
@@ -342,13 +411,14 @@ def test_a_foreign_record_in_the_progress_topic_is_named(place: Place) -> None:
     assert all(word in text for word in words), text
 
 
-# ------------------------------------------------------------------------------------------------------- the watch
+# ---------------------------------------------------------------------------------------- the watch
 
 
 def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread waits for a lock in the middle of its work and reports nothing; the other shards are not concerned."""
+    """The thread waits for a lock in the middle of its work and reports nothing; the other shards
+    are not concerned."""
     monkeypatch.setattr(stall, "STALLED_MS", 3_000)
     monkeypatch.setattr(stall, "STEP_MS_MAX", 2_000)
     flow = KafkaFlow(broker, 5)
@@ -357,9 +427,12 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
     with running(tmp_path / "node", ShiftedClock(0), kafka(broker, flow)) as node:
         wait_for(lambda: node.ready, lambda: [shard.paused for shard in node.shards])
         hung = node.shards[0]
-        wait_for(lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered")
+        wait_for(
+            lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
+        )
         with hung._moved:
-            # The thread hangs at the end of the step that pulls this record, and then there is one that it cannot pull.
+            # The thread hangs at the end of the step that pulls this record, and then there is one
+            # that it cannot pull.
             (message,) = flow.write(1, now_ms(), now_ms(), keyed=0, delays=0)
             assert message.number % len(node.shards) == hung.number
             flow.flush()
@@ -376,5 +449,7 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
             assert [shard.paused for shard in node.shards[1:]] == [None] * (len(node.shards) - 1)
         wait_for(lambda: node.ready and hung.paused is None, lambda: hung.paused)
         assert (hung.stalls, hung.stalled_ms) == (1, 0)
-        wait_for(lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered")
+        wait_for(
+            lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
+        )
     assert flow.complaints() == []

@@ -1,4 +1,5 @@
-"""The store of a real node is old, missing or damaged: it is rebuilt from the logs, or an error says what to do."""
+"""The store of a real node is old, missing or damaged: it is rebuilt from the logs, or an error
+says what to do."""
 
 import shutil
 import subprocess
@@ -31,10 +32,14 @@ def settle_partly(flow: KafkaFlow, service: Service) -> None:
     service.start()
     flow.write(3_000, now_ms() - 1_000, now_ms() + AHEAD_MS)
     flow.flush()
-    service.wait_until(lambda: sum(each["totals"]["delivered"] for each in service.shards()) > 500, "deliver some")
+    service.wait_until(
+        lambda: sum(each["totals"]["delivered"] for each in service.shards()) > 500, "deliver some"
+    )
 
 
-def test_a_stale_copy_of_the_store_catches_up_from_the_logs(flow: KafkaFlow, broker: Broker, tmp_path: Path) -> None:
+def test_a_stale_copy_of_the_store_catches_up_from_the_logs(
+    flow: KafkaFlow, broker: Broker, tmp_path: Path
+) -> None:
     with served(flow, broker, tmp_path) as service:
         settle_partly(flow, service)
         service.stop()
@@ -52,14 +57,20 @@ def test_a_stale_copy_of_the_store_catches_up_from_the_logs(flow: KafkaFlow, bro
         assert flow.complaints() == []
 
 
-def test_a_store_that_was_removed_is_rebuilt_from_the_logs(flow: KafkaFlow, broker: Broker, tmp_path: Path) -> None:
+def test_a_store_that_was_removed_is_rebuilt_from_the_logs(
+    flow: KafkaFlow, broker: Broker, tmp_path: Path
+) -> None:
     with served(flow, broker, tmp_path) as service:
         settle_partly(flow, service)
         service.kill()
         shutil.rmtree(service.data_dir / "shards")
         service.start()
         flow.wait_settled(service)
-        keyed = next(message for message in flow.sent if message.id is not None and message.id.startswith("order-"))
+        keyed = next(
+            message
+            for message in flow.sent
+            if message.id is not None and message.id.startswith("order-")
+        )
         assert service.get(f"/v1/messages/{keyed.id}")["state"] == "delivered"
         assert flow.complaints() == []
 

@@ -1,4 +1,5 @@
-"""Targets that are missing, deleted, too narrow, compacted, forbidden or leaderless do not delay other messages."""
+"""Targets that are missing, deleted, too narrow, compacted, forbidden or leaderless do not delay
+other messages."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ from tests.integration.foreign import (
 )
 
 OTHERS_MS = 15_000
-"""Bound for the delay of other messages when a topic fails within a step: a transaction timeout and the next attempt.
-Usually it is a fraction of a second, which the benchmarks measure."""
+"""Bound for the delay of other messages when a topic fails within a step: a transaction timeout and
+the next attempt. Usually it is a fraction of a second, which the benchmarks measure."""
 
 
 class Place:
@@ -71,14 +72,20 @@ class Place:
         """Write to the delay topic."""
         produce(self.kafka.bootstrap, self.topics.delay, records)
 
-    def check_others(self, count: int, *, within_ms: int = OTHERS_MS, judged_from: int = 0) -> list[Got]:
-        """Assert that `count` messages are in the healthy topic, in order, each once, and none after the first ones much too late."""
+    def check_others(
+        self, count: int, *, within_ms: int = OTHERS_MS, judged_from: int = 0
+    ) -> list[Got]:
+        """Assert that `count` messages are in the healthy topic, in order, each once, and none
+        after the first ones much too late."""
         with Tail(self.kafka.bootstrap, self.healthy) as tail:
             tail.take(self.healthy, count)
             found = tail.settle().records[self.healthy]
         numbers = [int(got.value or b"") for got in found]
         assert numbers == list(range(count))
-        late_ms = max(got.timestamp_ms - int(got.header("chronos-due-at") or b"") for got in found[judged_from:])
+        late_ms = max(
+            got.timestamp_ms - int(got.header("chronos-due-at") or b"")
+            for got in found[judged_from:]
+        )
         assert late_ms < within_ms, f"{late_ms} ms late"
         return found
 
@@ -107,7 +114,10 @@ class Place:
 def reason_of(service: Service, message_id: str) -> dict[str, Any]:
     """The message with this id, once a reason why it is not delivered is known."""
     path = f"/v1/messages/{message_id}"
-    service.wait_until(lambda: service.ask("GET", path)[1].get("reason") is not None, f"find a reason for {message_id}")
+    service.wait_until(
+        lambda: service.ask("GET", path)[1].get("reason") is not None,
+        f"find a reason for {message_id}",
+    )
     found: dict[str, Any] = service.get(path)
     return found
 
@@ -140,8 +150,11 @@ def creating_broker() -> Iterator[Broker]:
 
 
 @pytest.mark.integration
-def test_a_missing_topic_is_looked_up_twice_and_never_created(tmp_path: Path, creating_broker: Broker) -> None:
-    """Even on a broker that creates topics automatically; the dead letters can be delivered once the topic exists."""
+def test_a_missing_topic_is_looked_up_twice_and_never_created(
+    tmp_path: Path, creating_broker: Broker
+) -> None:
+    """Even on a broker that creates topics automatically; the dead letters can be delivered once
+    the topic exists."""
     place = Place(creating_broker, tmp_path)
     missing = f"{place.topics.delay}.typo"
     with place.service:
@@ -149,19 +162,28 @@ def test_a_missing_topic_is_looked_up_twice_and_never_created(tmp_path: Path, cr
         started = time.monotonic()
         place.send(
             *mixed(
-                [Sent(b"m%d" % n, schedule(missing, target_key=b"k"), key=b"id%d" % n) for n in range(20)],
+                [
+                    Sent(b"m%d" % n, schedule(missing, target_key=b"k"), key=b"id%d" % n)
+                    for n in range(20)
+                ],
                 place.others(0, 200),
             )
         )
         deferred = reason_of(place.service, "id0")
-        assert (deferred["state"], deferred["reason"], deferred["attempts"]) == ("pending", "target-missing", 0)
-        assert deferred["detail"] == "the first look did not find the topic"
+        assert (deferred["state"], deferred["reason"], deferred["attempts"]) == (
+            "pending",
+            "target-missing",
+            0,
+        )
+        assert deferred["detail"] == "the topic was not found, and is looked for once more"
         assert deferred["due_at"] < deferred["last_try_at"] < deferred["next_try_at"]
 
         others = place.check_others(200)
         letters = place.dead(20)
         assert time.monotonic() - started >= 2
-        assert max(got.timestamp_ms for got in others) < min(letter.timestamp_ms for letter in letters)
+        assert max(got.timestamp_ms for got in others) < min(
+            letter.timestamp_ms for letter in letters
+        )
         assert {letter.reason for letter in letters} == {"target-missing"}
         assert missing not in topic_names_of(creating_broker)
         dead = place.service.get("/v1/messages/id0")
@@ -175,7 +197,8 @@ def test_a_missing_topic_is_looked_up_twice_and_never_created(tmp_path: Path, cr
 
 
 def test_a_topic_deleted_at_run_time_costs_other_messages_a_moment(place: Place) -> None:
-    """The cached metadata is up to ten seconds old and wrong: the transaction fails, then it is fetched again."""
+    """The cached metadata is up to ten seconds old and wrong: the transaction fails, then it is
+    fetched again."""
     gone = place.target("gone")
     place.send(Sent(b"before", schedule(gone)), *place.others(0, 1))
     assert place.arrived(gone, 1) == [b"before"]
@@ -187,13 +210,16 @@ def test_a_topic_deleted_at_run_time_costs_other_messages_a_moment(place: Place)
 
     # The topic exists again before `later` is due: older metadata must not count against it.
     place.kafka.create_topic(gone)
-    place.send(Sent(None, [("chronos-action", b"fire-now")], key=b"later"), Sent(b"anew", schedule(gone)))
+    place.send(
+        Sent(None, [("chronos-action", b"fire-now")], key=b"later"), Sent(b"anew", schedule(gone))
+    )
     assert sorted(place.arrived(gone, 2)) == [b"anew", b"later"]
     place.dead(10)
 
 
 def test_the_size_limit_of_a_target_is_kept_to_the_byte(place: Place) -> None:
-    """A record at the limit is delivered, one byte more is a dead letter, and no transaction fails for it."""
+    """A record at the limit is delivered, one byte more is a dead letter, and no transaction fails
+    for it."""
     limit = 5_000
     small = place.target("small", max_message_bytes=limit)
     at_ms = time.time_ns() // 1_000_000 + 1_000
@@ -217,15 +243,22 @@ def test_the_size_limit_of_a_target_is_kept_to_the_byte(place: Place) -> None:
     assert len(fitting) + len(letters) == len(pads)
     assert {letter.reason for letter in letters} == {"too-large"}
     assert max(sizes) == limit, "the largest message that fits was not delivered"
-    assert min(len(letter.value or b"") for letter in letters) == max(len(got.value or b"") for got in fitting) + 1
+    assert (
+        min(len(letter.value or b"") for letter in letters)
+        == max(len(got.value or b"") for got in fitting) + 1
+    )
     assert place.service.shards()[0]["aborts"] == 0
 
 
 @pytest.mark.parametrize("limit", [300, 4_000])
-def test_a_topic_with_a_small_batch_limit_takes_many_small_messages(place: Place, limit: int) -> None:
+def test_a_topic_with_a_small_batch_limit_takes_many_small_messages(
+    place: Place, limit: int
+) -> None:
     """By default the client would build batches a thousand times larger than the topic allows."""
     narrow = place.target("narrow", max_message_bytes=limit)
-    place.send(*mixed([Sent(b"n%05d" % n, schedule(narrow)) for n in range(6_000)], place.others(0, 2_000)))
+    place.send(
+        *mixed([Sent(b"n%05d" % n, schedule(narrow)) for n in range(6_000)], place.others(0, 2_000))
+    )
 
     assert place.arrived(narrow, 6_000) == [b"n%05d" % n for n in range(6_000)]
     place.check_others(2_000, within_ms=10_000)
@@ -233,21 +266,31 @@ def test_a_topic_with_a_small_batch_limit_takes_many_small_messages(place: Place
 
 
 def test_a_size_limit_lowered_after_the_last_metadata_request_is_noticed(place: Place) -> None:
-    """The first transaction fails, then the metadata is fetched again; no message is doubled."""
+    """The first transaction fails, then the metadata is fetched again; no message is duplicated."""
     target = place.target("target")
     place.send(Sent(b"look", schedule(target)))
     place.arrived(target, 1)
     alter_topic(place.kafka, target, max_message_bytes="1000")
-    place.send(*mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100)))
+    place.send(
+        *mixed(
+            [Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))],
+            place.others(0, 100),
+        )
+    )
 
     assert place.arrived(target, 2) == [b"look", b"fits"]
     assert [letter.reason for letter in place.dead(1)] == ["too-large"]
     place.check_others(100)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["compacted-before", "compacted-after-the-last-metadata-request"])
-def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: Place, known: bool) -> None:
-    """They can never be written, so they are dead-lettered at once; all others are delivered once and in order."""
+@pytest.mark.parametrize(
+    "known", [True, False], ids=["compacted-before", "compacted-after-the-last-metadata-request"]
+)
+def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(
+    place: Place, known: bool
+) -> None:
+    """They can never be written, so they are dead-lettered at once; all others are delivered once
+    and in order."""
     target = place.target("compacted", **({"cleanup_policy": "compact"} if known else {}))
     place.send(Sent(b"look", schedule(target, target_key=b"k")))
     place.arrived(target, 1)
@@ -259,7 +302,9 @@ def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: P
     place.check_others(300)
     assert place.arrived(target, 301) == [b"look"] + [b"c%d" % n for n in range(300)]
     letters = place.dead(40)
-    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("no-key", b"1")}
+    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
+        ("no-key", b"1")
+    }
     assert {letter.header("chronos-detail") for letter in letters} == {
         f"{target} is compacted and takes no message without a key: set chronos-target-key".encode()
     }
@@ -269,14 +314,23 @@ def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: P
     letter = letters[0]
     place.send(Sent(letter.value, [*letter.headers, ("chronos-delay", b"2500ms")], letter.key))
     with Tail(place.kafka.bootstrap, target) as tail:
-        tail.until(lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15)
+        tail.until(
+            lambda: len(tail.records[target]) == 302,
+            "the letter that was sent round again",
+            timeout_s=15,
+        )
 
 
-def test_a_topic_that_cannot_be_created_costs_only_its_own_messages(broker: Broker, tmp_path: Path) -> None:
-    """Its name collides with another one; and a target that is forbidden by now is not created either."""
+def test_a_topic_that_cannot_be_created_costs_only_its_own_messages(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Its name collides with another one; and a target that is forbidden by now is not created
+    either."""
     place = Place(broker, tmp_path, delivery__create_topics=True, workers__push="off")
     place.target("a_b")
-    new, colliding, forbidden = (f"{place.topics.delay}.{name}" for name in ("new", "a.b", "secret"))
+    new, colliding, forbidden = (
+        f"{place.topics.delay}.{name}" for name in ("new", "a.b", "secret")
+    )
     with place.service as service:
         service.start()
         place.send(Sent(b"later", schedule(forbidden, delay="100ms")))
@@ -292,7 +346,10 @@ def test_a_topic_that_cannot_be_created_costs_only_its_own_messages(broker: Brok
         letters = place.dead(21)
         assert place.service.shards()[0]["paused"] is None
     by_target = {letter.header("chronos-target-topic"): letter.reason for letter in letters}
-    assert by_target == {colliding.encode(): "target-missing", forbidden.encode(): "forbidden-target"}
+    assert by_target == {
+        colliding.encode(): "target-missing",
+        forbidden.encode(): "forbidden-target",
+    }
     assert forbidden not in topic_names_of(broker)
 
 
@@ -304,13 +361,20 @@ def short_broker() -> Iterator[Broker]:
 
 
 @pytest.mark.integration
-def test_messages_wait_for_a_topic_that_cannot_be_created_yet(tmp_path: Path, short_broker: Broker) -> None:
-    """A lack of brokers is temporary: they are parked, none is dead-lettered, and other messages are delivered meanwhile."""
-    place = Place(short_broker, tmp_path, delivery__create_topics=True, topics__replication_factor=1)
+def test_messages_wait_for_a_topic_that_cannot_be_created_yet(
+    tmp_path: Path, short_broker: Broker
+) -> None:
+    """A lack of brokers is temporary: they are parked, none is dead-lettered, and other messages
+    are delivered meanwhile."""
+    place = Place(
+        short_broker, tmp_path, delivery__create_topics=True, topics__replication_factor=1
+    )
     waiting = f"{place.topics.delay}.waiting"
     with place.service as service:
         service.start()
-        place.send(*mixed([Sent(b"w%d" % n, schedule(waiting)) for n in range(20)], place.others(0, 200)))
+        place.send(
+            *mixed([Sent(b"w%d" % n, schedule(waiting)) for n in range(20)], place.others(0, 200))
+        )
         place.check_others(200)
         service.wait_until(lambda: service.shards()[0]["parked"] == 20, "park the messages")
         with Tail(short_broker.bootstrap, place.topics.dead_letter) as letters:
@@ -336,16 +400,24 @@ def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermis
     """Allow or deny an operation on a topic to all clients."""
     admin = kafka.admin()
     binding = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, verdict
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        operation,
+        verdict,
     )
     admin.create_acls([binding])[binding].result(30)
 
 
 @pytest.mark.xdist_group("secured broker")
 @pytest.mark.parametrize("creates", [False, True], ids=["", "create_topics"])
-def test_a_topic_without_write_permission_is_forbidden(tmp_path: Path, secured_broker: Broker, creates: bool) -> None:
-    """Neither a topic that is visible but not writable nor an invisible one delays other messages, whether missing topics
-    are created or not."""
+def test_a_topic_without_write_permission_is_forbidden(
+    tmp_path: Path, secured_broker: Broker, creates: bool
+) -> None:
+    """Neither a topic that is visible but not writable nor an invisible one delays other messages,
+    whether missing topics are created or not."""
     place = Place(secured_broker, tmp_path, delivery__create_topics=creates)
     seen, unseen = place.target("seen"), place.target("unseen")
     rule(secured_broker, seen, AclOperation.DESCRIBE, AclPermissionType.ALLOW)
@@ -362,7 +434,8 @@ def test_a_topic_without_write_permission_is_forbidden(tmp_path: Path, secured_b
 
 
 def blind_target(place: Place, bytes_max: int) -> str:
-    """A target with a size limit that Chronos may not read: what is larger is refused without a warning."""
+    """A target with a size limit that Chronos may not read: what is larger is refused without a
+    warning."""
     blind = place.target("blind", max_message_bytes=bytes_max)
     for operation in (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE):
         rule(place.kafka, blind, operation, AclPermissionType.ALLOW)
@@ -371,15 +444,20 @@ def blind_target(place: Place, bytes_max: int) -> str:
 
 @pytest.mark.xdist_group("secured broker")
 @pytest.mark.parametrize("count", [2, 8])
-def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_broker: Broker, count: int) -> None:
-    """Messages beyond an unknown size limit are dead-lettered, all others delivered once; also if so many are refused that the
-    target is set aside, while every other message for it is a good one."""
+def test_an_unpredictable_refusal_is_found_by_halving(
+    tmp_path: Path, secured_broker: Broker, count: int
+) -> None:
+    """Messages beyond an unknown size limit are dead-lettered, all others delivered once; also if
+    so many are refused that the target is set aside, while every other message for it is a good
+    one."""
     place = Place(secured_broker, tmp_path)
     blind = blind_target(place, 100_000)
     with place.service:
         place.service.start()
         fine = [Sent(b"f%d" % number, schedule(blind)) for number in range(200)]
-        bad = [Sent(b"x" * 150_000, schedule(blind), key=b"bad%d" % number) for number in range(count)]
+        bad = [
+            Sent(b"x" * 150_000, schedule(blind), key=b"bad%d" % number) for number in range(count)
+        ]
         bad[1] = bad[1]._replace(headers=[*schedule(blind), ("chronos-attempts", b"1")])
         place.send(*mixed(bad, mixed(fine, place.others(0, 200))))
 
@@ -389,7 +467,11 @@ def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_br
         assert attempts == {sent.key: b"1" if sent is bad[1] else b"3" for sent in bad}
         for number, made in ((0, 3), (1, 1)):
             dead = place.service.get(f"/v1/messages/bad{number}")
-            assert (dead["state"], dead["reason"], dead["attempts"]) == ("dead", "refused-by-broker", made)
+            assert (dead["state"], dead["reason"], dead["attempts"]) == (
+                "dead",
+                "refused-by-broker",
+                made,
+            )
             assert dead["detail"].startswith("refused by the broker every time: a")
         assert sorted(place.arrived(blind, 200)) == sorted(b"f%d" % number for number in range(200))
         place.check_others(200)
@@ -397,9 +479,11 @@ def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_br
 
 
 @pytest.mark.xdist_group("secured broker")
-def test_a_target_that_refuses_every_message_is_set_aside(tmp_path: Path, secured_broker: Broker) -> None:
-    """A thousand refused messages cost about as many aborts as twenty, and delay no other message; once the target takes
-    messages again, those that wait are delivered."""
+def test_a_target_that_refuses_every_message_is_set_aside(
+    tmp_path: Path, secured_broker: Broker
+) -> None:
+    """A thousand refused messages cost about as many aborts as twenty, and delay no other message;
+    once the target takes messages again, those that wait are delivered."""
     place = Place(secured_broker, tmp_path)
     blind = blind_target(place, 300)
     refused = [Sent(b"%d" % number + b"x" * 400, schedule(blind)) for number in range(1_000)]
@@ -416,13 +500,21 @@ def test_a_target_that_refuses_every_message_is_set_aside(tmp_path: Path, secure
         aborts = service.shards()[0]["aborts"]
         assert aborts < 200
 
-        place.send(*mixed([Sent(b"late%d" % number, schedule(blind)) for number in range(100)], place.others(300, 300)))
+        place.send(
+            *mixed(
+                [Sent(b"late%d" % number, schedule(blind)) for number in range(100)],
+                place.others(300, 300),
+            )
+        )
         assert len(place.arrived(blind, 100)) == 100
         place.check_others(600)
 
 
-def test_allow_and_deny_apply_when_sending_and_when_delivering(broker: Broker, tmp_path: Path) -> None:
-    """A message for a topic that is forbidden later is dead-lettered; for one forbidden from the start it is rejected."""
+def test_allow_and_deny_apply_when_sending_and_when_delivering(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """A message for a topic that is forbidden later is dead-lettered; for one forbidden from the
+    start it is rejected."""
     place = Place(broker, tmp_path)
     target, other = place.target("target"), place.target("secret")
     place.service = place.make(targets__deny="['*.secret']")
@@ -448,7 +540,8 @@ def test_allow_and_deny_apply_when_sending_and_when_delivering(broker: Broker, t
 
 
 def test_a_record_too_large_for_the_next_topic_is_named_by_its_source(place: Place) -> None:
-    """The largest record of the delay topic, rejected or dead-lettered to a topic with a smaller limit."""
+    """The largest record of the delay topic, rejected or dead-lettered to a topic with a smaller
+    limit."""
     for topic in (place.topics.rejected, place.topics.dead_letter):
         alter_topic(place.kafka, topic, max_message_bytes="1048588")
     limit = 1 << 20
@@ -477,7 +570,8 @@ def test_a_record_too_large_for_the_next_topic_is_named_by_its_source(place: Pla
 
 
 def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -> None:
-    """The rejected and dead-letter topics allow larger records than the delay topic, by the size of the reason headers."""
+    """The rejected and dead-letter topics allow larger records than the delay topic, by the size of
+    the reason headers."""
     headers = [("chronos-target-topic", b"t"), ("own", b"o")]
     value = b"x" * ((1 << 20) - batch_bytes(b"", b"", headers) - 4)
     place.send(Sent(value, headers))
@@ -491,19 +585,24 @@ def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_path: Path) -> None:
-    """Each is parked once, also over a restart, and can be cancelled; then they are delivered in order, never dead-lettered.
+    """Each is parked once, also over a restart, and can be cancelled; then they are delivered in
+    order, never dead-lettered.
 
     The same holds for a partition with too few in-sync replicas."""
     with cluster(3, heap_mb=320) as kafka:
         place = Place(kafka, tmp_path)
         lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)
         single = kafka.create_topic(f"{place.topics.delay}.single", partitions=1, replication=1)
-        strict = kafka.create_topic(f"{place.topics.delay}.strict", replication=3, config={"min.insync.replicas": 3})
+        strict = kafka.create_topic(
+            f"{place.topics.delay}.strict", replication=3, config={"min.insync.replicas": 3}
+        )
         admin = kafka.admin()
 
         def leader_of(topic: str, partition: int) -> int:
             """The node id of the leader; -1 without one."""
-            return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
+            return int(
+                admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader
+            )
 
         def is_leaderless(topic: str, partition: int) -> bool:
             """False also while no broker answers, as may happen while one is killed."""
@@ -515,7 +614,11 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
         down = kafka.node(leader_of(single, 0))
         (dead,) = [number for number in range(3) if kafka.node(leader_of(lonely, number)) is down]
         keys = [b"k%d" % number for number in range(60)]
-        keyed = [Sent(b"%s %d" % (key, turn), schedule(lonely, target_key=key)) for turn in range(4) for key in keys]
+        keyed = [
+            Sent(b"%s %d" % (key, turn), schedule(lonely, target_key=key))
+            for turn in range(4)
+            for key in keys
+        ]
         stuck = [sent for sent in keyed if partition_of((sent.value or b"").split()[0], 3) == dead]
         bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]
         many = [Sent(b"s%d" % number, schedule(single)) for number in range(5_000)]
@@ -525,10 +628,12 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
             service.start()
             down.kill()
             assert wait_until(
-                lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0), deadline=time.monotonic() + 30
+                lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0),
+                deadline=time.monotonic() + 30,
             )
             service.wait_ready()
-            # Chronos's own topics fail over too, which takes as long as Kafka needs: that is over once a message is delivered.
+            # Chronos's own topics fail over too, which takes as long as Kafka needs: that is over
+            # once a message is delivered.
             place.send(*place.others(0, 1))
             place.arrived(place.healthy, 1)
             place.send(*many[:100], Sent(b"never", schedule(single), key=b"mine"), *many[100:])

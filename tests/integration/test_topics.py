@@ -1,7 +1,8 @@
-"""Chronos's own topics changed by others: deleted, created again, trimmed, extended, or filled before the first start.
+"""Chronos's own topics changed by others: deleted, created again, trimmed, extended, or filled
+before the first start.
 
-The result is always an exit or a pause with a reason that says what to do; no message is doubled or silently lost.
-"""
+The result is always an exit or a pause with a reason that says what to do; no message is duplicated
+or silently lost."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class Place:
 
     def make(self, **settings: object) -> Service:
         """A service on the same topics and data."""
-        return Service(self.folder / "node", bootstrap=self.broker.bootstrap, settings=self.topics.settings(**settings))
+        return Service(
+            self.folder / "node",
+            bootstrap=self.broker.bootstrap,
+            settings=self.topics.settings(**settings),
+        )
 
     def send(self, *values: bytes, delay: str = "0ms", partition: int = 0) -> None:
         """Write messages for the target."""
@@ -66,10 +71,13 @@ class Place:
         self.service.wait_until(lambda: self.service.pending() == 1, "hold one message")
 
     def arrived(self, *values: bytes) -> None:
-        """Assert that the target contains exactly these messages, also after a short wait for more."""
+        """Assert that the target contains exactly these messages, also after a short wait for
+        more."""
         with Tail(self.broker.bootstrap, self.target) as tail:
             tail.take(self.target, len(values))
-            assert sorted(got.value or b"" for got in tail.settle().records[self.target]) == sorted(values)
+            assert sorted(got.value or b"" for got in tail.settle().records[self.target]) == sorted(
+                values
+            )
 
     def remake(self, topic: str, **config: object) -> None:
         """Delete a topic and create it again."""
@@ -97,7 +105,9 @@ def check_log(service: Service, *words: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_a_topic_deleted_at_run_time_ends_the_service_with_the_name_of_the_topic(place: Place, which: str) -> None:
+def test_a_topic_deleted_at_run_time_ends_the_service_with_the_name_of_the_topic(
+    place: Place, which: str
+) -> None:
     place.begin()
     topic = getattr(place.topics, which)
     delete_topic(place.broker, topic)
@@ -108,7 +118,8 @@ def test_a_topic_deleted_at_run_time_ends_the_service_with_the_name_of_the_topic
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
 def test_a_topic_recreated_at_run_time_ends_the_service(place: Place, which: str) -> None:
-    """The client would continue at its old offset: the first records of the new topic would be silently lost."""
+    """The client would continue at its old offset: the first records of the new topic would be
+    silently lost."""
     place.begin()
     topic = getattr(place.topics, which)
     place.remake(topic)
@@ -119,7 +130,9 @@ def test_a_topic_recreated_at_run_time_ends_the_service(place: Place, which: str
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_a_topic_recreated_while_the_service_was_stopped_is_noticed_at_the_start(place: Place, which: str) -> None:
+def test_a_topic_recreated_while_the_service_was_stopped_is_noticed_at_the_start(
+    place: Place, which: str
+) -> None:
     place.begin()
     assert place.service.stop() == 0
     place.remake(getattr(place.topics, which))
@@ -131,7 +144,8 @@ def test_a_topic_recreated_while_the_service_was_stopped_is_noticed_at_the_start
 
 
 def test_the_remedy_for_a_recreated_topic_works(place: Place) -> None:
-    """Data directory and both topics removed: the new messages are delivered, the old ones not again."""
+    """Data directory and both topics removed: the new messages are delivered, the old ones not
+    again."""
     place.begin()
     place.service.stop()
     delete_topic(place.broker, place.topics.delay, place.topics.progress)
@@ -160,7 +174,9 @@ def test_a_topic_trimmed_ahead_of_the_store_is_noticed_at_the_start(
     place.service.launch()
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    check_log(place.service, f"{getattr(place.topics, which)}/0 begins at 1", "trimmed ahead of the store")
+    check_log(
+        place.service, f"{getattr(place.topics, which)}/0 begins at 1", "trimmed ahead of the store"
+    )
     place.arrived(b"a", b"b")
 
 
@@ -181,34 +197,51 @@ def test_records_trimmed_before_they_were_pulled_end_the_service(place: Place) -
     place.arrived(b"a", b"b")
 
 
-def test_partitions_added_at_run_time_end_the_service_and_a_rebuild_with_more_shards_finds_moved_ids(
+def test_partitions_added_at_run_time_end_the_service_and_a_rebuild_with_more_shards_finds_moved_ids(  # noqa: E501
     place: Place,
 ) -> None:
-    """No shard would read such a partition, and no cancel would find an id that moved. A message without an id moves nowhere."""
+    """No shard would read such a partition, and no cancel would find an id that moved. A message
+    without an id moves nowhere."""
     place.begin()
-    moved = next(b"id-%d" % number for number in range(99) if partition_of(b"id-%d" % number, 2) == 1)
+    moved = next(
+        b"id-%d" % number for number in range(99) if partition_of(b"id-%d" % number, 2) == 1
+    )
     headers = schedule(place.target, delay="1h")
-    produce(place.broker.bootstrap, place.topics.delay, [Sent(b"moved", headers, key=moved, partition=0)])
+    produce(
+        place.broker.bootstrap,
+        place.topics.delay,
+        [Sent(b"moved", headers, key=moved, partition=0)],
+    )
     place.service.wait_until(lambda: place.service.pending() == 2, "hold both messages")
     admin = place.broker.admin()
     admin.create_partitions([NewPartitions(place.topics.delay, 2)])[place.topics.delay].result(30)
 
     assert place.service.wait_exit() == CONFIGURATION_EXIT
-    check_log(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1", "a second set of topics")
+    check_log(
+        place.service,
+        f"{place.topics.delay} has 2 partitions where `shards` says 1",
+        "a second set of topics",
+    )
 
-    admin.create_partitions([NewPartitions(place.topics.progress, 2)])[place.topics.progress].result(30)
+    admin.create_partitions([NewPartitions(place.topics.progress, 2)])[
+        place.topics.progress
+    ].result(30)
     shutil.rmtree(place.service.data_dir / "shards")
     place.service = place.make(shards=2)
     place.service.launch()
     assert place.service.wait_exit() == MISMATCH_EXIT
-    text = f"the message {moved!r} is pending in shard 0, but its id belongs to shard 1: partitions were added"
+    text = (
+        f"the message {moved!r} is pending in shard 0, but its id belongs to shard 1: partitions "
+        "were added"
+    )
     check_log(place.service, text, "a second set of topics")
     place.arrived(b"a", b"b")
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
 def test_producer_timestamps_on_its_own_topics_are_refused(place: Place, which: str) -> None:
-    """`CreateTime` is noticed at run time and at every start; the error contains the command that repairs it."""
+    """`CreateTime` is noticed at run time and at every start; the error contains the command that
+    repairs it."""
     place.begin()
     topic = getattr(place.topics, which)
     alter_topic(place.broker, topic, message_timestamp_type="CreateTime")
@@ -224,7 +257,9 @@ def test_producer_timestamps_on_its_own_topics_are_refused(place: Place, which: 
     place.arrived(b"a", b"b", b"c")
 
 
-def test_a_topic_filled_before_the_first_start_is_delivered_from_its_beginning(place: Place) -> None:
+def test_a_topic_filled_before_the_first_start_is_delivered_from_its_beginning(
+    place: Place,
+) -> None:
     place.broker.create_topic(place.topics.delay, config=STAMPED)
     place.send(b"early-1", b"early-2")
     place.send(b"later", delay="1h")
@@ -246,8 +281,11 @@ def test_a_topic_trimmed_before_the_first_start_is_read_from_its_first_offset(pl
     place.arrived(b"kept", b"new")
 
 
-def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_another_node(place: Place) -> None:
-    """The store is lost with the process, which had flushed nothing yet; a node that joins later never had one."""
+def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_another_node(
+    place: Place,
+) -> None:
+    """The store is lost with the process, which had flushed nothing yet; a node that joins later
+    never had one."""
     place.broker.create_topic(place.topics.delay, config=STAMPED)
     place.send(b"gone-1", b"gone-2", b"kept")
     place.send(b"later", delay="1h")
@@ -256,7 +294,9 @@ def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_anoth
     settings = place.topics.settings(**shared, node__id="n2")
     with (
         place.make(**shared, node__id="n1") as first,
-        Service(place.folder / "second", bootstrap=place.broker.bootstrap, settings=settings) as second,
+        Service(
+            place.folder / "second", bootstrap=place.broker.bootstrap, settings=settings
+        ) as second,
     ):
         first.start()
         place.arrived(b"kept")
@@ -327,7 +367,9 @@ def test_progress_is_written_for_every_step_and_never_twice(place: Place) -> Non
     place.send(b"c")
     place.arrived(b"a", b"b", b"c")
 
-    records = [progress for _, progress in progress_of(place.broker.bootstrap, place.topics.progress)]
+    records = [
+        progress for _, progress in progress_of(place.broker.bootstrap, place.topics.progress)
+    ]
     cursors = [(progress.cursor_due_ms, progress.cursor_offset) for progress in records]
     pulls = [progress.pull_offset for progress in records]
     assert cursors == sorted(cursors)

@@ -1,4 +1,5 @@
-"""Batches that no reader can decompress, in the delay topic: stepped over by a decision, and by replay without a look inside."""
+"""Batches that no reader can decompress, in the delay topic: stepped over by a decision, and by
+replay without a look inside."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import bounded
-from chronos.node import directory
+from chronos.adapters.kafka import reader as reading
+from chronos.node import opening
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker, wait_until
 from tests.harness.inside import Inside
@@ -31,7 +32,8 @@ UNCLEAN_ENDS_MAX = 2
 
 @pytest.mark.timeout(240)
 def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_path: Path) -> None:
-    """One record of 110 MB, then a batch of many and another one directly behind it; then such a record in other codecs.
+    """One record of 110 MB, then a batch of many and another one directly behind it; then such a
+    record in other codecs.
 
     Afterwards a new store replays all.
     """
@@ -45,11 +47,15 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
     message = schedule(target)
 
     def send(*values: bytes) -> None:
-        produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0) for value in values])
+        produce(
+            broker.bootstrap, topics.delay, [Sent(value, message, partition=0) for value in values]
+        )
 
     def bomb(count: int, size: int, codec: str = "zstd") -> tuple[int, int]:
         records = [Sent(bytes(size), message, partition=0)] * count
-        places = produce(broker.bootstrap, topics.delay, records, compression_codec=codec, **compressed)
+        places = produce(
+            broker.bootstrap, topics.delay, records, compression_codec=codec, **compressed
+        )
         return places[0][1], places[-1][1]
 
     def arrived(*values: bytes) -> None:
@@ -80,7 +86,9 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
         assert service.resident_bytes() < RESIDENT_BYTES_MAX
         service.stop()
         steps = [progress for _, progress in progress_of(broker.bootstrap, topics.progress)]
-        assert [step.unreadable for step in steps if step.unreadable] == [(each,) for each in ranges]
+        assert [step.unreadable for step in steps if step.unreadable] == [
+            (each,) for each in ranges
+        ]
 
         shutil.rmtree(tmp_path / "node" / "shards")
         started_s = time.monotonic()
@@ -91,8 +99,11 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
 
 
 @pytest.mark.timeout(400)
-def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broker: Broker, tmp_path: Path) -> None:
-    """Two such batches with a message between them: the client aborts the process, also when it only fetches ahead."""
+def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Two such batches with a message between them: the client aborts the process, also when it
+    only fetches ahead."""
     topics = Topics.of(f"m{uuid.uuid4().hex[:8]}")
     target = broker.create_topic(f"{topics.delay}.target")
     service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
@@ -100,7 +111,9 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broke
     limit = 0
 
     def send(value: bytes, **settings: object) -> int:
-        ((_, offset),) = produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0)], **settings)
+        ((_, offset),) = produce(
+            broker.bootstrap, topics.delay, [Sent(value, message, partition=0)], **settings
+        )
         return offset
 
     def bomb() -> int:
@@ -122,13 +135,19 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broke
             service.launch()
             resource.prlimit(service.pid, resource.RLIMIT_DATA, (limit, limit))
             deadline_s = time.monotonic() + DELAYED_S_MAX
-            while service.running and len(tail.records[target]) < 3 and time.monotonic() < deadline_s:
+            while (
+                service.running and len(tail.records[target]) < 3 and time.monotonic() < deadline_s
+            ):
                 tail.read()
             if service.running:
                 break
             service.wait_exit()
             ends += 1
-        assert [got.value for got in tail.settle().records[target]] == [b"before", b"between", b"after"], service.tail()
+        assert [got.value for got in tail.settle().records[target]] == [
+            b"before",
+            b"between",
+            b"after",
+        ], service.tail()
         assert ends <= UNCLEAN_ENDS_MAX
         assert time.monotonic() - began_s < DELAYED_S_MAX
         rejected = tail.records[topics.rejected]
@@ -143,12 +162,15 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broke
 def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that starts next reads in less memory than the batch needs; but its records were taken in."""
+    """The process that starts next reads in less memory than the batch needs; but its records were
+    taken in."""
     topics = Topics.of(f"l{uuid.uuid4().hex[:8]}")
     target = broker.create_topic(f"{topics.delay}.target")
     service = Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=topics.settings())
     inside = {
-        name.replace(".", "__"): value for name, value in service.settings.items() if name.startswith(("log.", "top"))
+        name.replace(".", "__"): value
+        for name, value in service.settings.items()
+        if name.startswith(("log.", "top"))
     }
 
     def send(value: bytes) -> None:
@@ -156,30 +178,44 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
 
     with service.start(), Tail(broker.bootstrap, target, topics.rejected) as tail:
         send(b"before")
-        # It has no target and is rejected: in the store, it would be flushed at once, and the next process would begin behind it.
+        # It has no target and is rejected: in the store, it would be flushed at once, and the next
+        # process would begin behind it.
         large = [Sent(bytes(90_000_000), partition=0)]
-        produce(broker.bootstrap, topics.delay, large, compression_codec="lz4", message_max_bytes=500_000_000)
+        produce(
+            broker.bootstrap,
+            topics.delay,
+            large,
+            compression_codec="lz4",
+            message_max_bytes=500_000_000,
+        )
         send(b"behind")
         tail.take(target, 2)
         tail.take(topics.rejected, 1)
         service.kill()
-        monkeypatch.setattr(bounded, "MEMORY_BYTES", 300_000_000)
+        monkeypatch.setattr(reading, "MEMORY_BYTES", 300_000_000)
         # The kernel does not tell whether it killed a process for want of memory.
-        monkeypatch.setattr(directory, "killed_for_memory", lambda: directory.UNKNOWN)
+        monkeypatch.setattr(opening, "killed_for_memory", lambda: opening.UNKNOWN)
         with capture_logs() as lines, Inside(tmp_path, cluster=topics.delay, **inside):
             send(b"after")
             tail.take(target, 3)
         events = [line["event"] for line in lines]
         assert any("reading in bounded memory" in line.get("why", "") for line in lines)
         assert "no memory to read on" in events
-        assert [got.value for got in tail.settle().records[target]] == [b"before", b"behind", b"after"]
+        assert [got.value for got in tail.settle().records[target]] == [
+            b"before",
+            b"behind",
+            b"after",
+        ]
         assert [got.reason for got in tail.records[topics.rejected]] == ["no-target"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_two_nodes_step_over_such_batches_alike(broker: Broker, zookeeper: Ensemble, tmp_path: Path) -> None:
-    """The follower fetches them ahead, and each node has little memory: it ends twice at most, and is started again."""
+def test_two_nodes_step_over_such_batches_alike(
+    broker: Broker, zookeeper: Ensemble, tmp_path: Path
+) -> None:
+    """The follower fetches them ahead, and each node has little memory: it ends twice at most, and
+    is started again."""
     topics = Topics.of(f"f{uuid.uuid4().hex[:8]}")
     target = broker.create_topic(f"{topics.delay}.target")
     message = schedule(target)
@@ -216,7 +252,9 @@ def test_two_nodes_step_over_such_batches_alike(broker: Broker, zookeeper: Ensem
                     ends[name] += 1
                     node.launch()
                     resource.prlimit(node.pid, resource.RLIMIT_DATA, (limits[name], limits[name]))
-            if len(tail.records[target]) < 3 or not all(node.is_ready() for node in fleet.nodes.values()):
+            if len(tail.records[target]) < 3 or not all(
+                node.is_ready() for node in fleet.nodes.values()
+            ):
                 return False
             try:
                 answers = [node.ask("GET", "/v1/shards/0/digest") for node in fleet.nodes.values()]
@@ -227,13 +265,25 @@ def test_two_nodes_step_over_such_batches_alike(broker: Broker, zookeeper: Ensem
             return len({(answer["applied"], answer["digest"]) for _, answer in answers}) == 1
 
         deadline_s = time.monotonic() + 2 * DELAYED_S_MAX
-        assert wait_until(is_settled, deadline=deadline_s), [node.tail() for node in fleet.nodes.values()]
-        assert [got.value for got in tail.settle().records[target]] == [b"before", b"between", b"after"]
-        assert [got.reason for got in read_all(broker.bootstrap, topics.rejected)] == ["unreadable"] * 2
+        assert wait_until(is_settled, deadline=deadline_s), [
+            node.tail() for node in fleet.nodes.values()
+        ]
+        assert [got.value for got in tail.settle().records[target]] == [
+            b"before",
+            b"between",
+            b"after",
+        ]
+        assert [got.reason for got in read_all(broker.bootstrap, topics.rejected)] == [
+            "unreadable"
+        ] * 2
         assert max(ends.values()) <= UNCLEAN_ENDS_MAX, ends
 
 
 def data_bytes(pid: int) -> int:
     """What counts for RLIMIT_DATA."""
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData:"))
+    (line,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmData:")
+    )
     return int(line.split()[1]) * 1024

@@ -1,7 +1,7 @@
 """The coordinator on a real ZooKeeper: its znodes, servers and processes that fail, and access.
 
-The contract that it shares with the simulator's coordinator is `tests/contract/test_coordinator.py`.
-"""
+The contract that it shares with the simulator's coordinator is
+`tests/contract/test_coordinator.py`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 
-from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
-from chronos.adapters.zookeeper.session import REQUESTS_MAX
-from chronos.core.assignment import plan
-from chronos.core.roles import ClusterView, Request, Roles
+from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator
+from chronos.core.cluster.assignment import plan
+from chronos.core.cluster.roles import ClusterView, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from tests.harness.ports import free_port
 from tests.harness.proxy import Network
@@ -37,7 +36,8 @@ LONG_SESSION_S = 10.0
 """Where a test shows that something does not wait for the end of a session."""
 
 AT_ONCE_S = LONG_SESSION_S / 2
-"""Far less than a session, and far more than the milliseconds it takes, for a machine that does other work."""
+"""Far less than a session, and far more than the milliseconds it takes, for a machine that does
+other work."""
 
 
 class Nodes:
@@ -50,7 +50,12 @@ class Nodes:
 
     def coordinator(self, node: str, **more: object) -> ZooKeeperCoordinator:
         """A coordinator that has not joined."""
-        settings = {"hosts": self.hosts, "session_timeout_s": SESSION_S, "shards": 2, "instance": f"i-{node}"} | more
+        settings = {
+            "hosts": self.hosts,
+            "session_timeout_s": SESSION_S,
+            "shards": 2,
+            "instance": f"i-{node}",
+        } | more
         made = ZooKeeperCoordinator(
             cluster=self.cluster,
             node=node,
@@ -102,8 +107,13 @@ def until(
 
 
 def share(*coordinators: ZooKeeperCoordinator) -> None:
-    """Let nodes a and b have a shard each: the first plan shares the shards among the members that the controller sees."""
-    until(lambda: all(set(each.look().members) == {"a", "b"} for each in coordinators), *coordinators, plan=None)
+    """Let nodes a and b have a shard each: the first plan shares the shards among the members that
+    the controller sees."""
+    until(
+        lambda: all(set(each.look().members) == {"a", "b"} for each in coordinators),
+        *coordinators,
+        plan=None,
+    )
     until(lambda: masters(coordinators[-1]) == {"a", "b"}, *coordinators)
 
 
@@ -128,7 +138,9 @@ def test_a_plan_without_changes_is_not_published(nodes: Nodes, raw: KazooClient)
     assert raw.get(path)[1].version == version
 
 
-def test_a_request_that_cannot_be_read_is_refused_in_the_history(nodes: Nodes, raw: KazooClient) -> None:
+def test_a_request_that_cannot_be_read_is_refused_in_the_history(
+    nodes: Nodes, raw: KazooClient
+) -> None:
     """And removed; requests behind it are answered."""
     a, b = nodes.joined("a"), nodes.joined("b")
     share(a, b)
@@ -141,7 +153,9 @@ def test_a_request_that_cannot_be_read_is_refused_in_the_history(nodes: Nodes, r
     assert any("refused: there is no such request" in change.why for change in roles.history)
 
 
-def test_roles_too_large_for_a_znode_are_refused_by_name_and_cost_no_session(nodes: Nodes, raw: KazooClient) -> None:
+def test_roles_too_large_for_a_znode_are_refused_by_name_and_cost_no_session(
+    nodes: Nodes, raw: KazooClient
+) -> None:
     """ZooKeeper would end the connection. Once nodes are forgotten, the roles are published."""
     a = nodes.joined("a")
     until(lambda: masters(a) == {"a"}, a)
@@ -182,7 +196,9 @@ def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooCli
 # --- One controller -------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_session_moves_control_and_shards_at_once(nodes: Nodes, raw: KazooClient) -> None:
+def test_the_end_of_a_session_moves_control_and_shards_at_once(
+    nodes: Nodes, raw: KazooClient
+) -> None:
     """After kill -9 the new roles are published as soon as the session has expired."""
     with Process(nodes.hosts, nodes.cluster, "a") as killed:
         killed.expect("controls")
@@ -201,8 +217,11 @@ def test_the_end_of_a_session_moves_control_and_shards_at_once(nodes: Nodes, raw
     assert moved - expired[0] < AT_ONCE_S
 
 
-def test_a_frozen_controller_publishes_nothing_after_its_successor_did(nodes: Nodes, raw: KazooClient) -> None:
-    """It would publish at every turn; thawed, it finds its session expired and joins again as the last member."""
+def test_a_frozen_controller_publishes_nothing_after_its_successor_did(
+    nodes: Nodes, raw: KazooClient
+) -> None:
+    """It would publish at every turn; thawed, it finds its session expired and joins again as the
+    last member."""
     with Process(nodes.hosts, nodes.cluster, "a") as frozen:
         frozen.expect("controls")
         b = nodes.joined("b")
@@ -221,11 +240,14 @@ def test_a_frozen_controller_publishes_nothing_after_its_successor_did(nodes: No
         assert set(seen) == {"b"}
 
 
-# --- Node ids ---------------------------------------------------------------------------------------
+# --- Node ids -------------------------------------------------------------------------------------
 
 
-def test_a_restarted_node_takes_over_its_own_registration_at_once(nodes: Nodes, raw: KazooClient) -> None:
-    """After kill -9 its old session lasts for seconds more: the node does not wait for that, and keeps its shards."""
+def test_a_restarted_node_takes_over_its_own_registration_at_once(
+    nodes: Nodes, raw: KazooClient
+) -> None:
+    """After kill -9 its old session lasts for seconds more: the node does not wait for that, and
+    keeps its shards."""
     b = nodes.joined("b")
     with Process(nodes.hosts, nodes.cluster, "a", session_s=LONG_SESSION_S) as killed:
         killed.expect("joined")
@@ -249,7 +271,8 @@ def test_a_restarted_node_takes_over_its_own_registration_at_once(nodes: Nodes, 
 
 
 def test_without_a_server_no_session_is_confirmed_until_it_is_back(own_zookeeper: Ensemble) -> None:
-    """While it is killed, masters continue and no node plans; restarted, the session and the roles are the same."""
+    """While it is killed, masters continue and no node plans; restarted, the session and the roles
+    are the same."""
     nodes = Nodes(own_zookeeper.hosts)
     a = nodes.joined("a", session_timeout_s=10.0)
     until(lambda: masters(a) == {"a"}, a)
@@ -268,7 +291,8 @@ def test_without_a_server_no_session_is_confirmed_until_it_is_back(own_zookeeper
 
 
 def test_a_frozen_server_does_not_block_a_node(own_zookeeper: Ensemble) -> None:
-    """Every call fails within seconds; after the freeze the session has expired and a new one begins."""
+    """Every call fails within seconds; after the freeze the session has expired and a new one
+    begins."""
     nodes = Nodes(own_zookeeper.hosts)
     a = nodes.joined("a")
     until(lambda: masters(a) == {"a"}, a)
@@ -326,7 +350,12 @@ def test_a_quorum_of_three_loses_its_leader_and_no_node_loses_a_role() -> None:
 
 def test_with_a_password_only_its_owner_gets_in(nodes: Nodes) -> None:
     """`creator`: znodes are closed to clients with other credentials."""
-    settings = {"authentication": "digest", "username": "me", "acl": "creator", "path": f"/closed-{uuid.uuid4().hex}"}
+    settings = {
+        "authentication": "digest",
+        "username": "me",
+        "acl": "creator",
+        "path": f"/closed-{uuid.uuid4().hex}",
+    }
     a = nodes.joined("a", password="right", **settings)
     assert a.control(plan)
     nodes.joined("b", password="right", **settings)
@@ -347,15 +376,36 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         openssl("req", "-x509", *new_key, "-keyout", f"{authority}.key", "-out", f"{authority}.pem",
                 "-subj", f"/CN={authority}", "-days", "2")  # fmt: skip
     for name in ("server", "client"):
-        openssl("req", "-x509", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
-                "-days", "2", "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE",
-                "-addext", "subjectAltName=IP:127.0.0.1")  # fmt: skip
-    (folder / "store.pem").write_text((folder / "server.key").read_text() + (folder / "server.pem").read_text())
+        openssl(
+            "req",
+            "-x509",
+            *new_key,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+            "-subj",
+            f"/CN={name}",
+            "-days",
+            "2",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        )
+    (folder / "store.pem").write_text(
+        (folder / "server.key").read_text() + (folder / "server.pem").read_text()
+    )
     return folder
 
 
 def test_over_tls_both_sides_present_a_certificate(certificates: Path) -> None:
-    """With the right certificates everything works; a server certificate of another CA is refused."""
+    """With the right certificates everything works; a server certificate of another CA is
+    refused."""
     port = free_port()
     settings = {
         "secureClientPort": port,
@@ -364,7 +414,11 @@ def test_over_tls_both_sides_present_a_certificate(certificates: Path) -> None:
         "ssl.trustStore.location": certificates / "ca.pem",
     }
     netty = "-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory"
-    shown = {"tls": True, "certfile": str(certificates / "client.pem"), "keyfile": str(certificates / "client.key")}
+    shown = {
+        "tls": True,
+        "certfile": str(certificates / "client.pem"),
+        "keyfile": str(certificates / "client.key"),
+    }
     with Server(settings=settings, options=(netty,)) as server:
         nodes = Nodes(f"127.0.0.1:{port}")
         a = nodes.joined("a", ca=str(certificates / "ca.pem"), **shown)
@@ -381,12 +435,17 @@ def test_over_tls_both_sides_present_a_certificate(certificates: Path) -> None:
 
 MISSING = {
     "coordinator.zookeeper.ca: nowhere.pem cannot be read": {"tls": True, "ca": "nowhere.pem"},
-    "coordinator.zookeeper.authentication: sasl needs the package pure-sasl": {"authentication": "sasl"},
+    "coordinator.zookeeper.authentication: sasl needs the package pure-sasl": {
+        "authentication": "sasl"
+    },
 }
 
 
-def test_a_stepped_clock_does_not_change_the_age_of_members(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stepped an hour forward, it must not make members that have just come, or gone, an hour older."""
+def test_a_stepped_clock_does_not_change_the_age_of_members(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stepped an hour forward, it must not make members that have just come, or gone, an hour
+    older."""
     a = nodes.joined("a")
     seen: list[ClusterView] = []
 
@@ -425,7 +484,9 @@ def test_a_silent_server_costs_no_session_while_others_answer() -> None:
 
 
 @pytest.mark.parametrize(("text", "settings"), MISSING.items())
-def test_missing_files_and_packages_are_reported_before_connecting(text: str, settings: dict[str, object]) -> None:
+def test_missing_files_and_packages_are_reported_before_connecting(
+    text: str, settings: dict[str, object]
+) -> None:
     """kazoo would fail in a background thread, and no caller would get the error."""
     with pytest.raises(ConfigurationError, match=text):
         Nodes("127.0.0.1:1").coordinator("a", **settings)

@@ -1,4 +1,5 @@
-"""Tokens, roles and TLS of the HTTP interface: every endpoint with every role, and who may see and change which targets."""
+"""Tokens, roles and TLS of the HTTP interface: every endpoint with every role, and who may see and
+change which targets."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from chronos.adapters.checkpoints.peers import fetch_checkpoint
-from chronos.admin.access import Access, is_token_of
-from chronos.admin.connections import SparseLog
-from chronos.admin.peer_client import PeerClient
-from chronos.admin.problems import ProblemError
-from chronos.admin.routes import table
-from chronos.admin.tokens import TokenFile, digest, parse_tokens
+from chronos.adapters.checkpoints.folder import fetch_checkpoint
+from chronos.admin.cluster.peers import PeerClient
+from chronos.admin.http.access import Access, is_token_of
+from chronos.admin.http.connections import SparseLog
+from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.routes import table
+from chronos.admin.http.tokens import TokenFile, digest, parse_tokens
 from chronos.cli.app import app
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
+from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
-from chronos.core.roles import Member
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
 from tests.harness.inside import Inside, wait_until
@@ -60,12 +61,18 @@ def token_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """One node for all tests, with a message, a dead letter and a rejected record of each of two targets."""
+    """One node for all tests, with a message, a dead letter and a rejected record of each of two
+    targets."""
     folder = tmp_path_factory.mktemp("access")
     path = token_file(folder, TOKENS)
     with Inside(folder, admin__tokens=path, admin__host="0.0.0.0", limits__max_past="0") as running:
         for target in ("mine", "theirs"):
-            body = {"target": {"topic": target}, "value": target, "delay": "1h", "id": f"{target}-1"}
+            body = {
+                "target": {"topic": target},
+                "value": target,
+                "delay": "1h",
+                "id": f"{target}-1",
+            }
             assert running.ask("POST", "/v1/messages", body, token="everything").status == 202
             late = {
                 "target": {"topic": target},
@@ -76,8 +83,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
             }
             assert running.ask("POST", "/v1/messages", late, token="everything").status == 202
             wait_until(partial(is_dead, running, target))
-            delay, headers = running.node.config.topics.delay, {"chronos-target-topic": target.encode()}
-            running.node.log.append([(delay, f"{target}-rejected".encode(), b"v", headers, 0)], 10.0)
+            delay, headers = (
+                running.node.config.topics.delay,
+                {"chronos-target-topic": target.encode()},
+            )
+            running.node.log.append(
+                [(delay, f"{target}-rejected".encode(), b"v", headers, 0)], 10.0
+            )
             wait_until(partial(is_rejected, running, target))
         yield running
 
@@ -100,7 +112,9 @@ class Example(NamedTuple):
 
 
 EXAMPLES = {
-    "schedule": Example("/v1/messages", {"target": {"topic": "{target}"}, "value": "v", "delay": "1h"}),
+    "schedule": Example(
+        "/v1/messages", {"target": {"topic": "{target}"}, "value": "v", "delay": "1h"}
+    ),
     "list": Example("/v1/messages"),
     "get": Example("/v1/messages/{target}-1"),
     "outcome": Example("/v1/messages/{target}-1/outcome?offset=0"),
@@ -134,7 +148,14 @@ EXAMPLES = {
     "registered": Example("/v1/registry/nodes"),
     "register": Example(
         "/v1/registry/nodes/x",
-        {"cluster": "c", "instance": "i", "address": "http://x:1", "version": "1", "state_version": 1, "shards": []},
+        {
+            "cluster": "c",
+            "instance": "i",
+            "address": "http://x:1",
+            "version": "1",
+            "state_version": 1,
+            "shards": [],
+        },
     ),
     "unregister": Example("/v1/registry/nodes/x"),
     "wipe-write": Example("/v1/registry/nodes/x/wipe-write"),
@@ -166,8 +187,14 @@ ROUTES = {route.name: route for route in table(None)}
 def send(service: Inside, name: str, token: str, target: str = "mine") -> Any:
     """The answer to the example of a route."""
     example = EXAMPLES[name]
-    body = None if example.body is None else json.loads(json.dumps(example.body).replace("{target}", target))
-    return service.ask(ROUTES[name].method, example.path.replace("{target}", target), body, token=token)
+    body = (
+        None
+        if example.body is None
+        else json.loads(json.dumps(example.body).replace("{target}", target))
+    )
+    return service.ask(
+        ROUTES[name].method, example.path.replace("{target}", target), body, token=token
+    )
 
 
 def test_every_route_has_an_example():
@@ -196,7 +223,9 @@ def test_every_endpoint_with_every_role(service, name):
 
 
 SERVICE_CHANGES = [
-    name for name, route in ROUTES.items() if route.scope == "service" and route.role in ("write", "operate")
+    name
+    for name, route in ROUTES.items()
+    if route.scope == "service" and route.role in ("write", "operate")
 ]
 
 
@@ -208,18 +237,42 @@ def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, 
 
 
 NAMED = {
-    "schedule": 403, "get": 404, "outcome": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "rejected-record": 404,
-    "start": 403, "set-rate": 403, "remove-rate": 403, "records": 403,
-}  # fmt: skip
+    "schedule": 403,
+    "get": 404,
+    "outcome": 404,
+    "cancel": 404,
+    "reschedule": 404,
+    "fire": 404,
+    "dead_letter": 404,
+    "rejected-record": 404,
+    "start": 403,
+    "set-rate": 403,
+    "remove-rate": 403,
+    "records": 403,
+}
 """Routes whose example names one target, and the status for that of others."""
 
-FILTERED = {"list", "dead_letters", "rejected", "rejected-counts", "replay", "discard", "jobs", "job", "stop", "topics"}
-"""Routes whose answer leaves out other targets; `test_answers_leave_out_other_targets` tries them."""
+FILTERED = {
+    "list",
+    "dead_letters",
+    "rejected",
+    "rejected-counts",
+    "replay",
+    "discard",
+    "jobs",
+    "job",
+    "stop",
+    "topics",
+}
+"""Routes whose answer leaves out other targets; `test_answers_leave_out_other_targets` tries
+them."""
 
 
 def test_every_route_that_concerns_targets_is_tried_with_those_of_others():
     """A new one needs a row above."""
-    assert NAMED.keys() | FILTERED == {name for name, route in ROUTES.items() if route.scope == "targets"}
+    assert NAMED.keys() | FILTERED == {
+        name for name, route in ROUTES.items() if route.scope == "targets"
+    }
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -265,11 +318,17 @@ def test_answers_leave_out_other_targets(service):
     def ask(path: str, token: str = "limited", method: str = "GET", body: Any = None) -> Any:
         return service.ask(method, path, body, token=token).json()
 
-    assert {message["target"]["topic"] for message in ask("/v1/messages?limit=1000")["messages"]} == {"mine"}
+    assert {
+        message["target"]["topic"] for message in ask("/v1/messages?limit=1000")["messages"]
+    } == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
-        assert {record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]} == expected
-        assert {count["topic"] for count in ask("/v1/rejected-counts?reason=no-time", token)["counts"]} == expected
+        assert {
+            record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]
+        } == expected
+        assert {
+            count["topic"] for count in ask("/v1/rejected-counts?reason=no-time", token)["counts"]
+        } == expected
         for verb in ("replay", "discard"):
             found = ask(f"/v1/dead-letters/{verb}", token, "POST", {"all": True, "dry_run": True})
             assert {count["topic"] for count in found["counts"]} == expected
@@ -283,7 +342,8 @@ def test_answers_leave_out_other_targets(service):
 
 
 def test_the_log_tells_who_did_what(service):
-    """The name of the token, the verb, the id and the result; reads are not logged, refusals are."""
+    """The name of the token, the verb, the id and the result; reads are not logged, refusals
+    are."""
     body = {"target": {"topic": "mine"}, "value": "v", "delay": "1h", "id": "told"}
     with capture_logs() as logs:
         service.ask("POST", "/v1/messages", body, token="writer")
@@ -291,7 +351,9 @@ def test_the_log_tells_who_did_what(service):
         service.ask("DELETE", "/v1/messages/told", token="writer")
         service.ask("DELETE", "/v1/messages/told", token="reader")
     lines = [
-        (line["event"], line["token"], line["verb"], line["ids"], line["outcome"]) for line in logs if "token" in line
+        (line["event"], line["token"], line["verb"], line["ids"], line["outcome"])
+        for line in logs
+        if "token" in line
     ]
     assert lines == [
         ("request", "writer", "schedule", ["told"], "accepted"),
@@ -319,13 +381,21 @@ def test_requests_without_a_valid_token_do_not_fill_the_log(service):
         (b"tokens: [", "is not YAML"),
         (b"", "is empty; to have no tokens, write `tokens: []`"),
         (b"tokens:", "is not a list of tokens: Expected `array`, got `null`"),
-        (b"tokens: [{name: a, sha256: abc, roles: [read]}]", "is not a list of tokens: Expected `str` matching regex"),
+        (b"tokens: [{name: a, sha256: abc, roles: [read]}]", (
+            "is not a list of tokens: Expected `str` matching regex"
+        )),
         (b"tokens: [{name: a, sha256: '%064d', roles: [admin]}]" % 1, "Invalid enum value 'admin'"),
         (b"tokens: [{name: a, sha256: '%064d', roles: []}]" % 1, "length >= 1"),
         (b"tokens: [{name: a, token: x, roles: [read]}]", "unknown field `token`"),
-        (b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: a, sha256: '%064d', roles: [read]}]" % (1, 2),
+        ((
+            b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: a, sha256: '%064d', "
+            b"roles: [read]}]"
+        ) % (1, 2),
          "two tokens with the name a"),
-        (b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: b, sha256: '%064d', roles: [read]}]" % (1, 1),
+        ((
+            b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: b, sha256: '%064d', "
+            b"roles: [read]}]"
+        ) % (1, 1),
          "two tokens with the sha256"),
     ],
 )  # fmt: skip
@@ -342,7 +412,10 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, text):
 
 def test_a_token_is_found_by_its_hash_only():
     """The file holds no token."""
-    data = b"tokens: [{name: shop, sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae, roles: [write]}]"
+    data = (
+        b"tokens: [{name: shop, sha256: "
+        b"2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae, roles: [write]}]"
+    )
     (found,) = parse_tokens(data).senders.items()
     assert found[0] == digest("foo")
     assert (found[1].name, found[1].roles, found[1].targets, found[1].is_limited) == (
@@ -354,7 +427,8 @@ def test_a_token_is_found_by_its_hash_only():
 
 
 def test_a_changed_file_counts_at_once(tmp_path):
-    """A token is added and revoked without a restart; a file that cannot be read changes nothing."""
+    """A token is added and revoked without a restart; a file that cannot be read changes
+    nothing."""
     path = token_file(tmp_path, {"first": (["read"], ["*"])})
     tokens = TokenFile(str(path))
     assert tokens.sender("first") is not None
@@ -372,18 +446,26 @@ def test_a_changed_file_counts_at_once(tmp_path):
     assert tokens.sender("second") is None
 
 
-FIRST_FORMAT = b"tokens: [{name: old, sha256: '%064d', roles: [read, write], targets: [mine]}, {name: bare, sha256: '%064d', roles: [operate]}]"
+FIRST_FORMAT = (
+    b"tokens: [{name: old, sha256: '%064d', roles: [read, write], targets: [mine]}, {name: bare, "
+    b"sha256: '%064d', roles: [operate]}]"
+)
 
 
 def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
-    """`read` shows payloads, no token is limited to ids, and both the start and a change of the file say so."""
+    """`read` shows payloads, no token is limited to ids, and both the start and a change of the
+    file say so."""
     path = tmp_path / "tokens.yaml"
     path.write_bytes(FIRST_FORMAT % (1, 2))
     with capture_logs() as logs:
         tokens = TokenFile(str(path))
         path.write_bytes(FIRST_FORMAT % (3, 4))
         tokens.sender("none")
-    assert [line["event"] for line in logs] == ["tokens of an old format", "tokens of an old format", "tokens read"]
+    assert [line["event"] for line in logs] == [
+        "tokens of an old format",
+        "tokens of an old format",
+        "tokens read",
+    ]
     assert f"chronos doctor --tokens {path}" in str(logs)
     assert (tokens.format, tokens.problem) == (1, None)
     old = parse_tokens(FIRST_FORMAT % (1, 2)).senders[f"{1:064d}"]
@@ -393,10 +475,14 @@ def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
 
 
 def test_the_second_format_needs_ids_beside_targets(tmp_path):
-    """And shows payloads only with their role. What it does not know is refused, as is a list of patterns that no header holds."""
+    """And shows payloads only with their role. What it does not know is refused, as is a list of
+    patterns that no header holds."""
     path = tmp_path / "tokens.yaml"
     path.write_bytes(b"format: 2\n" + FIRST_FORMAT % (1, 2))
-    with pytest.raises(ConfigurationError, match=r'limits the token old to targets, and not to ids.*ids: \["old-\*"\]'):
+    with pytest.raises(
+        ConfigurationError,
+        match=r'limits the token old to targets, and not to ids.*ids: \["old-\*"\]',
+    ):
         TokenFile(str(path))
     path.write_bytes(b"format: 3\n" + FIRST_FORMAT % (1, 2))
     with pytest.raises(ConfigurationError, match="is not a list of tokens"):
@@ -408,7 +494,9 @@ def test_the_second_format_needs_ids_beside_targets(tmp_path):
     path.write_bytes(FIRST_FORMAT.replace(b"mine", many) % (1, 2))
     with pytest.raises(ConfigurationError, match="more than 5000 bytes of targets and ids"):
         TokenFile(str(path))
-    path.write_bytes(b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2))
+    path.write_bytes(
+        b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2)
+    )
     with capture_logs() as logs:
         assert TokenFile(str(path)).format == 2
     assert logs == []
@@ -444,10 +532,16 @@ def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newes
     assert code == 1
     assert "old: payload, read, write; targets mine; ids *" in text
     assert "begin the file with `format: 2`" in text
-    assert "old: add `payload` to its roles if it may see payloads and headers, as it does now" in text
-    assert 'old: add the ids that it may write, such as `ids: ["old-*"]`; now it may write all' in text
+    assert (
+        "old: add `payload` to its roles if it may see payloads and headers, as it does now" in text
+    )
+    assert (
+        'old: add the ids that it may write, such as `ids: ["old-*"]`; now it may write all' in text
+    )
     assert "bare: add" not in text
-    code, text = examine(b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: ['*']") % (1, 2))
+    code, text = examine(
+        b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: ['*']") % (1, 2)
+    )
     assert (code, "old may write every id" in text) == (0, True)
     code, text = examine(b"nonsense")
     assert (code, "is not a list of tokens" in text) == (2, True)
@@ -455,12 +549,17 @@ def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newes
     assert CliRunner().invoke(app, ["doctor", "--tokens", str(path)]).exit_code == 2
 
 
-def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_as_they_are(tmp_path):
+def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_as_they_are(
+    tmp_path,
+):
     """A metric says so until it can be used again; a service does not start with it."""
     path = token_file(tmp_path, TOKENS)
 
     def stale(service: Inside) -> bool:
-        return "chronos_tokens_stale 1.0" in service.ask("GET", "/metrics", token="reader").body.decode()
+        return (
+            "chronos_tokens_stale 1.0"
+            in service.ask("GET", "/metrics", token="reader").body.decode()
+        )
 
     with Inside(tmp_path, admin__tokens=path) as service:
         assert not stale(service)
@@ -471,10 +570,18 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
             with capture_logs() as logs:
                 spoil()
                 assert stale(service)
-            assert [why in line["why"] for line in logs if line["event"] == "tokens not read"] == [True]
-            assert "the file of admin.tokens cannot be used" in service.ask("GET", "/readyz").body.decode()
+            assert [why in line["why"] for line in logs if line["event"] == "tokens not read"] == [
+                True
+            ]
+            assert (
+                "the file of admin.tokens cannot be used"
+                in service.ask("GET", "/readyz").body.decode()
+            )
             if why.startswith("may"):
-                with pytest.raises(ConfigurationError, match="may be written by every user of this machine: chmod o-w"):
+                with pytest.raises(
+                    ConfigurationError,
+                    match="may be written by every user of this machine: chmod o-w",
+                ):
                     TokenFile(str(path))
             path.chmod(0o644)
             token_file(tmp_path, TOKENS)
@@ -484,9 +591,12 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
 
 
 def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path):
-    """A wrong token, that of another node, and an unknown node are worth nothing; a node without a token neither."""
+    """A wrong token, that of another node, and an unknown node are worth nothing; a node without a
+    token neither."""
     members = {
-        name: Member(node=name, instance=name, address="http://a:1", version="1", started_ms=0, token=token)
+        name: Member(
+            node=name, instance=name, address="http://a:1", version="1", started_ms=0, token=token
+        )
         for name, token in (("a", "token-a"), ("b", "token-b"), ("c", ""))
     }
     access = Access(str(token_file(tmp_path, TOKENS)), lambda: members, SparseLog())
@@ -494,7 +604,11 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
     def admits(**headers: str) -> bool:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         with suppress(ProblemError):
-            access.admit(make_mocked_request("DELETE", "/v1/messages/x", sent), "write", concerns_targets=True)
+            access.admit(
+                make_mocked_request("DELETE", "/v1/messages/x", sent),
+                "write",
+                concerns_targets=True,
+            )
             return True
         return False
 
@@ -505,7 +619,9 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
     assert not admits(Chronos_Node="a")
     assert not admits(Chronos_Token="token-a")
     assert not admits(Chronos_Node="a", Chronos_Token="\u20ac")
-    assert not is_token_of(members["a"], "token-\udce9")  # a byte that is no UTF-8, as the server gives it
+    assert not is_token_of(
+        members["a"], "token-\udce9"
+    )  # a byte that is no UTF-8, as the server gives it
     assert admits(Authorization="Bearer writer")
     assert admits(Authorization="bearer  writer ")
     assert not admits(Authorization="Basic writer")
@@ -520,12 +636,21 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
     [
         (
             ["admin.host=0.0.0.0"],
-            "--set: admin.host: 0.0.0.0 can be reached from other machines, and admin.tokens is not set",
+            (
+                "--set: admin.host: 0.0.0.0 can be reached from other machines, and admin.tokens "
+                "is not set"
+            ),
         ),
         (["admin.host=::"], "--set: admin.host: :: can be reached"),
         (["admin.host=node-1"], "--set: admin.host: node-1 can be reached"),
-        (["admin.tls.certificate=c.pem"], "--set: admin.tls.key: is missing, and admin.tls.certificate is given"),
-        (["admin.tls.client_ca=c.pem"], "--set: admin.tls.client_ca: is given without admin.tls.certificate"),
+        (
+            ["admin.tls.certificate=c.pem"],
+            "--set: admin.tls.key: is missing, and admin.tls.certificate is given",
+        ),
+        (
+            ["admin.tls.client_ca=c.pem"],
+            "--set: admin.tls.client_ca: is given without admin.tls.certificate",
+        ),
     ],
 )
 def test_an_address_for_others_needs_tokens_or_the_word_that_it_is_open(settings, text):
@@ -537,7 +662,9 @@ def test_an_address_for_others_needs_tokens_or_the_word_that_it_is_open(settings
 
 @pytest.mark.parametrize(
     "settings",
-    [["admin.host=::1"], ["admin.host=127.9.9.9"], ["admin.host=localhost"], ["admin.host=0.0.0.0", "admin.open=on"],
+    [["admin.host=::1"], ["admin.host=127.9.9.9"], ["admin.host=localhost"], [(
+        "admin.host=0.0.0.0"
+    ), "admin.open=on"],
      ["admin.host=0.0.0.0", "admin.tokens=t.yaml"]],
 )  # fmt: skip
 def test_these_addresses_are_served(settings):
@@ -578,8 +705,12 @@ def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
         ([], {"CHRONOS_TOKEN": "reader"}, 0),
     ):
         run = subprocess.run(
-            [sys.executable, "-m", "chronos", "list", *options], env={**environ, **more}, capture_output=True, text=True, timeout=60
-        )  # fmt: skip
+            [sys.executable, "-m", "chronos", "list", *options],
+            env={**environ, **more},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert run.returncode == code, run.stderr
 
 
@@ -592,15 +723,40 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            ["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60
+        )
 
-    new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    new = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     for name in ("ca", "other"):
         openssl(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
     openssl(
-        *new, "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE",
-        "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "node.key", "-out", "node.pem",
-    )  # fmt: skip
+        *new,
+        "-subj",
+        "/CN=node",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "basicConstraints=critical,CA:FALSE",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-keyout",
+        "node.key",
+        "-out",
+        "node.pem",
+    )
     return folder
 
 
@@ -608,12 +764,17 @@ def trusting(certificates: Path, *, certificate: str = "") -> ssl.SSLContext:
     """A client's context."""
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     if certificate:
-        context.load_cert_chain(certificates / f"{certificate}.pem", certificates / f"{certificate}.key")
+        context.load_cert_chain(
+            certificates / f"{certificate}.pem", certificates / f"{certificate}.key"
+        )
     return context
 
 
 def tls_settings(certificates: Path) -> dict[str, object]:
-    return {"admin__tls__certificate": certificates / "node.pem", "admin__tls__key": certificates / "node.key"}
+    return {
+        "admin__tls__certificate": certificates / "node.pem",
+        "admin__tls__key": certificates / "node.key",
+    }
 
 
 def test_the_interface_speaks_tls(tmp_path, certificates):
@@ -641,7 +802,7 @@ def test_the_interface_speaks_tls(tmp_path, certificates):
 
 def test_connections_that_never_begin_tls_give_way(tmp_path, certificates, monkeypatch):
     """They are counted from the start, and the oldest is closed for a new one."""
-    monkeypatch.setattr("chronos.admin.server.connections_max", lambda: 10)
+    monkeypatch.setattr("chronos.admin.http.server.connections_max", lambda: 10)
     with Inside(tmp_path, **tls_settings(certificates)) as service, ExitStack() as stack:
         service.context = trusting(certificates)
         for _ in range(40):
@@ -657,7 +818,9 @@ def test_connections_that_never_begin_tls_give_way(tmp_path, certificates, monke
 
 def test_clients_may_need_a_certificate(tmp_path, certificates):
     """One of the authority, and no other."""
-    with Inside(tmp_path, **tls_settings(certificates), admin__tls__client_ca=certificates / "ca.pem") as service:
+    with Inside(
+        tmp_path, **tls_settings(certificates), admin__tls__client_ca=certificates / "ca.pem"
+    ) as service:
         service.context = trusting(certificates, certificate="node")
         assert service.ask("GET", "/readyz").status == 200
         for certificate in ("", "other"):
@@ -667,7 +830,8 @@ def test_clients_may_need_a_certificate(tmp_path, certificates):
 
 
 def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
-    """A request that is forwarded and the fetch of a checkpoint show the certificate of the node that sends them."""
+    """A request that is forwarded and the fetch of a checkpoint show the certificate of the node
+    that sends them."""
     settings = {**tls_settings(certificates), "admin__tls__client_ca": certificates / "ca.pem"}
     with Inside(tmp_path, **settings) as service:
         other = service.node.describe()
@@ -691,8 +855,14 @@ def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
     ("settings", "text"),
     [
         ({"certificate": "none.pem", "key": "node.key"}, "none.pem with .*: No such file"),
-        ({"certificate": "node.pem", "key": "other.key"}, "cannot be used as a certificate and its key"),
-        ({"certificate": "node.pem", "key": "node.key", "client_ca": "node.key"}, "admin.tls.client_ca: "),
+        (
+            {"certificate": "node.pem", "key": "other.key"},
+            "cannot be used as a certificate and its key",
+        ),
+        (
+            {"certificate": "node.pem", "key": "node.key", "client_ca": "node.key"},
+            "admin.tls.client_ca: ",
+        ),
     ],
 )
 def test_files_of_tls_that_cannot_be_used_are_named(tmp_path, certificates, settings, text):

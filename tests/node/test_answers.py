@@ -1,4 +1,5 @@
-"""Answers that are the whole truth: why a message is late, what became of it, what a filter means, what a list has."""
+"""Answers that are the whole truth: why a message is late, what became of it, what a filter means,
+what a list has."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 
 import chronos
-from chronos.admin.cluster import check_drain
-from chronos.admin.problems import ProblemError
+from chronos.admin.cluster.cluster import check_drain
+from chronos.admin.http.problems import ProblemError
 from chronos.client import AsyncClient, Client, Rejected, message
-from chronos.core.roles import Member, Roles
+from chronos.core.cluster.roles import Member, Roles
 from chronos.errors import LogUnavailable
 from chronos.ports import ClusterSnapshot
 from tests.harness.command import run
@@ -55,11 +56,18 @@ def overdue(inside: Inside, message_id: str) -> dict[str, Any]:
 # --- Why it is late
 
 
-def test_a_late_message_of_a_paused_shard_tells_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_message_of_a_paused_shard_tells_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk is full, and has room again."""
     with Inside(tmp_path, limits__disk_reserve="1MB") as inside:
         due_ms = time.time_ns() // 1_000_000 + 2_000
-        assert inside.ask("POST", "/v1/messages?wait=5s", body(id="late", delay=2_000)).json()["result"] == "scheduled"
+        assert (
+            inside.ask("POST", "/v1/messages?wait=5s", body(id="late", delay=2_000)).json()[
+                "result"
+            ]
+            == "scheduled"
+        )
         with monkeypatch.context() as full:
             full.setattr(inside.node.directory, "free_bytes", lambda: 0)
             found = overdue(inside, "late")
@@ -83,7 +91,9 @@ def test_a_late_message_tells_that_nothing_is_pushed(tmp_path: Path) -> None:
 
 def test_a_late_message_of_a_limited_target_tells_the_rate(tmp_path: Path) -> None:
     with Inside(tmp_path, delivery__rates="{mail: 0.001/s burst 1}") as inside:
-        inside.ask("POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)])
+        inside.ask(
+            "POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)]
+        )
         wait_until(lambda: inside.ask("GET", "/v1/messages/m2").json().get("parked", False))
         found = overdue(inside, "m2")
         waits = r"the rate of mail is limited to 0\.001/s; [23] messages of shard 0 wait for it"
@@ -106,7 +116,9 @@ def test_a_request_that_waits_is_told_what_became_of_its_message(node: Inside) -
         answer = node.ask("POST", "/v1/messages?wait=5s", body(id="once", on_conflict=policy))
         assert (answer.status, answer.json()["result"]) == (200, result), policy
         detail = answer.json().get("detail")
-        assert detail == (None if result == "scheduled" else "another message has this id and is pending")
+        assert detail == (
+            None if result == "scheduled" else "another message has this id and is pending"
+        )
     without_id = node.ask("POST", "/v1/messages?wait=5s", body(delay=0))
     assert (without_id.status, without_id.json()["result"]) == (200, "scheduled")
     plain = node.ask("POST", "/v1/messages", body(id="once"))
@@ -115,10 +127,43 @@ def test_a_request_that_waits_is_told_what_became_of_its_message(node: Inside) -
     assert node.ask("GET", asked).json()["result"] == "conflict"
 
 
+def test_a_request_for_many_that_waits_is_told_what_became_of_each(
+    node: Inside, client: Client
+) -> None:
+    """Two shards, a taken id, and more messages than are looked for at once."""
+    names = [f"each-{number}" for number in range(120)]
+    together = [body(id=name) for name in names] + [
+        body(id="each-7"),
+        body(id="each-7", on_conflict="replace"),
+        body(),
+    ]
+    answer = node.ask("POST", "/v1/messages?wait=5s", together)
+    found = answer.json()
+    assert answer.status == 200
+    assert [each["id"] for each in found[:121]] == [*names, "each-7"]
+    assert len({each["shard"] for each in found}) == 2
+    # The first message of the id was scheduled, though the last one replaced it.
+    assert [each["result"] for each in found] == ["scheduled"] * 120 + [
+        "conflict",
+        "scheduled",
+        "scheduled",
+    ]
+    with pytest.raises(ValueError, match="at most 5 s"):
+        client.schedule_many([message("mail", "v", delay="1h")], wait="6s")
+    sent = client.schedule_many(
+        [message("mail", "v", id="each-7", delay="1h"), message("mail", "v", delay="1h")], wait=True
+    )
+    assert [one.result for one in sent] == ["conflict", "scheduled"]
+    assert client.schedule_many([message("mail", "v", delay="1h")])[0].result == "accepted"
+
+
 @pytest.mark.parametrize(
-    ("query", "content"), [("wait=6s", body()), ("wait=5s", [body()]), ("wait=soon", body()), ("soon=1", body())]
+    ("query", "content"),
+    [("wait=6s", body()), ("wait=6s", [body()]), ("wait=soon", body()), ("soon=1", body())],
 )
-def test_a_wait_that_is_not_possible_writes_nothing(node: Inside, query: str, content: object) -> None:
+def test_a_wait_that_is_not_possible_writes_nothing(
+    node: Inside, query: str, content: object
+) -> None:
     before = [node.node.log.watermarks("chronos.delay", shard).high for shard in range(2)]
     assert node.ask("POST", f"/v1/messages?{query}", content).status == 422
     assert [node.node.log.watermarks("chronos.delay", shard).high for shard in range(2)] == before
@@ -142,21 +187,42 @@ def test_a_node_that_was_restarted_still_tells_a_taken_id(tmp_path: Path) -> Non
         for sent, result in ((first, "scheduled"), (second, "conflict")):
             answer = inside.ask("GET", f"/v1/messages/once/outcome?offset={sent['offset']}").json()
             assert answer["result"] == result
-        assert inside.ask("GET", f"/v1/messages/nobody/outcome?offset={first['offset']}").status == 404
+        assert (
+            inside.ask("GET", f"/v1/messages/nobody/outcome?offset={first['offset']}").status == 404
+        )
 
 
 def test_the_client_and_the_command_line_use_the_same_words(node: Inside, client: Client) -> None:
     assert client.schedule("orders", "v", delay="1h", id="same").result == "accepted"
-    assert client.schedule("orders", "v", delay="1h", id="same", on_conflict="replace", wait=True).result == "scheduled"
+    assert (
+        client.schedule(
+            "orders", "v", delay="1h", id="same", on_conflict="replace", wait=True
+        ).result
+        == "scheduled"
+    )
     ignored = client.schedule("orders", "v", delay="1h", id="same", on_conflict="ignore", wait=True)
-    assert (ignored.result, ignored.detail) == ("ignored", "another message has this id and is pending")
+    assert (ignored.result, ignored.detail) == (
+        "ignored",
+        "another message has this id and is pending",
+    )
     with pytest.raises(Rejected, match="another message has this id and is pending") as caught:
         client.schedule("orders", "v", delay="1h", id="same", wait=True)
     assert caught.value.scheduled is not None
     assert caught.value.scheduled.result == "conflict"
 
     def send(*options: str) -> tuple[int, str, str]:
-        done = run("send", "--to", "orders", "--in", "1h", "--id", "same", "v", *options, server=node.server.url)
+        done = run(
+            "send",
+            "--to",
+            "orders",
+            "--in",
+            "1h",
+            "--id",
+            "same",
+            "v",
+            *options,
+            server=node.server.url,
+        )
         return done.code, done.out, done.err
 
     assert send() == (0, "same\n", "")
@@ -172,7 +238,9 @@ def test_the_client_and_the_command_line_use_the_same_words(node: Inside, client
 
 
 def test_a_target_is_a_pattern(node: Inside, client: Client) -> None:
-    sent = client.schedule_many([message(f"mail-{name}", "v", delay="1h") for name in ("a", "b", "ab")])
+    sent = client.schedule_many(
+        [message(f"mail-{name}", "v", delay="1h") for name in ("a", "b", "ab")]
+    )
     assert {found.id for found in client.pending(target="mail-*")} == {one.id for one in sent}
     assert {found.id for found in client.pending(target="mail-?")} == {one.id for one in sent[:2]}
     assert [found.id for found in client.pending(target="mail-ab")] == [sent[2].id]
@@ -214,8 +282,10 @@ def test_a_list_has_what_was_scheduled_before(client: Client) -> None:
         assert sum(1 for _ in client.pending(target=f"fresh-{turn}")) == 1_000
 
 
-def test_a_list_names_the_shards_that_are_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronos.admin.listing.FRESH_S", 0.05)
+def test_a_list_names_the_shards_that_are_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronos.admin.messages.listing.FRESH_S", 0.05)
     with Inside(tmp_path, workers__pull="off", shards=2) as inside:
         inside.ask("POST", "/v1/messages", [body(), body()])
         answer = inside.ask("GET", "/v1/messages?fresh=true").json()
@@ -245,13 +315,17 @@ def test_a_closed_client_stays_closed(node: Inside) -> None:
 
 
 def member(node: str, **more: Any) -> Member:
-    return Member(node=node, instance=node, address=f"http://{node}:7700", version="1", started_ms=0, **more)
+    return Member(
+        node=node, instance=node, address=f"http://{node}:7700", version="1", started_ms=0, **more
+    )
 
 
 def test_the_last_node_that_may_lead_is_not_drained() -> None:
     def look(*members: Member, drained: tuple[str, ...] = ()) -> ClusterSnapshot:
         roles = Roles(drained=drained)
-        return ClusterSnapshot(members={each.node: each for each in members}, roles=roles, confirmed=True)
+        return ClusterSnapshot(
+            members={each.node: each for each in members}, roles=roles, confirmed=True
+        )
 
     check_drain(look(member("a"), member("b")), "a")
     check_drain(look(member("a"), member("b"), drained=("a",)), "a")
@@ -260,9 +334,14 @@ def test_the_last_node_that_may_lead_is_not_drained() -> None:
         (look(member("a")), "there is none"),
         (look(member("a"), member("b"), drained=("b",)), "b is drained"),
         (look(member("a"), member("b", leaving=True)), "b is stopping"),
-        (look(member("a"), member("b", eligible=False)), r"b is never master \(failover.candidate\)"),
+        (
+            look(member("a"), member("b", eligible=False)),
+            r"b is never master \(failover.candidate\)",
+        ),
     ):
-        with pytest.raises(ProblemError, match=f"no other node can lead the shards of a: {why}") as caught:
+        with pytest.raises(
+            ProblemError, match=f"no other node can lead the shards of a: {why}"
+        ) as caught:
             check_drain(snapshot, "a")
         assert caught.value.status == 409
 
@@ -289,14 +368,22 @@ def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
     token = "secret-token"
     digest = sha256(token.encode()).hexdigest()
     tokens = tmp_path / "tokens.yaml"
-    tokens.write_text(f"format: 2\ntokens:\n  - name: op\n    sha256: {digest}\n    roles: [read]\n")
+    tokens.write_text(
+        f"format: 2\ntokens:\n  - name: op\n    sha256: {digest}\n    roles: [read]\n"
+    )
     tokens.chmod(0o600)
     (tmp_path / "token").write_text(token)
     with Inside(tmp_path, admin__tokens=tokens) as inside:
         refused = run("doctor", server=inside.server.url, cwd=tmp_path)
         assert refused.code == 2
         assert "this service needs a valid token" in refused.out
-        done = run("doctor", "--token-file", str(tmp_path / "token"), server=inside.server.url, cwd=tmp_path)
+        done = run(
+            "doctor",
+            "--token-file",
+            str(tmp_path / "token"),
+            server=inside.server.url,
+            cwd=tmp_path,
+        )
         assert done.code == 0, done.out
         assert "is ready" in done.out
 
@@ -308,7 +395,9 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
     why = r"repeat '0 9 \* \* 1-5' is not a repetition: begin with cron, every or backoff"
     with pytest.raises(ValueError, match=why):
         message("t", repeat="0 9 * * 1-5")
-    with pytest.raises(ValueError, match=r"'0 9 \* \* 1-5' is not a repetition; begin with every, backoff or cron"):
+    with pytest.raises(
+        ValueError, match=r"'0 9 \* \* 1-5' is not a repetition; begin with every, backoff or cron"
+    ):
         chronos.headers(target="t", repeat="0 9 * * 1-5", delay="1h")
 
     def refused(*options: str) -> str:
@@ -316,9 +405,15 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
         assert (done.code, done.out) == (2, "")
         return " ".join(done.err.replace("│", " ").split())
 
-    assert "--cron: '0 9 * *' is not 5 or 6 cron fields, such as '0 9 * * 1-5'" in refused("--cron", "0 9 * *")
-    assert "--every: '5 s' is not a duration, such as 30s" in refused("--every", "5 s", "--in", "1h")
-    assert "--backoff: '1s 2' is not BASE FACTOR CAP, such as '1s 2 1h'" in refused("--backoff", "1s 2", "--in", "1h")
+    assert "--cron: '0 9 * *' is not 5 or 6 cron fields, such as '0 9 * * 1-5'" in refused(
+        "--cron", "0 9 * *"
+    )
+    assert "--every: '5 s' is not a duration, such as 30s" in refused(
+        "--every", "5 s", "--in", "1h"
+    )
+    assert "--backoff: '1s 2' is not BASE FACTOR CAP, such as '1s 2 1h'" in refused(
+        "--backoff", "1s 2", "--in", "1h"
+    )
     wrong = refused("--cron", "99 9 * * 1-5")
     assert wrong.startswith("error: --cron: ")
     assert "cron 99" not in wrong
@@ -327,7 +422,8 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
 def test_an_action_without_the_log_does_not_speak_of_scheduling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hints of the two differ: an action may be repeated after a look, a message with its id."""
+    """The hints of the two differ: an action may be repeated after a look, a message with its
+    id."""
 
     def silent(*_: object) -> None:
         raise LogUnavailable("no broker answers")
@@ -348,10 +444,17 @@ def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Pa
     """Why is it late, why did it not arrive, what died, what was refused, is it safe now."""
     with Inside(tmp_path / "node", delivery__rates="{mail: 0.001/s burst 1}") as inside:
         url = inside.server.url
-        inside.ask("POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)])
-        stale = {"deliver_at": time.time_ns() // 1_000_000 - 120_000, "expire_at": time.time_ns() // 1_000_000 - 60_000}
         inside.ask(
-            "POST", "/v1/messages?wait=5s", {"target": {"topic": "orders"}, "value": "v", "id": "stale", **stale}
+            "POST", "/v1/messages", [body("mail", id=f"m{number}", delay=0) for number in range(3)]
+        )
+        stale = {
+            "deliver_at": time.time_ns() // 1_000_000 - 120_000,
+            "expire_at": time.time_ns() // 1_000_000 - 60_000,
+        }
+        inside.ask(
+            "POST",
+            "/v1/messages?wait=5s",
+            {"target": {"topic": "orders"}, "value": "v", "id": "stale", **stale},
         )
         record = (
             "chronos.delay",
@@ -377,7 +480,8 @@ def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Pa
         assert "expired" in died.out
         refused = run("rejected", "count", "--by", "reason,target", server=url)
         assert refused.out.split()[3:] == ["bad-value", "orders", "1"]
-        # A rate that the operator has set, and a message that was worthless by its own time, are no problems of the service.
+        # A rate that the operator has set, and a message that was worthless by its own time, are no
+        # problems of the service.
         safe = run("doctor", server=url, cwd=tmp_path)
         assert safe.code == 0
         assert "no problems found" in safe.out

@@ -1,4 +1,5 @@
-"""The audit trail: one place writes down who asked to change or to see what, with the outcome, whatever answers."""
+"""The audit trail: one place writes down who asked to change or to see what, with the outcome,
+whatever answers."""
 
 from __future__ import annotations
 
@@ -15,20 +16,26 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.audit import AuditFile
-from chronos.admin.audit import Trail
-from chronos.admin.problems import ProblemError
-from chronos.admin.tokens import digest
+from chronos.admin.http.audit import Trail
+from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.tokens import digest
 from chronos.config import load
 from chronos.errors import ConfigurationError, Retry
 from tests.harness.inside import Inside, wait_until
 
-ROLES: dict[str, list[str]] = {"reader": ["read", "payload"], "writer": ["write"], "operator": ["operate"]}
+ROLES: dict[str, list[str]] = {
+    "reader": ["read", "payload"],
+    "writer": ["write"],
+    "operator": ["operate"],
+}
 
 
 def tokens(folder: Path) -> Path:
     """A file with one token of each role; a token is its name."""
     path = folder / "tokens.yaml"
-    entries = [{"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()]
+    entries = [
+        {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
+    ]
     path.write_text(json.dumps({"format": 2, "tokens": entries}))
     return path
 
@@ -54,34 +61,82 @@ def message(message_id: str, delay: str = "1h", target: str = "t") -> dict[str, 
 
 
 def test_every_change_and_every_refusal_has_one_entry(tmp_path):
-    """Also refusals inside of handlers, and of bodies that cannot be read; reads have none, those of payloads do."""
+    """Also refusals inside of handlers, and of bodies that cannot be read; reads have none, those
+    of payloads do."""
     path = tmp_path / "audit.jsonl"
     requests: list[tuple[str, str, str, object, tuple[str, list[str], int, str] | None]] = [
         ("writer", "POST", "/v1/messages", message("a"), ("schedule", ["a"], 202, "accepted")),
         ("reader", "GET", "/v1/messages/a", None, None),
         ("reader", "GET", "/v1/messages/a?payload=true", None, ("get", ["a"], 200, "pending")),
-        ("reader", "GET", "/v1/dead-letters/a", None, ("dead_letter", ["a"], 404, "no-dead-letter")),
-        ("writer", "POST", "/v1/messages", message("b", target="__x"), ("schedule", ["b"], 422, "invalid")),
+        (
+            "reader",
+            "GET",
+            "/v1/dead-letters/a",
+            None,
+            ("dead_letter", ["a"], 404, "no-dead-letter"),
+        ),
+        (
+            "writer",
+            "POST",
+            "/v1/messages",
+            message("b", target="__x"),
+            ("schedule", ["b"], 422, "invalid"),
+        ),
         ("writer", "POST", "/v1/messages", b"{", ("schedule", [], 400, "malformed")),
-        ("writer", "PATCH", "/v1/messages/a", {"delay": "2h"}, ("reschedule", ["a"], 200, "rescheduled")),
+        (
+            "writer",
+            "PATCH",
+            "/v1/messages/a",
+            {"delay": "2h"},
+            ("reschedule", ["a"], 200, "rescheduled"),
+        ),
         ("writer", "DELETE", "/v1/messages/none", None, ("cancel", ["none"], 200, "unknown")),
         ("writer", "DELETE", "/v1/messages/a", None, ("cancel", ["a"], 200, "cancelled")),
         ("reader", "DELETE", "/v1/messages/a", None, ("cancel", ["a"], 403, "forbidden")),
-        ("operator", "POST", "/v1/shards/0/transfer?to=x", None, ("transfer", ["0"], 501, "standalone")),
-        ("operator", "POST", "/v1/shards/0/transfer?from=x", None, ("transfer", ["0"], 422, "invalid")),
+        (
+            "operator",
+            "POST",
+            "/v1/shards/0/transfer?to=x",
+            None,
+            ("transfer", ["0"], 501, "standalone"),
+        ),
+        (
+            "operator",
+            "POST",
+            "/v1/shards/0/transfer?from=x",
+            None,
+            ("transfer", ["0"], 422, "invalid"),
+        ),
         ("nobody", "DELETE", "/v1/messages/a", None, None),
-        ("reader", "GET", "/v1/topics/chronos.delay/records", None, ("records", ["chronos.delay"], 200, "done")),
+        (
+            "reader",
+            "GET",
+            "/v1/topics/chronos.delay/records",
+            None,
+            ("records", ["chronos.delay"], 200, "done"),
+        ),
         ("reader", "GET", "/v1/topics/chronos.dead-letter/records", None, None),
-    ]  # fmt: skip
-    with Inside(tmp_path, admin__tokens=tokens(tmp_path), audit__to="file", audit__path=path) as service:
+    ]
+    with Inside(
+        tmp_path, admin__tokens=tokens(tmp_path), audit__to="file", audit__path=path
+    ) as service:
         headers = {"Content-Type": "application/json"}
-        answers = [service.ask(verb, at, body, headers, token=token) for token, verb, at, body, _ in requests]
-        expected = [(token, row, answer) for (token, *_, row), answer in zip(requests, answers, strict=True) if row]
+        answers = [
+            service.ask(verb, at, body, headers, token=token)
+            for token, verb, at, body, _ in requests
+        ]
+        expected = [
+            (token, row, answer)
+            for (token, *_, row), answer in zip(requests, answers, strict=True)
+            if row
+        ]
         found = outcomes(path, len(expected))
     assert [(e["token"], (e["verb"], e["ids"], e["status"], e["outcome"])) for e in found] == [
         (token, row) for token, row, _ in expected
     ]
-    assert [each["request"] for each in found] == [answer.headers["chronos-request"] for *_, answer in expected]
+    assert [each["request"] for each in found] == [
+        answer.headers["chronos-request"] for *_, answer in expected
+    ]
     assert {each["client"] for each in found} == {"127.0.0.1"}
     assert [each["asked"] for each in found if each["verb"] == "reschedule"] == ['{"delay": "2h"}']
     assert [each["query"] for each in found if each["verb"] == "transfer"] == ["to=x", "from=x"]
@@ -98,26 +153,42 @@ def test_a_batch_has_all_of_its_ids(tmp_path):
         assert service.ask("POST", "/v1/messages", {**message(""), "id": None}).status == 422
         found = outcomes(path, 4)
     for phase in ("intent", "outcome"):
-        batch = [each for each in entries(path) if each["phase"] == phase and each["request"] == found[0]["request"]]
+        batch = [
+            each
+            for each in entries(path)
+            if each["phase"] == phase and each["request"] == found[0]["request"]
+        ]
         assert [each["token"] for each in batch] == [None] * 3
         assert [one for each in batch for one in each["ids"]] == ids
 
 
 def test_the_intent_is_durable_before_a_request_is_executed(tmp_path):
-    """A request that waits has its intent in the file; one that cannot be written down does nothing, and deliveries go on."""
+    """A request that waits has its intent in the file; one that cannot be written down does
+    nothing, and deliveries go on."""
     folder = tmp_path / "trail"
     folder.mkdir()
     path = folder / "audit.jsonl"
-    settings = {"admin__tokens": tokens(tmp_path), "audit__to": "file", "audit__path": path, "audit__required": "on"}
+    settings = {
+        "admin__tokens": tokens(tmp_path),
+        "audit__to": "file",
+        "audit__path": path,
+        "audit__required": "on",
+    }
     with Inside(tmp_path, **settings) as service, ExitStack() as stack:
         poll = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         poll.settimeout(30)
         poll.sendall(
-            b"GET /v1/topics/later/records?wait=60s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer reader\r\n\r\n"
+            b"GET /v1/topics/later/records?wait=60s HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+            b"Bearer reader\r\n\r\n"
         )
         wait_until(lambda: path.exists() and len(entries(path)) == 1)
         assert [(each["phase"], each["verb"]) for each in entries(path)] == [("intent", "records")]
-        assert service.ask("POST", "/v1/messages", message("soon", "2s", "later"), token="writer").status == 202
+        assert (
+            service.ask(
+                "POST", "/v1/messages", message("soon", "2s", "later"), token="writer"
+            ).status
+            == 202
+        )
         outcomes(path, 1)
         away = folder.rename(tmp_path / "away")
         with capture_logs() as logs:
@@ -125,21 +196,33 @@ def test_the_intent_is_durable_before_a_request_is_executed(tmp_path):
                 refused = service.ask("POST", "/v1/messages", message("refused"), token="writer")
                 assert (refused.status, refused.problem) == (503, "not-audited")
                 assert "audit.path" in refused.json()["detail"]
-            assert service.ask("GET", "/v1/messages/soon?payload=true", token="reader").problem == "not-audited"
+            assert (
+                service.ask("GET", "/v1/messages/soon?payload=true", token="reader").problem
+                == "not-audited"
+            )
             assert service.ask("GET", "/livez").status == 200
             assert service.ask("GET", "/v1/messages/refused", token="reader").status == 404
             # The message is delivered, and the poll that began before is answered: the true answer.
             assert b" 200 OK" in poll.recv(65_536)
-            assert service.ask("DELETE", "/v1/messages/soon", token="writer").problem == "not-audited"
+            assert (
+                service.ask("DELETE", "/v1/messages/soon", token="writer").problem == "not-audited"
+            )
             metrics = service.ask("GET", "/metrics", token="reader").body.decode()
             assert "chronos_audit_failing 1.0" in metrics
         assert [each["event"] for each in logs if each["event"].startswith("audit")] == [
             "audit entries cannot be written"
         ]
         away.rename(folder)
-        wait_until(lambda: service.ask("POST", "/v1/messages", message("again"), token="writer").status == 202)
+        wait_until(
+            lambda: (
+                service.ask("POST", "/v1/messages", message("again"), token="writer").status == 202
+            )
+        )
         found = outcomes(path, 3)
-        assert "chronos_audit_failing 0.0" in service.ask("GET", "/metrics", token="reader").body.decode()
+        assert (
+            "chronos_audit_failing 0.0"
+            in service.ask("GET", "/metrics", token="reader").body.decode()
+        )
     assert [(each["verb"], each["status"]) for each in found] == [
         ("schedule", 202),
         ("records", 200),
@@ -165,14 +248,17 @@ class Stuck:
 
 
 def test_a_write_that_hangs_refuses_requests_at_once(monkeypatch):
-    """The first ones after the time that an intent may take; none of them waits for the thread, and outcomes are not lost."""
-    monkeypatch.setattr("chronos.admin.audit.INTENT_S", 0.2)
+    """The first ones after the time that an intent may take; none of them waits for the thread, and
+    outcomes are not lost."""
+    monkeypatch.setattr("chronos.admin.http.audit.INTENT_S", 0.2)
     sink = Stuck()
 
     async def main() -> None:
         trail = Trail(sink, node="n", required=True, now_ms=lambda: 0)
         trail.tell([b"outcome"], keep=True)
-        refused = await asyncio.gather(*(trail.intend([b"%d" % number]) for number in range(5)), return_exceptions=True)
+        refused = await asyncio.gather(
+            *(trail.intend([b"%d" % number]) for number in range(5)), return_exceptions=True
+        )
         assert [type(each) for each in refused] == [ProblemError] * 5
         began_s = asyncio.get_running_loop().time()
         for number in range(100):
@@ -196,17 +282,23 @@ def test_a_trail_that_is_not_required_stops_nothing(tmp_path):
         for number in range(5):
             assert service.ask("POST", "/v1/messages", message(f"id-{number}")).status == 202
         away.rename(folder)
-        assert [each["ids"] for each in outcomes(path, 5)] == [[f"id-{number}"] for number in range(5)]
+        assert [each["ids"] for each in outcomes(path, 5)] == [
+            [f"id-{number}"] for number in range(5)
+        ]
 
 
 def test_a_file_that_was_renamed_is_followed_by_a_new_one(tmp_path):
-    """As logrotate does it; no entry is lost, and one cut short by a full disk is not joined to the next one."""
+    """As logrotate does it; no entry is lost, and one cut short by a full disk is not joined to the
+    next one."""
     path = tmp_path / "audit.jsonl"
     sink = AuditFile(str(path))
     sink.write([b'{"a":1}', b'{"a":2}'])
     path.rename(tmp_path / "audit.jsonl.1")
     sink.write([b'{"a":3}'])
-    assert [entries(tmp_path / name) for name in ("audit.jsonl.1", "audit.jsonl")] == [[{"a": 1}, {"a": 2}], [{"a": 3}]]
+    assert [entries(tmp_path / name) for name in ("audit.jsonl.1", "audit.jsonl")] == [
+        [{"a": 1}, {"a": 2}],
+        [{"a": 3}],
+    ]
     path.unlink()
     path.mkdir()
     with pytest.raises(Retry, match=r"audit\.path .* cannot be written: Is a directory"):
@@ -215,15 +307,22 @@ def test_a_file_that_was_renamed_is_followed_by_a_new_one(tmp_path):
     sink.write([b'{"a":4}'])
     assert entries(path) == [{"a": 4}]
     sink.close()
-    with pytest.raises(ConfigurationError, match=r"audit\.path: .* cannot be written: No such file"):
+    with pytest.raises(
+        ConfigurationError, match=r"audit\.path: .* cannot be written: No such file"
+    ):
         AuditFile(str(tmp_path / "none" / "audit"))
 
 
 def test_the_trail_may_be_a_topic(tmp_path):
-    """One record for each entry; no message is delivered to the topic, which would make entries of a stranger."""
-    with Inside(tmp_path, audit__to="topic", audit__topic="who.did.what", audit__required="on") as service:
+    """One record for each entry; no message is delivered to the topic, which would make entries of
+    a stranger."""
+    with Inside(
+        tmp_path, audit__to="topic", audit__topic="who.did.what", audit__required="on"
+    ) as service:
         assert service.ask("POST", "/v1/messages", message("a")).status == 202
-        assert service.ask("POST", "/v1/messages", message("b", target="who.did.what")).status == 422
+        assert (
+            service.ask("POST", "/v1/messages", message("b", target="who.did.what")).status == 422
+        )
 
         def found() -> list[dict[str, Any]]:
             records = service.ask("GET", "/v1/topics/who.did.what/records").json()["records"]
@@ -250,4 +349,6 @@ def test_settings_of_the_trail_that_do_not_go_together_are_named(settings, text)
     """Before anything is opened."""
     with pytest.raises(ConfigurationError) as refused:
         load(None, {}, settings)
-    assert any(problem.startswith(text) for problem in refused.value.problems), refused.value.problems
+    assert any(problem.startswith(text) for problem in refused.value.problems), (
+        refused.value.problems
+    )

@@ -1,4 +1,5 @@
-"""The Python client: both clients against a real node, and the control headers for a Kafka producer."""
+"""The Python client: both clients against a real node, and the control headers for a Kafka
+producer."""
 
 from __future__ import annotations
 
@@ -17,10 +18,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import chronos
-from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message, requests, servers
+from chronos.client import (
+    NotFound,
+    Refused,
+    Rejected,
+    ServiceFailed,
+    Unreachable,
+    message,
+    requests,
+    servers,
+)
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
-from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import Rules
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
@@ -83,7 +93,10 @@ def test_a_fired_message_arrives(client, service):
 
 def test_many_are_scheduled_at_once_and_listed_in_order(client):
     """Fetched page by page."""
-    batch = [message("listed", str(at), delay=timedelta(hours=1, seconds=at % 7), id=f"l{at}") for at in range(700)]
+    batch = [
+        message("listed", str(at), delay=timedelta(hours=1, seconds=at % 7), id=f"l{at}")
+        for at in range(700)
+    ]
     assert [one.id for one in client.schedule_many(batch)] == [f"l{at}" for at in range(700)]
     client.get("l699")
     found = []
@@ -96,7 +109,9 @@ def test_many_are_scheduled_at_once_and_listed_in_order(client):
     assert [one.due_at for one in found] == sorted(one.due_at for one in found)
     assert list(client.pending(target="listed", due_to=later(60))) == []
     client.schedule("listed", id="l/tenant", delay="1h", headers={"tenant": "a=b"}, wait="30s")
-    assert [info.id for info in client.pending(id_prefix="l/", headers={"tenant": "a=b"})] == ["l/tenant"]
+    assert [info.id for info in client.pending(id_prefix="l/", headers={"tenant": "a=b"})] == [
+        "l/tenant"
+    ]
 
 
 @pytest.mark.parametrize("name", ["a/b?c#d%", "..", b"\xff\x00", "ü", b"base64:x"])
@@ -125,9 +140,15 @@ def test_a_refusal_names_the_field(client):
 def test_the_answer_of_another_program_is_recognised():
     """An HTTP server that is not Chronos."""
     server = subprocess.Popen(
-        [sys.executable, "-c", "import http.server as h; s=h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler);"
-         "print(s.server_port, flush=True); s.serve_forever()"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import http.server as h; s=h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler);"
+            "print(s.server_port, flush=True); s.serve_forever()",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     assert server.stdout is not None
     try:
         port = int(server.stdout.readline())
@@ -158,13 +179,17 @@ def test_a_silent_service_is_given_up_at_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with chronos.Client(url, timeout_s=1) as client, pytest.raises(Unreachable, match="in time"):
+        with (
+            chronos.Client(url, timeout_s=1) as client,
+            pytest.raises(Unreachable, match="in time"),
+        ):
             client.get("x")
         assert 0.9 < time.monotonic() - started < 4
 
 
 def answering(port: int, answers: list[bytes], seen: list[bytes]) -> threading.Thread:
-    """A server with prepared answers, one for each connection; `seen` gets the first line of each request."""
+    """A server with prepared answers, one for each connection; `seen` gets the first line of each
+    request."""
     listening = socket.create_server(("127.0.0.1", port))
 
     def serve() -> None:
@@ -213,7 +238,8 @@ def test_a_message_without_an_id_is_sent_once(first, error):
 
 @contextmanager
 def registry(master: str, seen: list[str]) -> Iterator[str]:
-    """A registry that routes to this master and knows no message; `seen` gets the method and path of each request."""
+    """A registry that routes to this master and knows no message; `seen` gets the method and path
+    of each request."""
     route = {
         "shard": 0,
         "permissions": ["read", "write"],
@@ -225,7 +251,9 @@ def registry(master: str, seen: list[str]) -> Iterator[str]:
         def answer(self) -> None:
             seen.append(f"{self.command} {self.path}")
             is_routes = self.path == "/v1/registry/routes"
-            body = json.dumps({"partitions": 1, "routes": [route]} if is_routes else {"detail": "no"}).encode()
+            body = json.dumps(
+                {"partitions": 1, "routes": [route]} if is_routes else {"detail": "no"}
+            ).encode()
             self.send_response(200 if is_routes else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -243,7 +271,8 @@ def registry(master: str, seen: list[str]) -> Iterator[str]:
 
 
 def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monkeypatch):
-    """A node that stood still may execute the write later: after others of the same id, which other nodes have executed by then."""
+    """A node that stood still may execute the write later: after others of the same id, which other
+    nodes have executed by then."""
     monkeypatch.setattr(servers, "ATTEMPT_S", 0.2)
     monkeypatch.setattr(requests, "ACTION_WAIT_S", 0.0)
     seen: list[str] = []
@@ -284,14 +313,20 @@ def test_the_asyncio_client_does_the_same(service):
 
     async def live() -> None:
         async with chronos.AsyncClient(service.url) as client:
-            sent = await asyncio.gather(*(client.schedule("async", "v", delay="1h", id=f"s/{at}") for at in range(50)))
+            sent = await asyncio.gather(
+                *(client.schedule("async", "v", delay="1h", id=f"s/{at}") for at in range(50))
+            )
             assert {one.id for one in sent} == {f"s/{at}" for at in range(50)}
             assert (await client.get("s/7")).state == "pending"
             assert await client.reschedule("s/7", deliver_at=later(7_200))
             assert (await client.cancel("s/7")).result == "cancelled"
             assert (await client.fire("s/8")).result == "fired"
-            assert (await client.records("async", wait="10s"))["records"][0]["headers"]["chronos-id"] == "s/8"
-            assert {one.id async for one in client.pending(target="async")} <= {f"s/{at}" for at in range(50)}
+            assert (await client.records("async", wait="10s"))["records"][0]["headers"][
+                "chronos-id"
+            ] == "s/8"
+            assert {one.id async for one in client.pending(target="async")} <= {
+                f"s/{at}" for at in range(50)
+            }
             assert len((await client.ask("/v1/shards"))["shards"]) == 2
             assert len(await client.schedule_many([message("async", delay="1ms")])) == 1
             with pytest.raises(NotFound):
@@ -311,7 +346,9 @@ def test_the_asyncio_client_raises_the_same_errors():
     asyncio.run(live())
 
 
-@pytest.mark.parametrize("address", ["http://", "ftp://host", "http://host:port", "http://host:99999"])
+@pytest.mark.parametrize(
+    "address", ["http://", "ftp://host", "http://host:port", "http://host:99999"]
+)
 def test_an_invalid_address_is_refused_before_anything_is_sent(address):
     """The error says what to write."""
     with pytest.raises(Refused, match="http://host:port"):
@@ -321,10 +358,13 @@ def test_an_invalid_address_is_refused_before_anything_is_sent(address):
 # --- Headers for a producer
 
 
-def asked(headers: list[tuple[str, bytes]], key: bytes | None = None, value: bytes | None = b"v") -> object:
+def asked(
+    headers: list[tuple[str, bytes]], key: bytes | None = None, value: bytes | None = b"v"
+) -> object:
     """The command a shard reads from a record with these headers."""
     return parse(
-        Record(0, 1_000_000, key, value, headers), Rules(shard=0, shards=1, max_delay_ms=10**14, min_time_ms=0)
+        Record(0, 1_000_000, key, value, headers),
+        Rules(shard=0, shards=1, max_delay_ms=10**14, min_time_ms=0),
     )
 
 
@@ -349,7 +389,10 @@ def test_the_headers_are_what_a_shard_understands():
     [
         ({"deliver_at": "2030-01-01T01:00:00+01:00"}, 1_893_456_000_000),
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
-        ({"deliver_at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
+        (
+            {"deliver_at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))},
+            1_893_456_000_000,
+        ),
         ({"deliver_at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
         ({"delay": "0"}, 1_000_000),
         ({"delay": "250ms"}, 1_000_250),
@@ -369,9 +412,9 @@ def test_times_are_rounded_up_to_the_millisecond(time, due_ms):
 def test_actions_need_no_target():
     """The key of the record names the message."""
     assert asked(chronos.headers(action="cancel"), b"a") == Action(Verb.CANCEL, b"a")
-    assert asked(chronos.headers(action="reschedule", deliver_at="2030-01-01T00:00:00Z"), b"a") == Action(
-        Verb.RESCHEDULE, b"a", 1_893_456_000_000
-    )
+    assert asked(
+        chronos.headers(action="reschedule", deliver_at="2030-01-01T00:00:00Z"), b"a"
+    ) == Action(Verb.RESCHEDULE, b"a", 1_893_456_000_000)
 
 
 @pytest.mark.parametrize(
@@ -379,13 +422,22 @@ def test_actions_need_no_target():
     [
         ({"target": "t", "deliver_at": datetime(2030, 1, 1)}, "no time zone"),
         ({"target": "t"}, "neither deliver_at nor delay is given"),
-        ({"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "deliver_at and delay are both given"),
+        (
+            {"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"},
+            "deliver_at and delay are both given",
+        ),
         ({"delay": "1s"}, "target is missing"),
         ({"target": "t", "delay": 30}, r"30 has no unit; write 30s, 30m or 30ms"),
         ({"target": "t", "delay": "30"}, r"30 has no unit"),
         ({"target": "t", "delay": -1.5}, r"no unit"),
-        ({"target": "t", "deliver_at": 1_893_456_000}, r"bare number.* such as 2030-01-01T00:00:00.000Z"),
-        ({"target": "t", "deliver_at": "1893456000000"}, r"bare number.* such as 2030-01-01T00:00:00.000Z"),
+        (
+            {"target": "t", "deliver_at": 1_893_456_000},
+            r"bare number.* such as 2030-01-01T00:00:00.000Z",
+        ),
+        (
+            {"target": "t", "deliver_at": "1893456000000"},
+            r"bare number.* such as 2030-01-01T00:00:00.000Z",
+        ),
         ({"target": "t", "deliver_at": time.time}, "is not a time"),
         ({"target": "t", "delay": "1s", "on_conflict": "perhaps"}, "reject, replace, ignore"),
         ({"target": "t", "delay": timedelta(seconds=-1)}, "is negative; a delay is 0 or more"),
@@ -394,15 +446,34 @@ def test_actions_need_no_target():
         ({"target": "no topic", "delay": "1s"}, "target: 'no topic' is not a topic name"),
         ({"target": "__x", "delay": "1s"}, "is a topic of Chronos or of Kafka itself"),
         (
-            {"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "expire_at": "2029-01-01T00:00:00Z"},
+            {
+                "target": "t",
+                "deliver_at": "2030-01-01T00:00:00Z",
+                "expire_at": "2029-01-01T00:00:00Z",
+            },
             "expire_at is before",
         ),
-        ({"target": "t", "deliver_at": "2000-01-01T00:00:00Z"}, "deliver_at: 946684800000 looks like seconds"),
-        ({"target": "t", "delay": "1s", "attempts": 0}, "attempts: '0' is not a number from 1 to 1000"),
-        ({"target": "t", "delay": "1s", "repeat": "every 500"}, "500 has no unit; write 500s or 500ms"),
-        ({"target": "t", "delay": "1s", "repeat": "0 9 * * 1-5"}, "begin with every, backoff or cron"),
+        (
+            {"target": "t", "deliver_at": "2000-01-01T00:00:00Z"},
+            "deliver_at: 946684800000 looks like seconds",
+        ),
+        (
+            {"target": "t", "delay": "1s", "attempts": 0},
+            "attempts: '0' is not a number from 1 to 1000",
+        ),
+        (
+            {"target": "t", "delay": "1s", "repeat": "every 500"},
+            "500 has no unit; write 500s or 500ms",
+        ),
+        (
+            {"target": "t", "delay": "1s", "repeat": "0 9 * * 1-5"},
+            "begin with every, backoff or cron",
+        ),
         ({"target": "t", "delay": "1s", "repeat_times": 3}, "repeat_times without repeat"),
-        ({"target": "t", "delay": "1s", "repeat": "every 1s", "repeat_times": 0}, "repeat_times: '0' is not a number"),
+        (
+            {"target": "t", "delay": "1s", "repeat": "every 1s", "repeat_times": 0},
+            "repeat_times: '0' is not a number",
+        ),
         (
             {"target": "t", "delay": "1s", "repeat": "every 1s", "time_zone": "UTC"},
             "time_zone goes with a cron expression only",
@@ -472,9 +543,13 @@ def test_a_message_whose_id_is_taken_is_rejected(client):
     client.schedule("taken", "first", delay="1h", id="taken", wait="10s")
     with pytest.raises(Rejected, match="another message has this id and is pending"):
         client.schedule("taken", "second", delay="2h", id="taken", wait="10s")
-    assert client.schedule("taken", "3rd", delay="2h", id="taken", on_conflict="ignore", wait="10s").applied
+    assert client.schedule(
+        "taken", "3rd", delay="2h", id="taken", on_conflict="ignore", wait="10s"
+    ).applied
     assert client.get("taken").value_bytes == 5
-    assert client.schedule("taken", "fourth", delay="2h", id="taken", on_conflict="replace", wait="10s").applied
+    assert client.schedule(
+        "taken", "fourth", delay="2h", id="taken", on_conflict="replace", wait="10s"
+    ).applied
     assert client.get("taken").value_bytes == 6
 
 
@@ -483,7 +558,9 @@ def test_the_asyncio_client_waits_alike(service):
 
     async def live() -> None:
         async with chronos.AsyncClient(service.url) as client:
-            assert (await client.schedule("taken", "v", delay="1h", id="async-taken", wait="10s")).applied
+            assert (
+                await client.schedule("taken", "v", delay="1h", id="async-taken", wait="10s")
+            ).applied
             with pytest.raises(Rejected, match="another message has this id"):
                 await client.schedule("taken", "v", delay="1h", id="async-taken", wait="10s")
 
@@ -502,8 +579,8 @@ def test_the_package_lists_what_it_offers():
 def test_importing_the_client_imports_nothing_of_the_service():
     """A program that only schedules loads nothing else."""
     program = (
-        "import sys, chronos; assert 'msgspec' not in sys.modules; chronos.Client;"
-        "heavy = {'aiohttp', 'asyncio', 'rocksdict', 'confluent_kafka', 'pydantic', 'structlog', 'typer'} & set(sys.modules);"
-        "assert not heavy, heavy"
+        "import sys, chronos; assert 'msgspec' not in sys.modules; chronos.Client;heavy = "
+        "{'aiohttp', 'asyncio', 'rocksdict', 'confluent_kafka', 'pydantic', 'structlog', 'typer'} "
+        "& set(sys.modules);assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,4 +1,5 @@
-"""Dead letters of a real node on the embedded log: over HTTP, by the command line and by the client."""
+"""Dead letters of a real node on the embedded log: over HTTP, by the command line and by the
+client."""
 
 from __future__ import annotations
 
@@ -18,25 +19,34 @@ MANY = 1_500
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node with dead letters for every topic of TOPICS, each of which takes messages now, except `barred`.
+    """A node with dead letters for every topic of TOPICS, each of which takes messages now, except
+    `barred`.
 
-    The messages were accepted while nothing was delivered, and died while their targets were denied.
-    """
+    The messages were accepted while nothing was delivered, and died while their targets were
+    denied."""
     settings: dict[str, object] = {"shards": 3, "workers.push": "off"}
     with Service(tmp_path_factory.mktemp("letters") / "data", settings=settings) as running:
         running.start()
         for topic in TOPICS:
-            running.post("/v1/messages", [message(topic, "a", id=f"{topic}-a"), message(topic, "b")])
+            running.post(
+                "/v1/messages", [message(topic, "a", id=f"{topic}-a"), message(topic, "b")]
+            )
         running.post("/v1/messages", [message("bulk", str(at), **named(at)) for at in range(MANY)])
         series = {"repeat": "every 100ms", "repeat_times": 2, "late_policy": "fire-all"}
         running.post("/v1/messages", message("series", "s", id="series-a", **series))
         accepted = MANY + 2 * len(TOPICS) + 1
         running.wait_until(lambda: running.pending() == accepted, "accept the messages")
         running.stop()
-        running.settings |= {"workers.push": "on", "targets.deny": ",".join([*TOPICS, "series", "bulk"])}
+        running.settings |= {
+            "workers.push": "on",
+            "targets.deny": ",".join([*TOPICS, "series", "bulk"]),
+        }
         running.start()
         total = accepted + 1  # The series has two occurrences.
-        running.wait_until(lambda: sum(shard["totals"]["dead"] for shard in running.shards()) == total, "let all die")
+        running.wait_until(
+            lambda: sum(shard["totals"]["dead"] for shard in running.shards()) == total,
+            "let all die",
+        )
         running.stop()
         running.settings["targets.deny"] = "barred"
         yield running.start()
@@ -69,10 +79,14 @@ def letters(service: Service, **query: Any) -> list[dict[str, Any]]:
 
 def delivered(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
     """The records of a target topic once there are so many."""
-    service.wait_until(lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"deliver to {topic}")
+    service.wait_until(
+        lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"deliver to {topic}"
+    )
     found: list[dict[str, Any]] = []
     while len(found) < count:
-        answer = service.get(f"/v1/topics/{topic}/records", offset=len(found), limit=1000, wait="20s")
+        answer = service.get(
+            f"/v1/topics/{topic}/records", offset=len(found), limit=1000, wait="20s"
+        )
         assert answer["records"], f"only {len(found)} of {count} records came"
         found += answer["records"]
     return found
@@ -88,20 +102,28 @@ def test_a_dead_letter_is_listed_shown_replayed_once_and_no_longer_listed(servic
     (other,) = [one["id"] for one in found if one["id"] != "http-a"]
     whole = service.get("/v1/dead-letters/http-a")
     assert whole["target"] == {"topic": "http", "key": "key-a", "headers": {"trace": "a"}}
-    assert (whole["value"], whole["attempt"], whole["source"].split("/")[0]) == ("a", 1, "chronos.delay")
+    assert (whole["value"], whole["attempt"], whole["source"].split("/")[0]) == (
+        "a",
+        1,
+        "chronos.delay",
+    )
     for message_id in ("http-a", other):
         status, result = service.ask("POST", "/v1/dead-letters/replay", {"id": message_id})
         assert (status, result["matched"], result["resolved"]) == (200, 1, 1)
         status, result = service.ask("POST", "/v1/dead-letters/replay", {"id": message_id})
         assert (status, result["matched"], result["resolved"]) == (200, 0, 0)
     records = {record["headers"]["chronos-id"]: record for record in delivered(service, "http", 2)}
-    assert records.keys() == {"http-a", other}, "a replayed message keeps its id, also a generated one"
+    assert records.keys() == {"http-a", other}, (
+        "a replayed message keeps its id, also a generated one"
+    )
     assert (records["http-a"]["key"], records["http-a"]["value"]) == ("key-a", "a")
     assert records["http-a"]["headers"]["trace"] == "a"
     assert records["http-a"]["headers"]["chronos-replayed"] == whole["source"]
     assert service.get(f"/v1/messages/{other}")["state"] == "delivered"
     assert letters(service, target="http") == []
-    assert [one["resolution"] for one in letters(service, target="http", resolved="true")] == ["replayed"] * 2
+    assert [one["resolution"] for one in letters(service, target="http", resolved="true")] == [
+        "replayed"
+    ] * 2
     assert service.get("/v1/dead-letters/http-a")["resolution"] == "replayed"
 
 
@@ -135,14 +157,18 @@ def test_pages_and_times_select_all_letters_once_the_newest_first(service: Servi
 def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -> None:
     status, result = service.ask("POST", "/v1/dead-letters/replay", {"target": "barred"})
     assert (status, result["matched"], result["resolved"]) == (200, 2, 0)
-    assert [(one["reason"], one["letters"]) for one in result["refused"]] == [("forbidden-target", 2)]
+    assert [(one["reason"], one["letters"]) for one in result["refused"]] == [
+        ("forbidden-target", 2)
+    ]
     done = chronos(service, "replay", "--target", "barred", "--yes")
     assert (done.code, done.out.splitlines()[-1]) == (1, "0 dead letters replayed")
     assert "2 dead letters cannot be replayed: forbidden-target" in done.err
     assert len(letters(service, target="barred")) == 2
 
 
-def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(service: Service) -> None:
+def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(
+    service: Service,
+) -> None:
     found = letters(service, target="series")
     assert {one["id"] for one in found} == {"series-a"}
     names = {f"{one['source']}/{one.get('occurrence', 1)}" for one in found}
@@ -167,18 +193,24 @@ def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> 
     assert (replayed.code, replayed.out) == (0, "1 dead letter replayed\n")
     assert chronos(service, "replay", "cli-a").code == 4
     assert [record["value"] for record in delivered(service, "cli", 1)] == ["a"]
-    discarded = chronos(service, "discard", "--target", "cli", "--reason", "forbidden-target", "--yes", "-o", "json")
+    discarded = chronos(
+        service, "discard", "--target", "cli", "--reason", "forbidden-target", "--yes", "-o", "json"
+    )
     assert discarded.json["resolved"] == 1
     left = chronos(service, "list", "--target", "cli", "--resolved", "-o", "json").json["letters"]
     assert sorted(one["resolution"] for one in left) == ["discarded", "replayed"]
-    assert chronos(service, "list", "--target", "cli", "-o", "json").out.startswith('{"letters": []')
+    assert chronos(service, "list", "--target", "cli", "-o", "json").out.startswith(
+        '{"letters": []'
+    )
     assert chronos(service, "replay").code == 2
     assert chronos(service, "replay", "cli-a", "--all").code == 2
     assert chronos(service, "show", "nobody").code == 4
 
 
 @pytest.mark.slow
-def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(service: Service) -> None:
+def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(
+    service: Service,
+) -> None:
     shown: list[DeadLetterTotals] = []
     with Client(service.url) as client:
         whole = client.dead_letter("client-a")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chronos.config import Config, load
-from chronos.node.descriptors import AMPLE, needed, raise_limit
+from chronos.node.opening import AMPLE, needed, raise_limit
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,9 @@ def with_shards(shards: int) -> Config:
     return load(None, {}, [f"shards={shards}"])
 
 
-def test_a_limit_that_is_too_low_is_raised_to_what_the_system_allows(limits: tuple[int, int]) -> None:
+def test_a_limit_that_is_too_low_is_raised_to_what_the_system_allows(
+    limits: tuple[int, int],
+) -> None:
     """And one that is high enough stays."""
     _, hard = limits
     config = with_shards(64)
@@ -45,12 +47,29 @@ def test_a_limit_that_is_too_low_is_raised_to_what_the_system_allows(limits: tup
 
 
 @pytest.mark.parametrize("verb", ["serve", "doctor"])
-def test_a_limit_that_cannot_be_raised_is_named_with_what_is_needed(tmp_path: Path, verb: str) -> None:
+def test_a_limit_that_cannot_be_raised_is_named_with_what_is_needed(
+    tmp_path: Path, verb: str
+) -> None:
     """By a start, which ends with exit code 2 before it makes anything, and by the doctor."""
     settings = ["--set", f"node.data_dir={tmp_path / 'data'}", "--set", "shards=64"]
-    command = ["bash", "-c", 'ulimit -n 300 && exec "$@"', "bash", sys.executable, "-m", "chronos", verb, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    command = [
+        "bash",
+        "-c",
+        'ulimit -n 300 && exec "$@"',
+        "bash",
+        sys.executable,
+        "-m",
+        "chronos",
+        verb,
+        *settings,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 2
     wanted = needed(with_shards(64))
-    assert f"may open 300 files, and 64 shards need {wanted:,}: raise the limit" in done.stdout + done.stderr
+    assert (
+        f"may open 300 files, and 64 shards need {wanted:,}: raise the limit"
+        in done.stdout + done.stderr
+    )
     assert not (tmp_path / "data").exists()

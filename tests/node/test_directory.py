@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chronos.node import directory as module
-from chronos.node.directory import UNKNOWN, DataDirectory, killed_for_memory
+from chronos.node import opening as module
+from chronos.node.opening import UNKNOWN, DataDirectory, killed_for_memory
 
 
 def directory(path: Path) -> DataDirectory:
@@ -41,7 +41,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def test_a_process_is_told_of_an_unclean_end_at_its_offset_and_of_two_in_a_row_at_any(
     tmp_path: Path, kernel: Kernel
 ) -> None:
-    """A flush between two ends moves the offset at which the next process begins; an orderly stop ends the count."""
+    """A flush between two ends moves the offset at which the next process begins; an orderly stop
+    ends the count."""
     kernel.kills = UNKNOWN
     began = [start(tmp_path, 0, offset) for offset in (10, 20, 30, 40)]
     assert began == [False, False, True, True]
@@ -50,7 +51,9 @@ def test_a_process_is_told_of_an_unclean_end_at_its_offset_and_of_two_in_a_row_a
     assert [start(tmp_path, 0, offset) for offset in (40, 40)] == [False, True]
 
 
-def test_a_process_that_was_killed_otherwise_than_for_memory_is_not_told(tmp_path: Path, kernel: Kernel) -> None:
+def test_a_process_that_was_killed_otherwise_than_for_memory_is_not_told(
+    tmp_path: Path, kernel: Kernel
+) -> None:
     """But for the second end in a row at one offset: something in the topic may crash it."""
     assert [start(tmp_path, 0, offset) for offset in (10, 10, 20, 30)] == [False] * 4
     assert start(tmp_path, 0, 30)
@@ -71,7 +74,9 @@ def test_the_note_of_an_older_version_counts_as_before(tmp_path: Path, kernel: K
     assert directory(tmp_path).ended_reading(1, 11)
 
 
-def test_a_process_that_ends_before_it_reads_changes_nothing(tmp_path: Path, kernel: Kernel) -> None:
+def test_a_process_that_ends_before_it_reads_changes_nothing(
+    tmp_path: Path, kernel: Kernel
+) -> None:
     """Its start failed: no broker answered, or the coordinator did not."""
     start(tmp_path, 0, 10)
     kernel.kills = "4"

@@ -1,4 +1,5 @@
-"""`chronos doctor` as an operator meets it, beside a running service, a stopped one and a damaged one."""
+"""`chronos doctor` as an operator meets it, beside a running service, a stopped one and a damaged
+one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from tests.harness.service import Service
 
 def examine(service: Service, *arguments: str) -> Done:
     """Run the doctor with the settings of a service."""
-    settings = [part for path, value in service.settings.items() for part in ("--set", f"{path}={value}")]
+    settings = [
+        part for path, value in service.settings.items() for part in ("--set", f"{path}={value}")
+    ]
     return run("doctor", *settings, *arguments)
 
 
@@ -21,7 +24,10 @@ def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
     with Service(tmp_path / "data", settings={"shards": 2}) as service:
         assert "does not exist yet" in examine(service).out
         service.start()
-        service.post("/v1/messages", [{"target": {"topic": "t"}, "value": "x", "delay": "1h"} for _ in range(100)])
+        service.post(
+            "/v1/messages",
+            [{"target": {"topic": "t"}, "value": "x", "delay": "1h"} for _ in range(100)],
+        )
         service.wait_until(lambda: service.pending() == 100, "take them in")
         asked = examine(service)
         assert asked.code == 0
@@ -43,7 +49,9 @@ def test_the_doctor_finds_a_damaged_store(tmp_path):
         service.post("/v1/messages", body)
         service.wait_until(lambda: service.pending() == 2_000, "take them in")
         service.stop()
-        table = max((service.data_dir / "shards" / "0").glob("*.sst"), key=lambda path: path.stat().st_size)
+        table = max(
+            (service.data_dir / "shards" / "0").glob("*.sst"), key=lambda path: path.stat().st_size
+        )
         data = bytearray(table.read_bytes())
         middle = len(data) // 3
         data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
@@ -55,7 +63,9 @@ def test_the_doctor_finds_a_damaged_store(tmp_path):
         assert "ok       store of shard 1" in done.out
         found = examine(service, "-o", "json").json
         assert not found["ok"]
-        assert [finding["exit_code"] for finding in found["findings"] if finding["exit_code"]] == [5]
+        assert [finding["exit_code"] for finding in found["findings"] if finding["exit_code"]] == [
+            5
+        ]
 
 
 def test_the_doctor_reports_a_log_that_does_not_answer(tmp_path):

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import MEMTABLE_BYTES, EmbeddedLog
-from chronos.adapters.rocksdb.store import RocksStore
+from chronos.adapters.machine import SystemClock
+from chronos.adapters.rocksdb import RocksStore
 from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.files import no_more_files
@@ -33,15 +33,22 @@ NO_LIMIT = 10**9
 TARGETS = ("a", "b", "c")
 
 
-def open_log(path: Path, *, disk_reserve_bytes: int = 0, memtable_bytes: int = MEMTABLE_BYTES) -> EmbeddedLog:
-    log = EmbeddedLog(path, clock=SystemClock(), disk_reserve_bytes=disk_reserve_bytes, memtable_bytes=memtable_bytes)
+def open_log(
+    path: Path, *, disk_reserve_bytes: int = 0, memtable_bytes: int = MEMTABLE_BYTES
+) -> EmbeddedLog:
+    log = EmbeddedLog(
+        path,
+        clock=SystemClock(),
+        disk_reserve_bytes=disk_reserve_bytes,
+        memtable_bytes=memtable_bytes,
+    )
     own = [TopicSpec(name=name, partitions=2, settings={}) for name in ("chronos.progress", "own")]
     log.prepare(own, create=True)
     return log
 
 
-# A process that appends in two threads, commits in a third, trims, and prints what was acknowledged. Small
-# memtables, so that kills also hit flushes and changes of the write-ahead log.
+# A process that appends in two threads, commits in a third, trims, and prints what was
+# acknowledged. Small memtables, so that kills also hit flushes and changes of the write-ahead log.
 WRITE = """
 import itertools, sys, threading
 from pathlib import Path
@@ -75,7 +82,7 @@ def commit():
 for work in (lambda: append(1), lambda: append(2), commit):
     threading.Thread(target=work, daemon=True).start()
 threading.Event().wait()
-"""
+"""  # noqa: E501
 
 
 def values(log: EmbeddedLog, topic: str, partition: int) -> dict[int, str]:
@@ -91,7 +98,8 @@ def values(log: EmbeddedLog, topic: str, partition: int) -> dict[int, str]:
 
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing(tmp_path, kills):
-    """The same log over many kills: acknowledged records stay at their offsets, transactions are whole."""
+    """The same log over many kills: acknowledged records stay at their offsets, transactions are
+    whole."""
     dice = random.Random(7)
     acknowledged: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     trimmed = 0
@@ -99,7 +107,8 @@ def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing
         command = [sys.executable, "-c", WRITE, str(tmp_path / "log"), str(run)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            # After so many acknowledgements, and then at no moment in particular of the work that goes on.
+            # After so many acknowledgements, and then at no moment in particular of the work that
+            # goes on.
             lines = list(itertools.islice(process.stdout, ACKED_MIN + dice.randrange(400)))
             for _ in range(dice.randrange(20_000)):
                 pass
@@ -114,7 +123,9 @@ def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing
                 trimmed = int(offset)
                 continue
             topic = "own" if verb == "append" else "chronos.progress"
-            assert int(offset) not in acknowledged[topic, int(partition)], "an offset was given twice"
+            assert int(offset) not in acknowledged[topic, int(partition)], (
+                "an offset was given twice"
+            )
             acknowledged[topic, int(partition)][int(offset)] = value
         _check(tmp_path / "log", acknowledged, trimmed)
     assert sum(map(len, acknowledged.values())) > kills * ACKED_MIN / 2
@@ -138,16 +149,20 @@ def _check(path: Path, acknowledged: dict[tuple[str, int], dict[int, str]], trim
     log.close()
 
 
-# ------------------------------------------------------------------------------------------- A full disk
+# -------------------------------------------------------------------------------------- A full disk
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], object]]]:
-    """A file system of 16 MiB of its own, and a way to make it larger. It takes root, as in a container."""
+    """A file system of 16 MiB of its own, and a way to make it larger. It takes root, as in a
+    container."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=False, capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode != 0:
         pytest.fail(f"no small disk to fill, which takes root: {mounted.stderr}")
@@ -160,7 +175,8 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], object]]]
 
 
 def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(small_disk):
-    """Writes are refused whole, it says why, all rows stay readable, and nobody has to open it again."""
+    """Writes are refused whole, it says why, all rows stay readable, and nobody has to open it
+    again."""
     disk, grow = small_disk
     store = RocksStore(disk / "s", block_cache=1 << 20, memtable_bytes=1 << 20)
     dice = random.Random(1)
@@ -217,16 +233,19 @@ def readable(log: EmbeddedLog) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("memtable_bytes", [1 << 20, 64 << 20], ids=["tables", "write-ahead log"])
-def test_a_log_on_a_full_disk_refuses_whole_writes_and_goes_on_once_there_is_room(small_disk, memtable_bytes):
-    """Whether it is a table or the write-ahead log that finds the disk full: nothing of a refused one is there."""
+def test_a_log_on_a_full_disk_refuses_whole_writes_and_goes_on_once_there_is_room(
+    small_disk, memtable_bytes
+):
+    """Whether it is a table or the write-ahead log that finds the disk full: nothing of a refused
+    one is there."""
     disk, grow = small_disk
     log = open_log(disk / "log", memtable_bytes=memtable_bytes)
     acknowledged: list[bytes] = []
     assert str(disk) in str(fill(log, acknowledged))
     assert acknowledged
     assert readable(log) == acknowledged
-    # Compaction may have made some room by now: what it made is used, and the end is the same. A log that finds no room to be
-    # opened again cannot be read either.
+    # Compaction may have made some room by now: what it made is used, and the end is the same. A
+    # log that finds no room to be opened again cannot be read either.
     fill(log, acknowledged)
     with contextlib.suppress(NoSpace):
         assert readable(log) == acknowledged
@@ -288,7 +307,8 @@ def test_a_log_that_found_no_file_descriptor_goes_on_once_there_is_one(tmp_path)
 
 @pytest.mark.parametrize("failure", [NoSpace, Retry])
 def test_a_transaction_whose_sync_fails_is_not_called_undone(tmp_path, monkeypatch, failure):
-    """Whether it is there only the log can tell: its writer is lost, whatever the disk had to say."""
+    """Whether it is there only the log can tell: its writer is lost, whatever the disk had to
+    say."""
     log = open_log(tmp_path / "log", memtable_bytes=1 << 20)
     monkeypatch.setattr(log._journal.db, "sync", lambda: (_ for _ in ()).throw(failure("the disk")))
     writer = log.writer(0)

@@ -29,7 +29,11 @@ def play(name: str, *arguments: str) -> str:
     """The output of an example; it must exit with 0."""
     program = EXAMPLES / name / f"{name}.py"
     done = subprocess.run(
-        [sys.executable, program, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -52,7 +56,14 @@ def test_unpaid_orders_are_closed_and_paid_ones_are_not(service: Service) -> Non
 def test_reminders_move_along_with_their_customer(service: Service) -> None:
     """The same wall-clock time in another zone is another instant."""
     output = play("reminders", "--server", service.url)
-    expected = ["set pills:", "set letter:", "moved pills:", "moved letter:", "came pills:", "drop letter:"]
+    expected = [
+        "set pills:",
+        "set letter:",
+        "moved pills:",
+        "moved letter:",
+        "came pills:",
+        "drop letter:",
+    ]
     assert verbs(output) == expected
     assert output.endswith("drop   letter: cancelled\n")
 
@@ -83,7 +94,9 @@ def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def reminders() -> ModuleType:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("reminders", EXAMPLES / "reminders" / "reminders.py")
+    spec = importlib.util.spec_from_file_location(
+        "reminders", EXAMPLES / "reminders" / "reminders.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from chronos.admin.tokens import Limits, digest, parse_tokens
-from chronos.admin.turns import Turns, asker
+from chronos.admin.http.tokens import Limits, digest, parse_tokens
+from chronos.admin.http.waiting import Turns, asker
 from chronos.core.reach import EVERYTHING
 from tests.harness.inside import Inside, wait_until
 
-LIMITS: dict[str, dict[str, int]] = {"greedy": {}, "other": {}, "small": {"polls": 2, "connections": 3, "jobs": 1}}
+LIMITS: dict[str, dict[str, int]] = {
+    "greedy": {},
+    "other": {},
+    "small": {"polls": 2, "connections": 3, "jobs": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("fairness")
     path = folder / "tokens.yaml"
     entries = [
-        {"name": name, "sha256": digest(name), "roles": ["read", "payload", "write", "operate"], "limits": limits}
+        {
+            "name": name,
+            "sha256": digest(name),
+            "roles": ["read", "payload", "write", "operate"],
+            "limits": limits,
+        }
         for name, limits in LIMITS.items()
     ]
     path.write_text(json.dumps({"format": 2, "tokens": entries}))
@@ -38,22 +47,31 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 def poll(service: Inside, token: str, stack: ExitStack, topic: str = "never") -> socket.socket:
     """A connection with a long poll."""
-    connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+    connection = stack.enter_context(
+        socket.create_connection(("127.0.0.1", service.port), timeout=30)
+    )
     path = f"/v1/topics/{topic}/records?wait=60s"
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    connection.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    )
     return connection
 
 
 @pytest.mark.slow
 def test_long_polls_of_one_token_leave_room_for_others(service: Inside) -> None:
-    """Of 500, as many wait as the token may have; the others are told so, and another token is not concerned."""
+    """Of 500, as many wait as the token may have; the others are told so, and another token is not
+    concerned."""
     with ExitStack() as stack:
         polls = [poll(service, "greedy", stack) for _ in range(500)]
         context = service.server._context
         assert context is not None
         wait_until(lambda: context.polls._count == Limits().polls)
         refused = service.ask("GET", "/v1/topics/never/records?wait=60s", token="greedy")
-        assert (refused.status, refused.problem, refused.headers["retry-after"]) == (429, "beyond-limits", "1")
+        assert (refused.status, refused.problem, refused.headers["retry-after"]) == (
+            429,
+            "beyond-limits",
+            "1",
+        )
         waiting = poll(service, "other", stack, "soon")
         body = {"target": {"topic": "soon"}, "value": "v", "delay": "0s"}
         assert service.ask("POST", "/v1/messages", body, token="other").status == 202
@@ -67,8 +85,12 @@ def test_connections_of_one_token_are_bounded(service: Inside) -> None:
     listener = service.server._listener
     assert listener is not None
     with ExitStack() as stack:
-        idle = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
-        idle.sendall(b"GET /v1/rates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer small\r\n\r\n")
+        idle = stack.enter_context(
+            socket.create_connection(("127.0.0.1", service.port), timeout=30)
+        )
+        idle.sendall(
+            b"GET /v1/rates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer small\r\n\r\n"
+        )
         assert idle.recv(65_536).startswith(b"HTTP/1.1 200")
         for _ in range(2):
             poll(service, "small", stack)
@@ -76,14 +98,20 @@ def test_connections_of_one_token_are_bounded(service: Inside) -> None:
         assert service.ask("GET", "/v1/rates", token="small").status == 200
         assert idle.recv(1) == b""
         wait_until(lambda: len(listener._of_tokens["small"]) == 2)
-        slow = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+        slow = stack.enter_context(
+            socket.create_connection(("127.0.0.1", service.port), timeout=30)
+        )
         slow.sendall(
             b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer small\r\n"
             b"Content-Type: application/json\r\nContent-Length: 10\r\n\r\n"
         )
         wait_until(lambda: len(listener._of_tokens["small"]) == 3)
-        last = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
-        last.sendall(b"GET /v1/rates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer small\r\n\r\n")
+        last = stack.enter_context(
+            socket.create_connection(("127.0.0.1", service.port), timeout=30)
+        )
+        last.sendall(
+            b"GET /v1/rates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer small\r\n\r\n"
+        )
         answer = b"".join(iter(lambda: last.recv(65_536), b""))
         assert answer.startswith(b"HTTP/1.1 429")
         assert b"the token small has 3 connections" in answer
@@ -121,12 +149,20 @@ def test_the_work_of_one_token_does_not_stop_that_of_others(service: Inside) -> 
         refused = service.ask("POST", "/v1/jobs", {"action": "count"}, token="small")
         assert (refused.status, refused.problem) == (429, "beyond-limits")
         others = service.ask("POST", "/v1/jobs", {"action": "count"}, token="other").json()["id"]
-        wait_until(lambda: service.ask("GET", f"/v1/jobs/{others}", token="other").json()["state"] == "done")
-        assert service.ask("GET", f"/v1/jobs/{first.json()['id']}", token="other").json()["state"] == "running"
+        wait_until(
+            lambda: (
+                service.ask("GET", f"/v1/jobs/{others}", token="other").json()["state"] == "done"
+            )
+        )
+        assert (
+            service.ask("GET", f"/v1/jobs/{first.json()['id']}", token="other").json()["state"]
+            == "running"
+        )
 
 
 def test_the_turn_is_that_of_the_token_that_used_the_least_time() -> None:
-    """Many short pieces of work beside few long ones; what waits longest is first within a token; a request that ended is left out."""
+    """Many short pieces of work beside few long ones; what waits longest is first within a token; a
+    request that ended is left out."""
     order: list[str] = []
 
     async def main() -> None:
@@ -157,7 +193,15 @@ def test_the_turn_is_that_of_the_token_that_used_the_least_time() -> None:
         turns.close()
 
     asyncio.run(main())
-    assert order == ["greedy first", "other 0", "other 1", "other 2", "greedy 0", "greedy 1", "greedy 2"]
+    assert order == [
+        "greedy first",
+        "other 0",
+        "other 1",
+        "other 2",
+        "greedy 0",
+        "greedy 1",
+        "greedy 2",
+    ]
 
 
 def test_an_error_of_work_is_that_of_its_request() -> None:
@@ -176,7 +220,11 @@ def test_an_error_of_work_is_that_of_its_request() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "text"),
-    [("{polls: 0}", "Expected `int` >= 1"), ("{polls: 501}", "<= 500"), ("{pools: 1}", "unknown field `pools`")],
+    [
+        ("{polls: 0}", "Expected `int` >= 1"),
+        ("{polls: 501}", "<= 500"),
+        ("{pools: 1}", "unknown field `pools`"),
+    ],
 )
 def test_limits_that_are_none_are_named(limits: str, text: str) -> None:
     """Like everything else in the file."""
@@ -189,7 +237,9 @@ def test_limits_need_the_format_that_has_them() -> None:
     """A token without them has the defaults in both."""
     entry = f"{{name: a, sha256: '{digest('a')}', roles: [read]%s}}"
     for version in (1, 2):
-        (found,) = parse_tokens(f"{{format: {version}, tokens: [{entry % ''}]}}".encode()).senders.values()
+        (found,) = parse_tokens(
+            f"{{format: {version}, tokens: [{entry % ''}]}}".encode()
+        ).senders.values()
         assert found.limits == Limits()
     with pytest.raises(ValueError, match="begin the file with `format: 2`"):
         parse_tokens(f"{{tokens: [{entry % ', limits: {jobs: 2}'}]}}".encode())
@@ -202,7 +252,7 @@ def test_forwarded_work_is_that_of_the_token_that_asked(tmp_path: Path) -> None:
     async def main() -> None:
         from aiohttp import web
 
-        from chronos.admin.peer_client import PeerClient
+        from chronos.admin.cluster.peers import PeerClient
 
         async def seen(request: web.Request) -> web.Response:
             heads.append(dict(request.headers))

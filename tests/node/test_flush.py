@@ -1,4 +1,5 @@
-"""The flush of a node: it trims the embedded log, which is the only other copy of the pending messages."""
+"""The flush of a node: it trims the embedded log, which is the only other copy of the pending
+messages."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from chronos.node import Node
 
 def test_the_log_is_not_trimmed_when_the_store_is_replaced_during_the_flush(tmp_path: Path) -> None:
     """As after a full disk: records that the store had not flushed are replayed from the log."""
-    node = Node(load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "shards=1", "limits.disk_reserve=1MB"]))
+    node = Node(
+        load(
+            None, {}, [f"node.data_dir={tmp_path / 'node'}", "shards=1", "limits.disk_reserve=1MB"]
+        )
+    )
     node.start()
     try:
         (store,), (shard,), topic = node._stores.values(), node.shards, node.config.topics.delay

@@ -16,5 +16,7 @@ def test_no_request_that_is_almost_http_is_an_error_of_the_service(tmp_path):
         statuses = asyncio.run(almost_http(Goal(service.port), SECONDS, seed=1))
         assert service.ask("GET", "/readyz").status == 200
     assert sum(statuses.values()) > 0
-    assert statuses["500"] == 0, [line for line in logs if line["event"] in ("request failed", "request not read")]
+    assert statuses["500"] == 0, [
+        line for line in logs if line["event"] in ("request failed", "request not read")
+    ]
     assert [line for line in logs if line["event"] == "request failed"] == []

@@ -19,10 +19,11 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
-from chronos.admin import Server, messages, metrics, openapi
-from chronos.admin.listing import merge
-from chronos.admin.routes import table
-from chronos.admin.schemas import (
+from chronos.admin import Server
+from chronos.admin.cluster import metrics
+from chronos.admin.http import openapi
+from chronos.admin.http.routes import table
+from chronos.admin.http.schemas import (
     BASE64_ID_PATTERN,
     DURATION_PATTERN,
     HEADER_NAME_PATTERN,
@@ -31,10 +32,12 @@ from chronos.admin.schemas import (
     TIME_PATTERN,
     UNITLESS_PATTERN,
 )
+from chronos.admin.messages import messages
+from chronos.admin.messages.listing import merge
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
-from chronos.core.progress import RULES
+from chronos.core.shard.progress import RULES
 from chronos.node import Node
 from tests.harness.service import Service
 
@@ -55,9 +58,15 @@ def ask(
     """Send a request exactly as given; status, headers and body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
     try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
@@ -71,7 +80,9 @@ def message(topic: str = "orders", **fields: Any) -> dict[str, Any]:
 
 def records(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
     """The first records of a topic; waits for them."""
-    service.wait_until(lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"make {topic}")
+    service.wait_until(
+        lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"make {topic}"
+    )
     found: list[dict[str, Any]] = []
     offset = 0
     while len(found) < count:
@@ -89,12 +100,21 @@ def test_a_message_is_delivered_at_its_time_with_key_headers_and_receipt(service
     """Key, value and headers are those of the request; the receipt names the source."""
     due_ms = time.time_ns() // 1_000_000 + 300
     headers = {"traceparent": "00-ab-01", "twice": ["1", {"base64": "/w=="}], "none": None}
-    body = message("whole", id="whole-1", deliver_at=due_ms, value="grüße", target={"key": "k", "headers": headers})
+    body = message(
+        "whole",
+        id="whole-1",
+        deliver_at=due_ms,
+        value="grüße",
+        target={"key": "k", "headers": headers},
+    )
     accepted = service.post("/v1/messages", body)
     assert accepted["id"] == "whole-1"
     (record,) = records(service, "whole", 1)
     assert (record["key"], record["value"]) == ("k", "grüße")
-    receipt = {name: record["headers"].pop(name) for name in ("chronos-id", "chronos-due-at", "chronos-source")}
+    receipt = {
+        name: record["headers"].pop(name)
+        for name in ("chronos-id", "chronos-due-at", "chronos-source")
+    }
     assert record["headers"] == headers
     assert receipt == {
         "chronos-id": "whole-1",
@@ -109,7 +129,12 @@ def test_bytes_that_are_not_text_are_sent_in_base64(service):
     raw = bytes(range(256))
     coded = base64.b64encode(raw).decode()
     name = "base64:" + base64.b64encode(b"\xff\xfe/1").decode()
-    body = {"target": {"topic": "raw", "key_base64": coded}, "value_base64": coded, "delay": "1ms", "id": name}
+    body = {
+        "target": {"topic": "raw", "key_base64": coded},
+        "value_base64": coded,
+        "delay": "1ms",
+        "id": name,
+    }
     accepted = service.post("/v1/messages", body)
     assert accepted["id"] == name
     (record,) = records(service, "raw", 1)
@@ -120,14 +145,22 @@ def test_bytes_that_are_not_text_are_sent_in_base64(service):
 
 def test_a_null_payload_stays_null(service):
     """An empty string is not null."""
-    service.post("/v1/messages", [message("nulls", delay=0, value=None), message("nulls", delay=0, value="")])
+    service.post(
+        "/v1/messages", [message("nulls", delay=0, value=None), message("nulls", delay=0, value="")]
+    )
     assert sorted(str(record["value"]) for record in records(service, "nulls", 2)) == ["", "None"]
 
 
 def test_a_message_that_is_due_in_the_past_is_accepted_with_a_warning(service):
     """It says how long ago; a minute is explained by clocks. A series may begin in the past."""
     now_ms = time.time_ns() // 1_000_000
-    due = [now_ms - 3 * 86_400_000, now_ms - 5 * 3_600_000, now_ms - 150_000, now_ms - 5_000, now_ms + 3_600_000]
+    due = [
+        now_ms - 3 * 86_400_000,
+        now_ms - 5 * 3_600_000,
+        now_ms - 150_000,
+        now_ms - 5_000,
+        now_ms + 3_600_000,
+    ]
     sent = [message("late", deliver_at=due_ms, id=f"late-{at}") for at, due_ms in enumerate(due)]
     answers = service.post("/v1/messages", [*sent, message("late", delay="1h")])
     told = [answer.get("warnings") for answer in answers]
@@ -135,18 +168,34 @@ def test_a_message_that_is_due_in_the_past_is_accepted_with_a_warning(service):
         "3 days ago", "5 hours ago", "2 minutes ago", None, None, None,
     ]  # fmt: skip
     assert told[0][0].startswith(f"due at {answers[0]['due_at']}, ")
-    status, changed = service.ask("PATCH", "/v1/messages/late-4", {"deliver_at": now_ms - 7_200_000})
+    status, changed = service.ask(
+        "PATCH", "/v1/messages/late-4", {"deliver_at": now_ms - 7_200_000}
+    )
     assert (status, changed["result"]) == (200, "rescheduled")
     assert changed["warnings"][0].endswith(", 2 hours ago")
-    old = message("late", deliver_at="2020-01-01T00:00:00Z", repeat="every 8760h", late_policy="skip", id="series")
-    assert service.post("/v1/messages", old)["warnings"][0].startswith("due at 2020-01-01T00:00:00.000Z, ")
+    old = message(
+        "late",
+        deliver_at="2020-01-01T00:00:00Z",
+        repeat="every 8760h",
+        late_policy="skip",
+        id="series",
+    )
+    assert service.post("/v1/messages", old)["warnings"][0].startswith(
+        "due at 2020-01-01T00:00:00.000Z, "
+    )
 
 
 def test_a_change_to_a_time_long_ago_is_refused(service):
     """The message keeps its time."""
     service.post("/v1/messages", message(id="kept"))
-    status, problem = service.ask("PATCH", "/v1/messages/kept", {"deliver_at": "2020-01-01T00:00:00Z"})
-    assert (status, problem["errors"][0]["field"], problem["errors"][0]["reason"]) == (422, "deliver_at", "past")
+    status, problem = service.ask(
+        "PATCH", "/v1/messages/kept", {"deliver_at": "2020-01-01T00:00:00Z"}
+    )
+    assert (status, problem["errors"][0]["field"], problem["errors"][0]["reason"]) == (
+        422,
+        "deliver_at",
+        "past",
+    )
     status, problem = service.ask("PATCH", "/v1/messages/kept", {"delay": 30})
     assert (status, problem["detail"]) == (422, "delay: 30 has no unit; write 30s or 30ms")
     assert service.get("/v1/messages/kept")["state"] == "pending"
@@ -191,32 +240,50 @@ def test_a_batch_with_one_invalid_message_writes_nothing_and_names_it(service):
 
 def settled_shards(service: Service) -> list[dict[str, Any]]:
     """The shards, once they have applied everything in the log."""
-    service.wait_until(lambda: all(shard["lag"] == 0 for shard in service.shards()), "apply everything")
+    service.wait_until(
+        lambda: all(shard["lag"] == 0 for shard in service.shards()), "apply everything"
+    )
     return service.shards()
 
 
 @pytest.mark.parametrize(
     ("change", "field", "text"),
     [
-        ({"delay": "soon"}, "delay", "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"),
+        ({"delay": "soon"}, "delay", (
+            "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
+        )),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
-        ({"deliver_at": 1_700_000_000_000_000}, "deliver_at", "1700000000000000 looks like microseconds"),
-        ({"deliver_at": "1700000000000000000"}, "deliver_at", "1700000000000000000 looks like nanoseconds"),
+        ({"deliver_at": 1_700_000_000_000_000}, "deliver_at", (
+            "1700000000000000 looks like microseconds"
+        )),
+        ({"deliver_at": "1700000000000000000"}, "deliver_at", (
+            "1700000000000000000 looks like nanoseconds"
+        )),
         ({"delay": "9999999999999999"}, "delay", "is longer than the longest duration"),
         ({"delay": "9999999999999999s"}, "delay", "is longer than the longest duration"),
-        ({"deliver_at": "2020-01-31T09:00:00Z"}, "deliver_at", "more than 30d in the past, the limit set by limits.max_past"),
+        ({"deliver_at": "2020-01-31T09:00:00Z"}, "deliver_at", (
+            "more than 30d in the past, the limit set by limits.max_past"
+        )),
         ({"delay": 5}, "delay", "5 has no unit; write 5s or 5ms"),
         ({"delay": "999"}, "delay", "999 has no unit; write 999s or 999ms"),
         ({"delay": "1h", "spread": 30}, "spread", "30 has no unit; write 30s or 30ms"),
         ({"delay": "1h", "repeat": "every 500"}, "repeat", "500 has no unit; write 500s or 500ms"),
-        ({"delay": "1h", "repeat": "backoff 1s 2 900"}, "repeat", "900 has no unit; write 900s or 900ms"),
+        ({"delay": "1h", "repeat": "backoff 1s 2 900"}, "repeat", (
+            "900 has no unit; write 900s or 900ms"
+        )),
         ({"delay": "1h", "repeat": "0 9 * * 1-5"}, "repeat", "begin with every, backoff or cron"),
-        ({"delay": "1h", "headers": {"a": "b"}}, "headers", "unknown field; did you mean target.headers?"),
+        ({"delay": "1h", "headers": {"a": "b"}}, "headers", (
+            "unknown field; did you mean target.headers?"
+        )),
         ({"delay": "1h", "key": "k"}, "key", "unknown field; did you mean target.key?"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"Chronos_Spread": "1s"}}}, "target.headers", "own"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos_dely": "1s"}}}, "target.headers", "did you mean chronos-delay?"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"Chronos_Spread": "1s"}}}, (
+            "target.headers"
+        ), "own"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos_dely": "1s"}}}, (
+            "target.headers"
+        ), "did you mean chronos-delay?"),
         ({"delay": "1h", "expire_at": 10**12}, "expire_at", "before"),
         ({"delay": "1h", "expire_at": 5}, "expire_at", "looks like seconds"),
         ({"delay": "1h", "expire_at": "never"}, "expire_at", "never"),
@@ -226,17 +293,33 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "id": "base64:?"}, "id", "base64"),
         ({"delay": "1h", "value_base64": "eA=="}, "value_base64", "value is given too"),
         ({"delay": "1h", "value": "x" * 1_100_000}, "value", "message_bytes_max"),
-        ({"delay": "1h", "repeat": "every 5ms"}, "repeat", "shorter than the shortest interval, 100ms"),
-        ({"delay": "1h", "repeat": "hourly"}, "repeat", "is not a repetition; begin with every, backoff or cron"),
+        ({"delay": "1h", "repeat": "every 5ms"}, "repeat", (
+            "shorter than the shortest interval, 100ms"
+        )),
+        ({"delay": "1h", "repeat": "hourly"}, "repeat", (
+            "is not a repetition; begin with every, backoff or cron"
+        )),
         ({"repeat": "every 5s"}, "deliver_at", "neither deliver_at nor delay is given"),
-        ({"repeat": "cron 0 9 * *"}, "repeat", "'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"),
+        ({"repeat": "cron 0 9 * *"}, "repeat", (
+            "'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"
+        )),
         ({"repeat": "cron 0 25 * * *"}, "repeat", "is not a cron expression: bad hour"),
         ({"repeat": "cron 0 0 30 2 *"}, "repeat", "is not a cron expression: bad day-of-month"),
-        ({"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"}, "time_zone", "is not a time zone"),
-        ({"repeat": "cron 0 9 * * *", "expire_at": 10**13}, "expire_at", "counted from its first due time"),
-        ({"delay": "1h", "repeat": "every 5s", "time_zone": "UTC"}, "time_zone", "with a cron expression only"),
-        ({"delay": "1h", "repeat": "every 5s", "repeat_until": 10**12}, "repeat_until", "before the first due time"),
-        ({"delay": "1h", "repeat": "every 5s", "repeat_times": 0}, "repeat_times", "must be at least 1"),
+        ({"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"}, "time_zone", (
+            "is not a time zone"
+        )),
+        ({"repeat": "cron 0 9 * * *", "expire_at": 10**13}, "expire_at", (
+            "counted from its first due time"
+        )),
+        ({"delay": "1h", "repeat": "every 5s", "time_zone": "UTC"}, "time_zone", (
+            "with a cron expression only"
+        )),
+        ({"delay": "1h", "repeat": "every 5s", "repeat_until": 10**12}, "repeat_until", (
+            "before the first due time"
+        )),
+        ({"delay": "1h", "repeat": "every 5s", "repeat_times": 0}, "repeat_times", (
+            "must be at least 1"
+        )),
         ({"delay": "1h", "repeat_times": 3}, "repeat_times", "repeat_times without repeat"),
         ({"delay": "1h", "repeat": "every 10000000d"}, "repeat", "limits.max_delay"),
         ({"delay": "1h", "spread": "soon"}, "spread", "is not a duration"),
@@ -244,17 +327,29 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "dealy": 5}, "dealy", "unknown field; did you mean delay?"),
         ({"delay": "1h", "value": 5}, "value", "must be a string or null, not an integer"),
         ({"delay": "1h", "target": {"topic": "forbidden.orders"}}, "target.topic", "targets.deny"),
-        ({"delay": "1h", "target": {"topic": "__consumer_offsets"}}, "target.topic", "Kafka itself"),
-        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", "is not a topic name: 1 to 249 letters"),
+        ({"delay": "1h", "target": {"topic": "__consumer_offsets"}}, "target.topic", (
+            "Kafka itself"
+        )),
+        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", (
+            "is not a topic name: 1 to 249 letters"
+        )),
         ({"delay": "1h", "target": {"topic": ".."}}, "target.topic", "not a topic name"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}}, "target.headers", "own"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"h": 5}}}, "target.headers", "'h': must be"),
-        ({"delay": "1h", "target": {"topic": "o", "haeders": {}}}, "target.haeders", "did you mean headers?"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}}, (
+            "target.headers"
+        ), "own"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"h": 5}}}, "target.headers", (
+            "'h': must be"
+        )),
+        ({"delay": "1h", "target": {"topic": "o", "haeders": {}}}, "target.haeders", (
+            "did you mean headers?"
+        )),
         ({"delay": "1h", "target": {}}, "target.topic", "required field is missing"),
         ({"delay": "1h", "target": None}, "target", "must be an object, not null"),
         ({"delay": -1}, "delay", "must be at least 0"),
         ({"delay": "1h", "id": ""}, "id", "must not be empty"),
-        ({"delay": "1h", "id": "x", "on_conflict": "skip"}, "on_conflict", "must be one of reject, replace, ignore"),
+        ({"delay": "1h", "id": "x", "on_conflict": "skip"}, "on_conflict", (
+            "must be one of reject, replace, ignore"
+        )),
         ({"delay": "1h", "value_base64": "?"}, "value_base64", "is not base64"),
     ],
 )  # fmt: skip
@@ -279,7 +374,11 @@ def test_an_empty_message_names_all_that_is_missing(service):
     assert (status, problem["detail"]) == (422, "target: required field is missing (and 2 more)")
     assert problem["errors"] == [
         {"field": "target", "detail": "required field is missing"},
-        {"field": "deliver_at", "detail": "neither deliver_at nor delay is given", "reason": "no-time"},
+        {
+            "field": "deliver_at",
+            "detail": "neither deliver_at nor delay is given",
+            "reason": "no-time",
+        },
         {"field": "value", "detail": NO_VALUE},
     ]
     status, problem = service.ask("POST", "/v1/messages", {"target": {"topic": "o"}, "delay": "1h"})
@@ -304,8 +403,13 @@ def test_all_errors_of_a_batch_are_listed_with_index_and_field(service):
     status, problem = service.ask("POST", "/v1/messages", batch)
     assert status == 422
     assert [(fault["index"], fault.get("field")) for fault in problem["errors"]] == [
-        (1, "target"), (1, "deliver_at"), (1, "value"), (2, None), (3, "target.topic"), (5, "dealy"),
-    ]  # fmt: skip
+        (1, "target"),
+        (1, "deliver_at"),
+        (1, "value"),
+        (2, None),
+        (3, "target.topic"),
+        (5, "dealy"),
+    ]
     assert problem["detail"] == "message 1: target: required field is missing (and 5 more)"
     assert "errors_total" not in problem
 
@@ -325,29 +429,45 @@ def test_the_first_100_errors_of_a_batch_are_listed_and_all_are_counted(service)
         ({"delay": "soon"}, "delay", PATTERN_TEXTS[DURATION_PATTERN]),
     ],
 )
-def test_a_body_with_a_million_values_is_answered_with_its_first_error(service, last, field, detail):
+def test_a_body_with_a_million_values_is_answered_with_its_first_error(
+    service, last, field, detail
+):
     """The search for all errors would take a multiple of the body in memory."""
     wide = message(target={"headers": {f"h{at}": "" for at in range(900)}})
     batch = [wide] * 1_150 + [message() | last] + [{}] * 100
     status, problem = service.ask("POST", "/v1/messages", batch)
-    assert (status, problem["errors"]) == (422, [{"index": 1_150, "field": field, "detail": detail}])
+    assert (status, problem["errors"]) == (
+        422,
+        [{"index": 1_150, "field": field, "detail": detail}],
+    )
 
 
 def test_the_only_message_of_an_array_is_not_numbered_in_the_text(service):
-    """Clients send a single message as an array of one; its errors read like those of a single message."""
+    """Clients send a single message as an array of one; its errors read like those of a single
+    message."""
     status, problem = service.ask("POST", "/v1/messages", [message("chronos.delay")])
     assert (status, "hint" in problem) == (422, False)
-    assert problem["detail"] == "target.topic: chronos.delay is a topic of Chronos or of Kafka itself"
+    assert (
+        problem["detail"] == "target.topic: chronos.delay is a topic of Chronos or of Kafka itself"
+    )
     assert problem["errors"][0]["index"] == 0
 
 
 def test_no_error_of_a_pattern_shows_a_regular_expression():
     """Every pattern that requests are checked by has a text in plain words."""
-    types = [kind for route in table(None) for kind in (route.body, route.query) if kind is not None]
+    types = [
+        kind for route in table(None) for kind in (route.body, route.query) if kind is not None
+    ]
     patterns: set[str] = set()
 
     def collect(schema: object) -> None:
-        children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+        children = (
+            schema.values()
+            if isinstance(schema, dict)
+            else schema
+            if isinstance(schema, list)
+            else ()
+        )
         if isinstance(schema, dict) and isinstance(schema.get("pattern"), str):
             patterns.add(schema["pattern"])
         for child in children:
@@ -370,15 +490,22 @@ def test_no_error_of_a_pattern_shows_a_regular_expression():
 )
 def test_a_body_that_is_not_json_is_malformed(service, body):
     """Status 400, whatever the bytes."""
-    status, headers, answer = ask(service, "POST", "/v1/messages", body, Content_Type="application/json")
+    status, headers, answer = ask(
+        service, "POST", "/v1/messages", body, Content_Type="application/json"
+    )
     assert (status, headers["content-type"].split(";")[0]) == (400, "application/problem+json")
     assert json.loads(answer)["type"] == "urn:chronos:problem:malformed"
 
 
 def test_half_a_surrogate_pair_is_refused(service):
     """JSON can express it, UTF-8 cannot."""
-    status, _, _ = ask(service, "POST", "/v1/messages", json.dumps(message(value="\ud800")).encode(),
-                       Content_Type="application/json")  # fmt: skip
+    status, _, _ = ask(
+        service,
+        "POST",
+        "/v1/messages",
+        json.dumps(message(value="\ud800")).encode(),
+        Content_Type="application/json",
+    )
     assert status in (400, 422)
 
 
@@ -391,7 +518,9 @@ def test_a_batch_has_1_to_10000_messages(service, count):
 
 def test_a_body_that_is_too_large_is_refused(service):
     """Without reading all of it."""
-    status, _, answer = ask(service, "POST", "/v1/messages", b" " * (33 << 20), Content_Type="application/json")
+    status, _, answer = ask(
+        service, "POST", "/v1/messages", b" " * (33 << 20), Content_Type="application/json"
+    )
     assert (status, json.loads(answer)["type"]) == (413, "urn:chronos:problem:too-large")
 
 
@@ -400,7 +529,9 @@ def test_concurrent_requests_are_all_written(service):
     answers: dict[int, list[dict[str, Any]]] = {}
 
     def send(number: int) -> None:
-        answers[number] = service.post("/v1/messages", [message(id=f"many-{number}-{at}") for at in range(50)])
+        answers[number] = service.post(
+            "/v1/messages", [message(id=f"many-{number}-{at}") for at in range(50)]
+        )
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -424,10 +555,14 @@ def test_an_unknown_id_is_not_found(service):
     assert "rejected topic" in problem["hint"]
 
 
-@pytest.mark.parametrize("name", ["a/b", "ü ö?", "100%", "a+b", "base64:", "x" * 1024, "..", "#", "a%2Fb", "\t"])
+@pytest.mark.parametrize(
+    "name", ["a/b", "ü ö?", "100%", "a+b", "base64:", "x" * 1024, "..", "#", "a%2Fb", "\t"]
+)
 def test_any_text_may_be_an_id(service, name):
     """It is percent-encoded in a path."""
-    written = "base64:" + base64.b64encode(name.encode()).decode() if name in ("base64:", "..") else name
+    written = (
+        "base64:" + base64.b64encode(name.encode()).decode() if name in ("base64:", "..") else name
+    )
     service.post("/v1/messages", message(id=written, on_conflict="replace"))
     found = service.get(f"/v1/messages/{quote(written, safe='')}")
     assert found["state"] == "pending"
@@ -458,16 +593,26 @@ def test_the_pages_contain_all_pending_messages_once_and_in_order(service):
         parameters["after"] = answer["after"]
     assert sorted(one["id"] for one in found) == sorted(one["id"] for one in batch)
     assert [one["due_at"] for one in found] == sorted(one["due_at"] for one in found)
-    some = service.get("/v1/messages", target="paged", due_from=start + 5, due_to=start + 7)["messages"]
-    assert sorted(one["id"] for one in some) == sorted(f"page-{at}" for at in range(120) if at % 40 in (5, 6))
+    some = service.get("/v1/messages", target="paged", due_from=start + 5, due_to=start + 7)[
+        "messages"
+    ]
+    assert sorted(one["id"] for one in some) == sorted(
+        f"page-{at}" for at in range(120) if at % 40 in (5, 6)
+    )
 
 
 def test_pending_messages_are_listed_by_id_prefix_and_header(service):
-    """Also by the prefix of a generated id; all conditions must be true; a header is compared as a whole."""
+    """Also by the prefix of a generated id; all conditions must be true; a header is compared as a
+    whole."""
     batch = [
-        message("sifted", id=f"{kind}-{at}", target={"headers": {"tenant": f"t{at % 2}", "lang": ["en", "de"]}})
-        for kind in ("sift", "other") for at in range(4)
-    ]  # fmt: skip
+        message(
+            "sifted",
+            id=f"{kind}-{at}",
+            target={"headers": {"tenant": f"t{at % 2}", "lang": ["en", "de"]}},
+        )
+        for kind in ("sift", "other")
+        for at in range(4)
+    ]
     service.post("/v1/messages", [*batch, message("sifted")])
     settled_shards(service)
 
@@ -498,21 +643,30 @@ def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
     assert merge(shards, 2) == (["a", "c"], (2, 1, 0))
     assert merge([([((1, 0, 0), "a")], None)], 5) == (["a"], None)
     # The answer of a node for two shards, which ends with a message of the second one.
-    assert merge([([((1, 0, 0), "a"), ((2, 3, 0), "f")], (2, 3, 0)), *shards[1:2]], 10) == (["a", "c", "f"], (2, 3, 0))
+    assert merge([([((1, 0, 0), "a"), ((2, 3, 0), "f")], (2, 3, 0)), *shards[1:2]], 10) == (
+        ["a", "c", "f"],
+        (2, 3, 0),
+    )
 
 
 def test_the_timeline_counts_pending_messages(service):
     """By the minute, summed to the requested step."""
     start = 2_950_000_000_000 // 3_600_000 * 3_600_000
-    service.post("/v1/messages", [message("timed", deliver_at=start + at * 60_000) for at in range(90)])
+    service.post(
+        "/v1/messages", [message("timed", deliver_at=start + at * 60_000) for at in range(90)]
+    )
     settled_shards(service)
-    hours = service.get("/v1/timeline", **{"from": start, "to": start + 2 * 3_600_000, "step": "1h"})
+    hours = service.get(
+        "/v1/timeline", **{"from": start, "to": start + 2 * 3_600_000, "step": "1h"}
+    )
     assert [interval["pending"] for interval in hours["intervals"]] == [60, 30]
     assert hours["pending"] == 90
     minutes = service.get("/v1/timeline", **{"from": start + 80 * 60_000})
     assert [interval["pending"] for interval in minutes["intervals"]] == [1] * 10 + [0] * 50
     status, problem = service.ask("GET", f"/v1/timeline?from={start}&step=30s")
-    detail = "step: must be a whole number of minutes, at least 1m: messages are counted by the minute"
+    detail = (
+        "step: must be a whole number of minutes, at least 1m: messages are counted by the minute"
+    )
     assert (status, problem["detail"]) == (422, detail)
     status, problem = service.ask("GET", f"/v1/timeline?from={start}&to=0")
     assert (status, problem["detail"]) == (422, "to: the end must lie after the beginning")
@@ -555,7 +709,9 @@ def test_an_action_on_a_delivered_message_is_too_late(service):
     for name in ("past", address):
         assert service.ask("DELETE", f"/v1/messages/{name}")[1]["result"] == "too_late"
         assert service.ask("POST", f"/v1/messages/{name}/fire")[1]["result"] == "too_late"
-        assert service.ask("PATCH", f"/v1/messages/{name}", {"delay": "1h"})[1]["result"] == "too_late"
+        assert (
+            service.ask("PATCH", f"/v1/messages/{name}", {"delay": "1h"})[1]["result"] == "too_late"
+        )
 
 
 def test_a_fired_message_is_delivered_now(service):
@@ -571,22 +727,31 @@ def test_a_fired_message_is_delivered_now(service):
 def test_a_rescheduled_message_has_a_new_time(service):
     """A time or a delay; the id stays."""
     address = service.post("/v1/messages", message("moved"))["id"]
-    status, done = service.ask("PATCH", f"/v1/messages/{address}", {"deliver_at": "2061-12-31T23:59:59+00:00"})
+    status, done = service.ask(
+        "PATCH", f"/v1/messages/{address}", {"deliver_at": "2061-12-31T23:59:59+00:00"}
+    )
     assert (status, done["result"]) == (200, "rescheduled")
     assert service.get(f"/v1/messages/{address}")["due_at"] == "2061-12-31T23:59:59.000Z"
-    assert service.ask("PATCH", f"/v1/messages/{address}", {"delay": 0})[1]["result"] == "rescheduled"
+    assert (
+        service.ask("PATCH", f"/v1/messages/{address}", {"delay": 0})[1]["result"] == "rescheduled"
+    )
     assert records(service, "moved", 1)[0]["headers"]["chronos-id"] == address
 
 
-@pytest.mark.parametrize("body", [{}, {"delay": "1h", "deliver_at": 5}, {"delay": "x"}, {"deliver_at": 10**14}])
+@pytest.mark.parametrize(
+    "body", [{}, {"delay": "1h", "deliver_at": 5}, {"delay": "x"}, {"deliver_at": 10**14}]
+)
 def test_a_reschedule_needs_a_valid_time(service, body):
     """Refused before anything is written."""
     assert service.ask("PATCH", "/v1/messages/whatever", body)[0] == 422
 
 
 def test_an_id_that_came_to_another_shard_is_found_in_its_own(tmp_path):
-    """A producer with another partitioner than murmur2 chose the shard: the record is forwarded, and look-ups wait for it."""
-    config = load(None, {}, [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0"])
+    """A producer with another partitioner than murmur2 chose the shard: the record is forwarded,
+    and look-ups wait for it."""
+    config = load(
+        None, {}, [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0"]
+    )
     node = Node(config)
     node.start()
 
@@ -618,9 +783,16 @@ def test_an_id_that_came_to_another_shard_is_found_in_its_own(tmp_path):
 
 
 def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path, monkeypatch):
-    """While a shard has not pulled what it holds, status 503 names it, and an action on an unknown id has no result yet."""
+    """While a shard has not pulled what it holds, status 503 names it, and an action on an unknown
+    id has no result yet."""
     monkeypatch.setattr(messages, "ACT_S", 0.2)
-    settings = [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0", "workers.pull=off"]
+    settings = [
+        f"node.data_dir={tmp_path}",
+        "admin.port=0",
+        "shards=3",
+        "limits.disk_reserve=0",
+        "workers.pull=off",
+    ]
     config = load(None, {}, settings)
     node = Node(config)
     node.start()
@@ -635,7 +807,9 @@ def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path, monkeypatch
                     await client.get(name)
                 due = dict(headers(target="t", delay="1h"))
                 node.log.append([(config.topics.delay, name.encode(), b"v", due, 1)], 10)
-                with pytest.raises(ServiceFailed, match="so far: shard 1 has not applied its log in time"):
+                with pytest.raises(
+                    ServiceFailed, match="so far: shard 1 has not applied its log in time"
+                ):
                     await client.get(name)
                 assert (await client.cancel(name)).result == "accepted"
         finally:
@@ -680,7 +854,9 @@ def test_the_topics_are_listed_with_their_ends(service):
 def test_a_missing_topic_partition_shard_or_path_is_not_found(service):
     """A wrong method is answered with the right ones."""
     assert service.ask("GET", "/v1/topics/nothing-here/records")[1]["type"].endswith("no-topic")
-    assert service.ask("GET", "/v1/topics/chronos.delay/records?partition=3")[1]["type"].endswith("no-partition")
+    assert service.ask("GET", "/v1/topics/chronos.delay/records?partition=3")[1]["type"].endswith(
+        "no-partition"
+    )
     assert service.ask("GET", "/v1/topics/chronos.delay/records?offset=999999999")[0] == 422
     assert service.ask("POST", "/v1/shards/3/transfer?to=n2")[0] == 404
     assert service.ask("POST", "/v1/shards/2/transfer?to=n2")[0] == 501
@@ -692,9 +868,14 @@ def test_a_missing_topic_partition_shard_or_path_is_not_found(service):
 
 def test_an_invalid_parameter_is_refused(service):
     """A mistyped filter must not list everything."""
-    for path in ("/v1/messages?targte=x", "/v1/messages?limit=0",
-                 "/v1/messages?limit=5&limit=6",
-                 "/v1/shards?x=1", "/v1/topics/a/records?wait=2m", "/v1/messages?due_from=yesterday"):  # fmt: skip
+    for path in (
+        "/v1/messages?targte=x",
+        "/v1/messages?limit=0",
+        "/v1/messages?limit=5&limit=6",
+        "/v1/shards?x=1",
+        "/v1/topics/a/records?wait=2m",
+        "/v1/messages?due_from=yesterday",
+    ):
         status, problem = service.ask("GET", path)
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), path
 
@@ -713,7 +894,10 @@ def test_an_invalid_parameter_is_refused(service):
 def test_all_errors_of_the_parameters_are_listed(service, path, errors):
     """Each with the name of the parameter, in plain words."""
     status, problem = service.ask("GET", path)
-    assert (status, {fault["field"]: fault["detail"] for fault in problem["errors"]}) == (422, errors)
+    assert (status, {fault["field"]: fault["detail"] for fault in problem["errors"]}) == (
+        422,
+        errors,
+    )
 
 
 def test_a_transfer_without_a_node_names_the_parameter(service):
@@ -758,14 +942,18 @@ def test_the_metrics_are_those_of_the_reference(service):
         name = series.name + ("_count" if series.kind == "histogram" else "")
         # A node alone observes no other master, and has no follower.
         is_there = re.search(rf'^{name}{{shard="2"}} ', text, re.MULTILINE) is not None
-        assert is_there == (series.name not in ("chronos_master_unhealthy", "chronos_in_sync_replicas")), series.name
+        assert is_there == (
+            series.name not in ("chronos_master_unhealthy", "chronos_in_sync_replicas")
+        ), series.name
     for name, kind, _ in metrics.BROKER_METRICS:
         assert f"\n# TYPE {name} {kind}" in text
     for name, _, _ in metrics.NODE_METRICS:
         assert f"\n{name}" in text
     buckets = [
         float(value)
-        for value in re.findall(r'^chronos_lateness_seconds_bucket{le="[^"]+",shard="0"} (.+)$', text, re.M)
+        for value in re.findall(
+            r'^chronos_lateness_seconds_bucket{le="[^"]+",shard="0"} (.+)$', text, re.M
+        )
     ]
     assert buckets == sorted(buckets)
     assert len(buckets) == 17
@@ -796,12 +984,16 @@ def test_the_page_is_self_contained_and_permits_nothing_from_elsewhere(service):
 )
 @pytest.mark.parametrize(
     "headers",
-    [{"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Origin": "http://evil.example"},
+    [{"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Origin": (
+        "http://evil.example"
+    )},
      {"Origin": "null"}],
 )  # fmt: skip
 def test_another_web_site_cannot_change_anything(service, method, path, headers):
     """A request that a browser marks as cross-site is refused, with or without a body."""
-    status, _, answer = ask(service, method, path, b"{}", Content_Type="application/json", **headers)
+    status, _, answer = ask(
+        service, method, path, b"{}", Content_Type="application/json", **headers
+    )
     assert (status, json.loads(answer)["type"]) == (403, "urn:chronos:problem:cross-site")
 
 
@@ -809,17 +1001,26 @@ def test_the_own_page_of_the_service_may_change_things(service):
     """Its requests have the same origin."""
     origin = {"Origin": service.url, "Sec_Fetch_Site": "same-origin"}
     body = json.dumps(message()).encode()
-    assert ask(service, "POST", "/v1/messages", body, Content_Type="application/json", **origin)[0] == 202
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_a_form_of_another_site_is_not_taken_for_json(service, kind):
-    """The three content types a form can send."""
-    assert ask(service, "POST", "/v1/messages", json.dumps(message()).encode(), Content_Type=kind)[0] == 415
+    assert (
+        ask(service, "POST", "/v1/messages", body, Content_Type="application/json", **origin)[0]
+        == 202
+    )
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)]
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_a_form_of_another_site_is_not_taken_for_json(service, kind):
+    """The three content types a form can send."""
+    assert (
+        ask(service, "POST", "/v1/messages", json.dumps(message()).encode(), Content_Type=kind)[0]
+        == 415
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)],
 )
 def test_a_host_name_rebound_to_this_machine_is_not_served(service, host, status):
     """DNS rebinding would give the page of another site the origin of the service."""
@@ -836,7 +1037,8 @@ def test_a_request_that_is_not_http_is_answered_with_400(service):
 
 @pytest.mark.slow
 def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
-    """HTTP ends first: a waiting poll is answered, and acknowledged messages are there at the next start."""
+    """HTTP ends first: a waiting poll is answered, and acknowledged messages are there at the next
+    start."""
     with Service(tmp_path / "data", settings={"shards": 1}) as service:
         service.start()
         service.post("/v1/messages", message("stopped", delay=0))

@@ -1,4 +1,5 @@
-"""Tokens of an OIDC issuer: what is valid, whose keys count, and what the claims permit. The keys are those of the tests."""
+"""Tokens of an OIDC issuer: what is valid, whose keys count, and what the claims permit. The keys
+are those of the tests."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 
-from chronos.admin import issuer
-from chronos.admin.issuer import read_keys
-from chronos.admin.tokens import digest, parse_tokens
+from chronos.admin.http import tokens as issuer_module
+from chronos.admin.http.tokens import digest, parse_tokens, read_keys
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from tests.harness.inside import Inside, wait_until
@@ -53,11 +53,21 @@ class Key:
     def token(self, *, header: dict[str, Any] | None = None, **claims: Any) -> str:
         """A token; a claim that is None is left out."""
         now_s = int(time.time())
-        whole = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "iat": now_s, "exp": now_s + 300, **claims}
+        whole = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "sub": "alice",
+            "iat": now_s,
+            "exp": now_s + 300,
+            **claims,
+        }
         whole = {name: value for name, value in whole.items() if value is not None}
         headers = {"kid": self.name, **(header or {})}
         return jwt.encode(
-            whole, self.private, self.algorithm, {each: headers[each] for each in headers if headers[each]}
+            whole,
+            self.private,
+            self.algorithm,
+            {each: headers[each] for each in headers if headers[each]},
         )
 
 
@@ -107,11 +117,21 @@ def jwks(folder: Path, *keys: dict[str, Any]) -> Path:
 
 def tokens_file(folder: Path) -> Path:
     entries = [
-        {"name": "admins", "claims": {"realm_access": {"roles": "chronos-admin"}}, "roles": ["read", "write", "operate"]},
-        {"name": "shop", "claims": {"groups": "shop", "verified": True}, "roles": ["read", "write"], "targets": ["shop.*"], "ids": ["shop-*"]},
+        {
+            "name": "admins",
+            "claims": {"realm_access": {"roles": "chronos-admin"}},
+            "roles": ["read", "write", "operate"],
+        },
+        {
+            "name": "shop",
+            "claims": {"groups": "shop", "verified": True},
+            "roles": ["read", "write"],
+            "targets": ["shop.*"],
+            "ids": ["shop-*"],
+        },
         {"name": "support", "claims": {"groups": "support"}, "roles": ["read"]},
         {"name": "opaque", "sha256": digest("opaque"), "roles": ["read"]},
-    ]  # fmt: skip
+    ]
     path = folder / "tokens.yaml"
     path.write_text(json.dumps({"format": 2, "tokens": entries}))
     return path
@@ -126,7 +146,10 @@ def settings_of(folder: Path, keys: object) -> dict[str, Any]:
     }
 
 
-KEYS = {algorithm: Key(f"key-{algorithm}", algorithm) for algorithm in ("RS256", "PS512", "ES256", "EdDSA")}
+KEYS = {
+    algorithm: Key(f"key-{algorithm}", algorithm)
+    for algorithm in ("RS256", "PS512", "ES256", "EdDSA")
+}
 STRANGER = Key("key-ES256")
 """Another key with the name of one of the issuer."""
 
@@ -134,7 +157,9 @@ STRANGER = Key("key-ES256")
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("issuer")
-    with Inside(folder, **settings_of(folder, jwks(folder, *(key.public() for key in KEYS.values())))) as running:
+    with Inside(
+        folder, **settings_of(folder, jwks(folder, *(key.public() for key in KEYS.values())))
+    ) as running:
         yield running
 
 
@@ -155,13 +180,17 @@ def test_a_token_of_the_issuer_is_valid(service, algorithm):
 
 
 def unsigned() -> str:
-    return jwt.encode({"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "groups": "support"}, "", "none")
+    return jwt.encode(
+        {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "groups": "support"}, "", "none"
+    )
 
 
 def signed_with_the_public_key() -> str:
     """As a shared secret: the old confusion of RSA with HMAC."""
     public = KEYS["RS256"].private.public_key()
-    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
     def part(content: dict[str, Any]) -> bytes:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=")
@@ -169,7 +198,9 @@ def signed_with_the_public_key() -> str:
     claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "groups": "support"}
     body = part({"alg": "HS256", "kid": "key-RS256", "typ": "JWT"}) + b"." + part(claims)
     return (
-        body + b"." + base64.urlsafe_b64encode(jwt.get_algorithm_by_name("HS256").sign(body, pem)).rstrip(b"=")
+        body
+        + b"."
+        + base64.urlsafe_b64encode(jwt.get_algorithm_by_name("HS256").sign(body, pem)).rstrip(b"=")
     ).decode()
 
 
@@ -188,11 +219,15 @@ INVALID: dict[str, Callable[[], str]] = {
     "no audience": lambda: KEYS["ES256"].token(aud=None, groups="support"),
     "stranger": lambda: STRANGER.token(groups="support"),
     "unknown key": lambda: STRANGER.token(header={"kid": "unknown"}, groups="support"),
-    "key of another kind": lambda: KEYS["RS256"].token(header={"kid": "key-ES256"}, groups="support"),
+    "key of another kind": lambda: KEYS["RS256"].token(
+        header={"kid": "key-ES256"}, groups="support"
+    ),
     "none": unsigned,
     "HMAC": signed_with_the_public_key,
     "nested": nested,
-    "numbers": lambda: base64.urlsafe_b64encode(b'{"alg": ' + b"1" * 5_000 + b"}").decode() + ".e30.e30",
+    "numbers": lambda: (
+        base64.urlsafe_b64encode(b'{"alg": ' + b"1" * 5_000 + b"}").decode() + ".e30.e30"
+    ),
     "dots": lambda: "..",
     "no base64": lambda: "a.b.c",
 }
@@ -209,8 +244,8 @@ def test_any_other_token_is_that_of_a_stranger(service, name):
 @pytest.mark.slow
 def test_a_token_that_was_valid_is_not_when_it_has_expired(service, monkeypatch):
     """Though it was remembered; and what is remembered is bounded."""
-    monkeypatch.setattr(issuer, "LEEWAY_S", 0)
-    monkeypatch.setattr(issuer, "KNOWN_MAX", 3)
+    monkeypatch.setattr(issuer_module, "LEEWAY_S", 0)
+    monkeypatch.setattr(issuer_module, "KNOWN_MAX", 3)
     token = KEYS["ES256"].token(exp=int(time.time()) + 10, groups="support")
     assert [status(service, token), status(service, token)] == [200, 200]
     wait_until(lambda: status(service, token) == 401)
@@ -221,18 +256,24 @@ def test_a_token_that_was_valid_is_not_when_it_has_expired(service, monkeypatch)
 def test_an_answer_says_why_a_token_is_not_valid(service):
     """A program whose token has expired can be told from one with a wrong audience."""
     answer = service.ask("GET", "/v1/shards", token=INVALID["expired"]())
-    assert (answer.problem, answer.json()["detail"]) == ("no-token", "the token is not valid: Signature has expired")
+    assert (answer.problem, answer.json()["detail"]) == (
+        "no-token",
+        "the token is not valid: Signature has expired",
+    )
 
 
 # --- What it permits
 
 
 def test_the_claims_choose_the_entry(service):
-    """The first one whose claims the token has: text or a part of a list, in mappings by their keys; the log names its subject."""
+    """The first one whose claims the token has: text or a part of a list, in mappings by their
+    keys; the log names its subject."""
     key = KEYS["ES256"]
     body = {"target": {"topic": "shop.orders"}, "value": "v", "delay": "1h", "id": "shop-1"}
     tokens = {
-        "admins": key.token(sub="root@example.org", realm_access={"roles": ["chronos-admin"]}, groups=["support"]),
+        "admins": key.token(
+            sub="root@example.org", realm_access={"roles": ["chronos-admin"]}, groups=["support"]
+        ),
         "shop": key.token(groups=["shop", "support"], verified=True),
         "not verified": key.token(groups=["shop"], verified=1),
         "support": key.token(groups=["support", "shop"], sub="bob\n/x"),
@@ -243,7 +284,9 @@ def test_the_claims_choose_the_entry(service):
     with capture_logs() as logs:
         for name, token in tokens.items():
             scheduled = service.ask("POST", "/v1/messages", body, token=token).status
-            foreign = service.ask("POST", "/v1/messages", {**body, "target": {"topic": "theirs"}}, token=token).status
+            foreign = service.ask(
+                "POST", "/v1/messages", {**body, "target": {"topic": "theirs"}}, token=token
+            ).status
             found[name] = status(service, token), scheduled, foreign
     assert found == {
         "admins": (200, 202, 202),
@@ -276,8 +319,9 @@ def test_keys_of_a_file_are_read_again_when_it_changes(tmp_path):
 
 
 def test_keys_of_a_url_are_read_again_for_an_unknown_one(tmp_path, endpoint, monkeypatch):
-    """At most once in a while, however many tokens with unknown keys arrive; meanwhile the answer is 503."""
-    monkeypatch.setattr(issuer, "PAUSE_S", 0.2)
+    """At most once in a while, however many tokens with unknown keys arrive; meanwhile the answer
+    is 503."""
+    monkeypatch.setattr(issuer_module, "PAUSE_S", 0.2)
     old, new = Key("old"), Key("new")
     endpoint.keys = [old]
     with Inside(tmp_path, **settings_of(tmp_path, endpoint.url)) as service:
@@ -292,9 +336,12 @@ def test_keys_of_a_url_are_read_again_for_an_unknown_one(tmp_path, endpoint, mon
         wait_until(is_known)
         assert 503 in statuses
         assert status(service, old.token(groups="support")) in (401, 503)
-        monkeypatch.setattr(issuer, "PAUSE_S", 60.0)
+        monkeypatch.setattr(issuer_module, "PAUSE_S", 60.0)
         before = endpoint.requests
-        assert {status(service, STRANGER.token(header={"kid": f"guess-{number}"})) for number in range(50)} <= {
+        assert {
+            status(service, STRANGER.token(header={"kid": f"guess-{number}"}))
+            for number in range(50)
+        } <= {
             401,
             503,
         }
@@ -303,37 +350,65 @@ def test_keys_of_a_url_are_read_again_for_an_unknown_one(tmp_path, endpoint, mon
 
 def test_a_node_starts_and_keeps_its_keys_without_the_issuer(tmp_path, endpoint, monkeypatch):
     """Tokens of the file are valid meanwhile, and those of the issuer once its keys were read."""
-    monkeypatch.setattr(issuer, "PAUSE_S", 0.05)
+    monkeypatch.setattr(issuer_module, "PAUSE_S", 0.05)
     key = Key("key")
     endpoint.keys, endpoint.status = [key], 500
     with Inside(tmp_path, **settings_of(tmp_path, endpoint.url)) as service:
         wait_until(lambda: endpoint.requests > 0)
         assert status(service, "opaque") == 200
         assert status(service, key.token(groups="support")) == 503
-        wait_until(lambda: b"\nchronos_jwks_stale 1.0\n" in service.ask("GET", "/metrics", token="opaque").body)
+        wait_until(
+            lambda: (
+                b"\nchronos_jwks_stale 1.0\n" in service.ask("GET", "/metrics", token="opaque").body
+            )
+        )
         endpoint.status = 200
         wait_until(lambda: status(service, key.token(groups="support")) == 200)
         assert b"\nchronos_jwks_stale 0.0\n" in service.ask("GET", "/metrics", token="opaque").body
-        monkeypatch.setattr(issuer, "REFRESH_S", 0.1)
+        monkeypatch.setattr(issuer_module, "REFRESH_S", 0.1)
         endpoint.status = 500
-        wait_until(lambda: b"\nchronos_jwks_stale 1.0\n" in service.ask("GET", "/metrics", token="opaque").body)
+        wait_until(
+            lambda: (
+                b"\nchronos_jwks_stale 1.0\n" in service.ask("GET", "/metrics", token="opaque").body
+            )
+        )
         assert status(service, key.token(groups="support")) == 200
 
 
 def test_only_public_keys_for_signatures_are_read():
-    """Shared secrets, keys for encryption, unknown algorithms and what is no key are left out, and private parts are not kept."""
+    """Shared secrets, keys for encryption, unknown algorithms and what is no key are left out, and
+    private parts are not kept."""
     key = Key("good")
     secret = {"kty": "oct", "kid": "secret", "k": base64.urlsafe_b64encode(b"x" * 32).decode()}
     private = {**json.loads(ECAlgorithm.to_jwk(key.private)), "kid": "pair"}
     found = read_keys(
         json.dumps(
-            {"keys": [secret, {**secret, "alg": "HS256"}, key.public(use="enc"), key.public(alg="RSA-OAEP"), {"kty": "RSA"}, "text", 7,
-                      key.public(), private, {**key.public(), "alg": None, "kid": "any"}]}
+            {
+                "keys": [
+                    secret,
+                    {**secret, "alg": "HS256"},
+                    key.public(use="enc"),
+                    key.public(alg="RSA-OAEP"),
+                    {"kty": "RSA"},
+                    "text",
+                    7,
+                    key.public(),
+                    private,
+                    {**key.public(), "alg": None, "kid": "any"},
+                ]
+            }
         ).encode()
-    )  # fmt: skip
+    )
     assert [each.id for each in found] == ["good", "pair", "any"]
     assert not any(hasattr(each.public, "private_numbers") for each in found)
-    for data in (b"", b"[]", b'{"keys": 1}', b'{"keys": []}', json.dumps({"keys": [secret]}).encode(), b"[" * 100_000):
+    for data in (
+        b"",
+        b"[]",
+        b'{"keys": 1}',
+        b'{"keys": []}',
+        json.dumps({"keys": [secret]}).encode(),
+        b"[" * 100_000,
+    ):
         with pytest.raises(ValueError, match=r"is not a JWKS|has no public key"):
             read_keys(data)
 
@@ -344,9 +419,15 @@ def test_only_public_keys_for_signatures_are_read():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (["admin.jwt.issuer=i"], "--set: admin.jwt.audience: is missing, and admin.jwt.issuer is given"),
-        (["admin.jwt.issuer=i", "admin.jwt.audience=a", "admin.jwt.jwks=f"], "--set: admin.jwt.issuer: is given without admin.tokens"),
-        (["admin.jwt.jwks=http://keys.example.org/"], "--set: admin.jwt.jwks: must begin with https://"),
+        (["admin.jwt.issuer=i"], (
+            "--set: admin.jwt.audience: is missing, and admin.jwt.issuer is given"
+        )),
+        (["admin.jwt.issuer=i", "admin.jwt.audience=a", "admin.jwt.jwks=f"], (
+            "--set: admin.jwt.issuer: is given without admin.tokens"
+        )),
+        (["admin.jwt.jwks=http://keys.example.org/"], (
+            "--set: admin.jwt.jwks: must begin with https://"
+        )),
     ],
 )  # fmt: skip
 def test_the_settings_of_an_issuer_belong_together(settings, text):
@@ -358,7 +439,9 @@ def test_the_settings_of_an_issuer_belong_together(settings, text):
 
 @pytest.mark.parametrize(
     ("claims", "text"),
-    [("{}", "length >= 1"), ("{a: [b]}", "claims that are no text"), ("{a: 1.5}", "claims that are no text"), ("{a: {}}", "claims that")],
+    [("{}", "length >= 1"), ("{a: [b]}", "claims that are no text"), ("{a: 1.5}", (
+        "claims that are no text"
+    )), ("{a: {}}", "claims that")],
 )  # fmt: skip
 def test_claims_of_an_entry_are_plain(claims, text):
     """An entry without a claim would be that of every token."""

@@ -1,4 +1,5 @@
-"""Bulk operations of a real node on the embedded log: over HTTP, from the command line and with the clients."""
+"""Bulk operations of a real node on the embedded log: over HTTP, from the command line and with the
+clients."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def schedule(service: Service, topic: str, count: int, **fields: Any) -> list[str]:
-    """Schedule messages with and without ids, an hour ahead, half of them for the tenant `t1`; return their ids."""
+    """Schedule messages with and without ids, an hour ahead, half of them for the tenant `t1`;
+    return their ids."""
     batch = []
     for at in range(count):
         target = {"topic": topic, "headers": {"tenant": f"t{at % 2}"}}
@@ -44,7 +46,9 @@ def schedule(service: Service, topic: str, count: int, **fields: Any) -> list[st
     return [one["id"] for one in accepted]
 
 
-def run_job(service: Service, action: str, matching: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def run_job(
+    service: Service, action: str, matching: dict[str, Any], **fields: Any
+) -> dict[str, Any]:
     """Start a job and wait for its end."""
     job = service.post("/v1/jobs", {"action": action, "filter": matching} | fields)
     found: dict[str, Any] = {}
@@ -86,8 +90,13 @@ def test_a_filter_cancels_exactly_its_messages_and_a_second_run_finds_none(servi
     job = run_job(service, "cancel", {"target": "bulk-a", "headers": {"tenant": "t1"}})
     assert outcome(job) == ("done", 20, 20, 0, 0)
     assert job["targets"] == [{"topic": "bulk-a", "messages": 20}]
-    assert states(service, ids) == [("pending", "cancelled")[at % 2] for at in range(40)] + ["pending"] * 5
-    assert outcome(run_job(service, "cancel", {"target": "bulk-a", "headers": {"tenant": "t1"}})) == (
+    assert (
+        states(service, ids)
+        == [("pending", "cancelled")[at % 2] for at in range(40)] + ["pending"] * 5
+    )
+    assert outcome(
+        run_job(service, "cancel", {"target": "bulk-a", "headers": {"tenant": "t1"}})
+    ) == (
         "done",
         0,
         0,
@@ -100,18 +109,32 @@ def test_a_filter_cancels_exactly_its_messages_and_a_second_run_finds_none(servi
 
 
 def test_a_filter_reschedules_and_fires(service):
-    """A message that was moved is not found again at its new place; one that expires before the new time is refused."""
+    """A message that was moved is not found again at its new place; one that expires before the new
+    time is refused."""
     ids = schedule(service, "moved", 12)
-    service.post("/v1/messages", {"target": {"topic": "moved"}, "value": None, "delay": "1h", "id": "moved/x",
-                                  "expire_at": time.time_ns() // 1_000_000 + 7_000_000})  # fmt: skip
+    service.post(
+        "/v1/messages",
+        {
+            "target": {"topic": "moved"},
+            "value": None,
+            "delay": "1h",
+            "id": "moved/x",
+            "expire_at": time.time_ns() // 1_000_000 + 7_000_000,
+        },
+    )
     job = run_job(service, "reschedule", {"target": "moved"}, delay="3h")
     assert outcome(job) == ("done", 13, 12, 0, 1)
     assert job["reasons"] == {"beyond-expiry": 1}
-    soon = service.get("/v1/messages", target="moved", due_to=time.time_ns() // 1_000_000 + 2 * 3_600_000)
+    soon = service.get(
+        "/v1/messages", target="moved", due_to=time.time_ns() // 1_000_000 + 2 * 3_600_000
+    )
     assert [one["id"] for one in soon["messages"]] == ["moved/x"]
     assert outcome(run_job(service, "fire", {"id_prefix": "moved/"})) == ("done", 10, 10, 0, 0), ids
     service.wait_until(
-        lambda: states(service, ids) == ["delivered" if one.startswith("moved/") else "pending" for one in ids],
+        lambda: (
+            states(service, ids)
+            == ["delivered" if one.startswith("moved/") else "pending" for one in ids]
+        ),
         "deliver what was fired",
     )
 
@@ -120,11 +143,14 @@ def test_a_job_leaves_messages_alone_that_are_scheduled_after_its_start(service)
     """The due window is compared with the time of the next delivery."""
     at_ms = time.time_ns() // 1_000_000 + 30 * 86_400_000
     first = service.post(
-        "/v1/messages", [{"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + n} for n in range(10)]
+        "/v1/messages",
+        [{"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + n} for n in range(10)],
     )
     job = run_job(service, "cancel", {"due_from": at_ms + 2, "due_to": at_ms + 5})
     assert outcome(job) == ("done", 3, 3, 0, 0)
-    later = service.post("/v1/messages", {"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + 3})
+    later = service.post(
+        "/v1/messages", {"target": {"topic": "w"}, "value": None, "deliver_at": at_ms + 3}
+    )
     expected = ["cancelled" if 2 <= n < 5 else "pending" for n in range(10)] + ["pending"]
     assert states(service, [one["id"] for one in [*first, later]]) == expected
 
@@ -133,7 +159,9 @@ def test_a_stopped_job_writes_nothing_more_and_says_how_far_it_got(service):
     """What it wrote stays; a repeated job does the rest."""
     count = 6_000
     schedule(service, "stopped", count, delay="2h")
-    service.wait_until(lambda: run_job(service, "count", {"target": "stopped"})["matched"] == count, "take them in")
+    service.wait_until(
+        lambda: run_job(service, "count", {"target": "stopped"})["matched"] == count, "take them in"
+    )
     started = service.post("/v1/jobs", {"action": "cancel", "filter": {"target": "stopped"}})
     status, stopped = service.ask("DELETE", f"/v1/jobs/{started['id']}")
     assert status == 200
@@ -172,15 +200,24 @@ def test_an_unknown_job_is_not_found(service):
 
 @pytest.mark.slow
 def test_jobs_on_the_command_line(service):
-    """Dry run, the question that cannot be asked, the job itself, the list of jobs, and their exit codes."""
+    """Dry run, the question that cannot be asked, the job itself, the list of jobs, and their exit
+    codes."""
     run = partial(command, server=service.url)
     ids = schedule(service, "typed", 30)
-    service.wait_until(lambda: run_job(service, "count", {"target": "typed"})["matched"] == 30, "take them in")
+    service.wait_until(
+        lambda: run_job(service, "count", {"target": "typed"})["matched"] == 30, "take them in"
+    )
     dry = run("cancel", "--target", "typed", "--header", "tenant=t0", "--dry-run")
-    assert (dry.code, [line.split() for line in dry.out.splitlines()[1:]]) == (0, [["typed", "15"], ["all", "15"]])
+    assert (dry.code, [line.split() for line in dry.out.splitlines()[1:]]) == (
+        0,
+        [["typed", "15"], ["all", "15"]],
+    )
     assert run("fire", "--target", "typed", "--dry-run", "-o", "json").json["matched"] == 30
     counted = run("list", "--count", "--target", "typed")
-    assert (counted.code, counted.out.split()) == (0, ["TARGET", "MESSAGES", "typed", "30", "all", "30"])
+    assert (counted.code, counted.out.split()) == (
+        0,
+        ["TARGET", "MESSAGES", "typed", "30", "all", "30"],
+    )
     asked = run("cancel", "--target", "typed")
     assert (asked.code, "--yes" in asked.err) == (2, True)
     assert states(service, ids) == ["pending"] * 30
@@ -190,8 +227,14 @@ def test_jobs_on_the_command_line(service):
     late = run("reschedule", "--id-prefix", "typed/", "--in", "2h", "--yes", "-o", "json")
     assert (late.code, late.json["matched"], late.json["done"]) == (0, 15, 15)
     assert run("cancel", "--id-prefix", "none-", "--dry-run").err == "no pending message matches\n"
-    for wrong in (("cancel",), ("cancel", "typed/1", "--target", "typed"), ("cancel", "typed/1", "--dry-run"),
-                  ("reschedule", "--target", "typed", "--yes"), ("jobs", "--stop"), ("fire", "--header", "x", "--yes")):  # fmt: skip
+    for wrong in (
+        ("cancel",),
+        ("cancel", "typed/1", "--target", "typed"),
+        ("cancel", "typed/1", "--dry-run"),
+        ("reschedule", "--target", "typed", "--yes"),
+        ("jobs", "--stop"),
+        ("fire", "--header", "x", "--yes"),
+    ):
         assert run(*wrong).code == 2, wrong
 
     listed = run("jobs")
@@ -205,18 +248,27 @@ def test_jobs_on_the_command_line(service):
 def test_a_terminal_is_asked_before_many_messages_are_changed(service):
     """The counts come before the question; anything but yes changes nothing."""
     ids = schedule(service, "asked", 4)
-    service.wait_until(lambda: run_job(service, "count", {"target": "asked"})["matched"] == 4, "take them in")
+    service.wait_until(
+        lambda: run_job(service, "count", {"target": "asked"})["matched"] == 4, "take them in"
+    )
     for answer, code, expected in ((b"n\n", 1, "pending"), (b"y\n", 0, "cancelled")):
-        code_found, shown = on_terminal(["cancel", "--target", "asked", "--server", service.url], answer)
+        code_found, shown = on_terminal(
+            ["cancel", "--target", "asked", "--server", service.url], answer
+        )
         assert (code_found, "cancel 4 messages?" in shown) == (code, True), shown
         assert states(service, ids) == [expected] * 4
 
 
 def on_terminal(arguments: list[str], answer: bytes) -> tuple[int, str]:
-    """Run a command on a terminal that answers its question; its exit code and all of its output."""
+    """Run a command on a terminal that answers its question; its exit code and all of its
+    output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "chronos", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT
+        [sys.executable, "-m", "chronos", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
     )
     os.close(theirs)
     shown, answered = b"", False
@@ -254,7 +306,9 @@ def test_jobs_with_the_clients(service):
             moved = await client.reschedule_where(id_prefix="called/", delay="3h", wait="30s")
             assert (await client.stop_job(moved.id)).state == "done"
             assert (await client.jobs())[0].id == moved.id
-            return await client.fire_where(target="called", due_to="2000-01-01T00:00:00Z", wait="30s")
+            return await client.fire_where(
+                target="called", due_to="2000-01-01T00:00:00Z", wait="30s"
+            )
 
     assert asyncio.run(work()).matched == 0
 
@@ -269,7 +323,9 @@ def test_a_killed_node_takes_its_job_along_and_the_repeated_job_does_the_rest(tm
             schedule(service, f"killed{part}", count // 2, delay="2h")
         service.wait_until(lambda: service.pending() == count, "take them in")
         started = service.post("/v1/jobs", {"action": "cancel", "filter": {"due_from": 0}})
-        service.wait_until(lambda: service.get(f"/v1/jobs/{started['id']}")["done"] > 0, "cancel some")
+        service.wait_until(
+            lambda: service.get(f"/v1/jobs/{started['id']}")["done"] > 0, "cancel some"
+        )
         service.kill()
         service.start()
         assert service.ask("GET", f"/v1/jobs/{started['id']}")[0] == 404

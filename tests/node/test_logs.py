@@ -1,4 +1,5 @@
-"""The log and the command line on a terminal: lines that cannot be written, and what clients have sent."""
+"""The log and the command line on a terminal: lines that cannot be written, and what clients have
+sent."""
 
 import errno
 import io
@@ -31,12 +32,14 @@ def test_a_log_line_that_cannot_be_written_is_dropped() -> None:
 
 
 HOSTILE = "a\x1b[2J\x07\x9b1m\u202e\udc80\nforged"
-"""What clears a terminal, rings it, colours it, turns the direction of the text, is no UTF-8, and begins a line."""
+"""What clears a terminal, rings it, colours it, turns the direction of the text, is no UTF-8, and
+begins a line."""
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_what_clients_send_does_nothing_to_a_terminal(form: str) -> None:
-    """In the event, a value, a value that is no text, and the text of an error; in either format a line stays one line."""
+    """In the event, a value, a value that is no text, and the text of an error; in either format a
+    line stays one line."""
     before, out = structlog.get_config(), io.StringIO()
     try:
         set_up("info", form, out)
@@ -72,7 +75,9 @@ def test_a_traceback_shows_no_values() -> None:
     assert payload not in out.getvalue()
 
 
-def test_tables_of_the_command_line_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_the_command_line_do_nothing_to_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Nor do notes, errors and JSON."""
     put(table([("ID", "left")], [[HOSTILE.replace("\udc80", "")]]))
     note(HOSTILE.replace("\udc80", ""))

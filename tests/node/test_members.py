@@ -1,4 +1,5 @@
-"""The members of a cluster as a node shows them, and the wait of a request for a node that this node does not see yet."""
+"""The members of a cluster as a node shows them, and the wait of a request for a node that this
+node does not see yet."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from chronos.admin.cluster import Cluster as Handlers
-from chronos.admin.cluster import wait_for_member
-from chronos.admin.context import silence
-from chronos.admin.waiting import poll
-from chronos.cli.doctor_cluster import _roles
-from chronos.cli.status import _screen
-from chronos.core.assignment import plan
-from chronos.core.codec import State
-from chronos.core.progress import RULES
-from chronos.core.roles import ClusterView, Member, Roles
+from chronos.admin.cluster.cluster import Cluster as Handlers
+from chronos.admin.cluster.cluster import wait_for_member
+from chronos.admin.http.context import silence
+from chronos.admin.http.waiting import poll
+from chronos.cli.service.checks import _roles
+from chronos.cli.service.status import _screen
+from chronos.core.cluster.assignment import plan
+from chronos.core.cluster.roles import ClusterView, Member, Roles
+from chronos.core.shard.codec import State
+from chronos.core.shard.progress import RULES
 from chronos.errors import CoordinatorFull
 from chronos.ports import ClusterInspection, ClusterSnapshot
-from chronos.workers.claim import FOREIGN_SILENCE_MS
-from chronos.workers.membership import Membership
+from chronos.workers.cluster.membership import Membership
+from chronos.workers.replica.state import FOREIGN_SILENCE_MS
 from tests.harness.inside import Inside
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -45,19 +46,30 @@ class Cluster(NamedTuple):
 def member(node: str, *, rules: int = 1) -> Member:
     """A node without replicas."""
     return Member(
-        node=node, instance=f"i-{node}", address=f"http://{node}", version=f"0.{rules}", started_ms=0, rules=rules
+        node=node,
+        instance=f"i-{node}",
+        address=f"http://{node}",
+        version=f"0.{rules}",
+        started_ms=0,
+        rules=rules,
     )
 
 
 def snapshots(*nodes: tuple[str, ...]) -> Iterator[ClusterSnapshot]:
     """One snapshot for each tuple of node names, then the last one for ever."""
     for names in nodes:
-        yield ClusterSnapshot(roles=Roles(), members={name: member(name) for name in names}, confirmed=True)
+        yield ClusterSnapshot(
+            roles=Roles(), members={name: member(name) for name in names}, confirmed=True
+        )
     while True:
-        yield ClusterSnapshot(roles=Roles(), members={name: member(name) for name in nodes[-1]}, confirmed=True)
+        yield ClusterSnapshot(
+            roles=Roles(), members={name: member(name) for name in nodes[-1]}, confirmed=True
+        )
 
 
-def wait(sequence: Iterator[ClusterSnapshot], node: str, *, timeout_s: float, stopped: bool = False) -> Member | None:
+def wait(
+    sequence: Iterator[ClusterSnapshot], node: str, *, timeout_s: float, stopped: bool = False
+) -> Member | None:
     """`wait_for_member` over a sequence of snapshots."""
 
     async def run() -> Member | None:
@@ -119,7 +131,8 @@ def test_a_node_that_joins_is_found_through_a_client_of_the_coordinator():
 
 
 def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> None:
-    """In the details of `/readyz`: the coordinator cannot store the roles, or does not answer. The node works."""
+    """In the details of `/readyz`: the coordinator cannot store the roles, or does not answer. The
+    node works."""
     with Inside(tmp_path, node__id="n1", shards=1) as service:
         world = World(0)
         coordinator = SimCoordinator(
@@ -136,18 +149,27 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
 
         node._cluster = Cluster(  # type: ignore[assignment]
             membership := Membership(
-                coordinator, node="n1", clock=node.clock, describe=lambda: member("n1"), plan=refused
+                coordinator,
+                node="n1",
+                clock=node.clock,
+                describe=lambda: member("n1"),
+                plan=refused,
             )
         )
         while not coordinator.look().confirmed:
             world.pass_time(20)
         assert (context.reasons(), context.details()) == ([], [])
         membership.step(node.clock.now_ms())
-        assert (context.reasons(), context.details()) == ([], ["roles do not change: the roles are too large"])
+        assert (context.reasons(), context.details()) == (
+            [],
+            ["roles do not change: the roles are too large"],
+        )
         coordinator.cut_ms = world.now_ms + 60_000
         coordinator.tick()
         assert context.reasons() == []
-        assert context.details() == ["the coordinator does not answer this node: its roles do not change"]
+        assert context.details() == [
+            "the coordinator does not answer this node: its roles do not change"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -163,24 +185,35 @@ def test_people_see_the_rules_numbers_and_the_nodes_that_hold_a_newer_one_back(
     tmp_path: Path, announced: dict[str, int], roles: Roles, held_back_by: list[str]
 ) -> None:
     """Over HTTP, by `chronos status`, and by the doctor, which gives a reason for each."""
-    members = {node: member(node, rules=rules) for node, rules in {"n1": RULES, **announced}.items()}
+    members = {
+        node: member(node, rules=rules) for node, rules in {"n1": RULES, **announced}.items()
+    }
     found = seen_by_n1(tmp_path, members, roles)
     assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, **announced}
     assert (found["rules"], found["rules_held_back_by"]) == (roles.rules, held_back_by)
     for name in (*announced, "n1"):
-        (line,) = [line for line in screen(found) if line.startswith(f"{name} ") and "version" in line]
+        (line,) = [
+            line for line in screen(found) if line.startswith(f"{name} ") and "version" in line
+        ]
         assert f", rules {announced.get(name, RULES)}, up " in line
     waits = f"rules 1 are in use; rules {RULES} wait for {', '.join(held_back_by)}: upgrade them"
     assert (waits in " ".join(" ".join(screen(found)).split())) == bool(held_back_by)
-    findings = [finding.text for finding in _roles(ClusterInspection(checked="", members=members, roles=roles))]
-    reasons = {node: f"runs version 0.{rules} and knows rules {rules}" for node, rules in announced.items()}
+    findings = [
+        finding.text
+        for finding in _roles(ClusterInspection(checked="", members=members, roles=roles))
+    ]
+    reasons = {
+        node: f"runs version 0.{rules} and knows rules {rules}" for node, rules in announced.items()
+    }
     for node in held_back_by:
         why = reasons.get(node, "is away")
         assert f"rules 1 are in use; rules {RULES} wait for node {node}, which {why}" in findings
     assert len([text for text in findings if "wait for" in text]) == len(held_back_by)
 
 
-def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_report_on(tmp_path: Path) -> None:
+def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_report_on(
+    tmp_path: Path,
+) -> None:
     """The voter leaves out a field that it does not know."""
     found = seen_by_n1(tmp_path, {node: member(node, rules=1) for node in ("n1", "n2")}, Roles())
     assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, "n2": 1}
@@ -188,7 +221,8 @@ def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_r
 
 
 def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:
-    """The answer of node n1 to `/v1/nodes` in a cluster whose coordinator has these members and roles."""
+    """The answer of node n1 to `/v1/nodes` in a cluster whose coordinator has these members and
+    roles."""
     with Inside(tmp_path, node__id="n1", shards=1) as service:
         world = World(0)
         ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
@@ -196,14 +230,18 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
         for node, client in clients.items():
             client.join(members[node])
         ensemble.publish(roles, 0)
-        while len(clients["n1"].look().members) < len(members) or clients["n1"].look().roles is None:
+        while (
+            len(clients["n1"].look().members) < len(members) or clients["n1"].look().roles is None
+        ):
             world.pass_time(20)
         context = copy(service.server._context)
         assert context is not None
         context.node = copy(service.node)
         clock = service.node.clock
         context.node._cluster = Cluster(  # type: ignore[assignment]
-            Membership(clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan),
+            Membership(
+                clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan
+            ),
         )
         _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
         return dict(msgspec.to_builtins(shown))
@@ -212,9 +250,17 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
 def test_the_status_of_a_node_of_a_version_without_rules_numbers_is_shown() -> None:
     """It sends none, and knows the first."""
     node = {
-        "node": "n1", "cluster": "c", "log": "kafka", "version": "0", "started_at": "2026-01-01T00:00:00Z", "ready": True,
-        "disk_free_bytes": None, "leaving": False, "drained": False, "reasons": [],
-    }  # fmt: skip
+        "node": "n1",
+        "cluster": "c",
+        "log": "kafka",
+        "version": "0",
+        "started_at": "2026-01-01T00:00:00Z",
+        "ready": True,
+        "disk_free_bytes": None,
+        "leaving": False,
+        "drained": False,
+        "reasons": [],
+    }
     lines = screen({"nodes": [node], "away": [], "controller": None, "sure": True, "history": []})
     assert ", version 0, rules 1, up " in lines[0]
     assert "wait for" not in " ".join(lines)
@@ -223,7 +269,9 @@ def test_the_status_of_a_node_of_a_version_without_rules_numbers_is_shown() -> N
 def screen(found: dict[str, Any]) -> list[str]:
     """The lines of `chronos status` for an answer to `/v1/nodes`, without shards."""
     shown = Console(width=200, file=StringIO())
-    shown.print(_screen({**found, "shards": [], "timeline": {"intervals": [], "start": None, "end": None}}))
+    shown.print(
+        _screen({**found, "shards": [], "timeline": {"intervals": [], "start": None, "end": None}})
+    )
     assert isinstance(shown.file, StringIO)
     return shown.file.getvalue().splitlines()
 
@@ -234,6 +282,6 @@ def test_a_shard_whose_master_has_been_silent_is_named_by_the_time_of_its_last_r
     assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS - 1) is None
     assert silence(3, State(), 1_000_000) is None
     assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS) == (
-        "shard 3: this node has read no progress of the master, n2, since 1970-01-01T00:16:40.000Z; this node cannot take over"
-        " before the coordinator answers"
+        "shard 3: this node has read no progress of the master, n2, since "
+        "1970-01-01T00:16:40.000Z; this node cannot take over before the coordinator answers"
     )

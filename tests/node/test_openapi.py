@@ -1,9 +1,12 @@
-"""`/openapi.json` against the running service: every operation, with good and bad data made from the description."""
+"""`/openapi.json` against the running service: every operation, with good and bad data made from
+the description."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,15 +15,15 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.config import SchemathesisConfig
 
-from chronos.admin.openapi import document, reference
-from chronos.admin.registry_schemas import ConfigName
-from chronos.admin.routes import table
-from chronos.admin.schemas import TOPIC_PATTERN, NodeName, NoQuery
+from chronos.admin.http.openapi import EXAMPLE_BODIES, EXAMPLE_QUERIES, document, example, reference
+from chronos.admin.http.routes import table
+from chronos.admin.http.schemas import TOPIC_PATTERN, ConfigName, NodeName, NoQuery
 from tests.harness.service import Service
 
-# Limits that depend on the configuration or on several fields (limits.max_delay, topics of Chronos itself, the number of
-# shards, the order of two times) and the length of an id in bytes are not in the description; beyond them the answer is 422.
-# 501 is the answer of a standalone node, 403 that of a request which only nodes of the cluster may send.
+# Limits that depend on the configuration or on several fields (limits.max_delay, topics of Chronos
+# itself, the number of shards, the order of two times) and the length of an id in bytes are not in
+# the description; beyond them the answer is 422. 501 is the answer of a standalone node, 403 that
+# of a request which only nodes of the cluster may send.
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
 # One node answers all of them.
@@ -38,7 +41,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def description(service: Service) -> schemathesis.BaseSchema:
     """The description that the service serves."""
     config = SchemathesisConfig.from_dict(
-        {"checks": {"positive_data_acceptance": {"expected-statuses": [str(status) for status in SEMANTIC]}}}
+        {
+            "checks": {
+                "positive_data_acceptance": {
+                    "expected-statuses": [str(status) for status in SEMANTIC]
+                }
+            }
+        }
     )
     return schemathesis.openapi.from_url(service.url + "/openapi.json", config=config)
 
@@ -47,7 +56,8 @@ OPERATIONS = [
     pytest.param(route.method, route.path, mode, id=f"{mode.value} {route.method} {route.path}")
     for route in table(None)
     for mode in GenerationMode
-    # An operation without parameters, or with any text as its parameters (the name of a node), has no invalid request.
+    # An operation without parameters, or with any text as its parameters (the name of a node), has
+    # no invalid request.
     if mode is GenerationMode.POSITIVE
     or any(kind not in (NodeName, ConfigName) for kind in route.parameters.values())
     or route.body is not None
@@ -59,9 +69,12 @@ EXAMPLES_MAX = 25
 
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
 def test_every_operation_answers_as_described(description, method, path, mode):
-    """Status, content type and body of every answer, for valid and invalid requests; no answer is a server error."""
+    """Status, content type and body of every answer, for valid and invalid requests; no answer is a
+    server error."""
     operation = description[path][method]
-    expects_failure = path.endswith(("/transfer", "/drain", "/undrain", "/forget", "/arm", "/checkpoints"))
+    expects_failure = path.endswith(
+        ("/transfer", "/drain", "/undrain", "/forget", "/arm", "/checkpoints")
+    )
     excluded: list[CheckFunction] = [not_a_server_error] if expects_failure else []
 
     @settings(
@@ -133,9 +146,14 @@ BODIES = [
 """Changes of a valid message at the limits of its fields, and whether the result is valid."""
 
 
-@pytest.mark.parametrize(("change", "is_valid"), BODIES, ids=[str(change)[:50] for change, _ in BODIES])
-def test_the_description_and_the_service_agree_on_the_limits_of_a_message(service, change, is_valid):
-    """A validator of JSON Schema accepts exactly the bodies at these limits that the service accepts."""
+@pytest.mark.parametrize(
+    ("change", "is_valid"), BODIES, ids=[str(change)[:50] for change, _ in BODIES]
+)
+def test_the_description_and_the_service_agree_on_the_limits_of_a_message(
+    service, change, is_valid
+):
+    """A validator of JSON Schema accepts exactly the bodies at these limits that the service
+    accepts."""
     body: dict[str, object] = {"target": {"topic": "limits"}} | change if change else {}
     if body and "value_base64" not in body:
         body = {"value": "v"} | body
@@ -147,13 +165,15 @@ def test_the_description_and_the_service_agree_on_the_limits_of_a_message(servic
     assert status == (202 if is_valid else 422), problem
 
 
-@pytest.mark.parametrize(("count", "is_valid"), [(0, False), (1, True), (10_000, True), (10_001, False)])
+@pytest.mark.parametrize(
+    ("count", "is_valid"), [(0, False), (1, True), (10_000, True), (10_001, False)]
+)
 def test_the_description_and_the_service_agree_on_the_size_of_a_batch(service, count, is_valid):
     """1 to 10,000 messages."""
     batch = [{"target": {"topic": "sizes"}, "value": "v", "delay": "1h"}] * count
-    schemas = document()["paths"]["/v1/messages"]["post"]["requestBody"]["content"]["application/json"]["schema"][
-        "anyOf"
-    ]
+    schemas = document()["paths"]["/v1/messages"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]["anyOf"]
     (described,) = (each for each in schemas if each.get("type") == "array")
     assert (described["minItems"] <= count <= described["maxItems"]) == is_valid
     assert service.ask("POST", "/v1/messages", batch)[0] == (202 if is_valid else 422)
@@ -174,10 +194,16 @@ def test_the_description_and_the_service_agree_on_the_size_of_a_batch(service, c
         ("/v1/topics/{topic}/records", "partition", 1_024, False),
     ],
 )
-def test_the_description_and_the_service_agree_on_the_limits_of_parameters(service, path, name, value, is_valid):
+def test_the_description_and_the_service_agree_on_the_limits_of_parameters(
+    service, path, name, value, is_valid
+):
     """Bounds of numbers, times and page keys."""
-    (parameter,) = (each for each in document()["paths"][path]["get"]["parameters"] if each["name"] == name)
-    assert Draft202012Validator(parameter["schema"], validate_formats=True).is_valid(value) == is_valid
+    (parameter,) = (
+        each for each in document()["paths"][path]["get"]["parameters"] if each["name"] == name
+    )
+    assert (
+        Draft202012Validator(parameter["schema"], validate_formats=True).is_valid(value) == is_valid
+    )
     status, problem = service.ask("GET", f"{path.format(topic='chronos.delay')}?{name}={value}")
     assert status == (200 if is_valid else 422), problem
 
@@ -191,15 +217,43 @@ def test_every_counter_of_the_totals_has_a_description():
 def test_the_reference_shows_the_limits_of_the_description():
     """Bounds of numbers, numbers of elements and patterns."""
     page = reference()
-    for limit in ("integer, 1 to 1000", "array of 1 to 10000 [Message]", TOPIC_PATTERN, "a multiple of 60000"):
+    for limit in (
+        "integer, 1 to 1000",
+        "array of 1 to 10000 [Message]",
+        TOPIC_PATTERN,
+        "a multiple of 60000",
+    ):
         assert limit in page
+
+
+def test_the_examples_of_the_reference_are_requests_that_their_routes_take():
+    """Query and body of each have the fields and the types of the route."""
+    listed = table(None)
+    names = {route.name for route in listed}
+    assert set(EXAMPLE_QUERIES) | set(EXAMPLE_BODIES) <= names
+    for route in listed:
+        path, body = example(route)
+        assert (body is None) == (route.body is None), route.name
+        if route.body is not None:
+            msgspec.convert(body, route.body)
+        query = dict(parse_qsl(urlsplit(path).query))
+        msgspec.convert(query, route.query, strict=False)
+        assert set(query) <= set(route.query.__struct_encode_fields__), route.name
 
 
 def test_the_description_names_every_route_once():
     """It is made from the table of routes: no route is missing and none is invented."""
-    described = {(method.upper(), path) for path, operations in document()["paths"].items() for method in operations}
+    described = {
+        (method.upper(), path)
+        for path, operations in document()["paths"].items()
+        for method in operations
+    }
     assert described == {(route.method, route.path) for route in table(None)}
-    names = [operation["operationId"] for found in document()["paths"].values() for operation in found.values()]
+    names = [
+        operation["operationId"]
+        for found in document()["paths"].values()
+        for operation in found.values()
+    ]
     assert len(names) == len(set(names))
 
 

@@ -9,21 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, pack_entry, unpack_entry
 from chronos.core.keys import WHOLE_TOPIC
-from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry, Options, Reason
-from chronos.core.progress import Outcome, unpack_progress
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.core.step import Leaving, Selection, Staged
+from chronos.core.shard.codec import FRESH, pack_entry, unpack_entry
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import Outcome, unpack_progress
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Leaving, Selection, Staged
 from chronos.ports import Outgoing, TopicSpec
-from chronos.workers.planned import PlannedTransaction
-from chronos.workers.push import TARGETS_MAX, Pusher
-from chronos.workers.refusals import Attempt, Refusals, SetAside, attempt_of
-from chronos.workers.step_report import LATE_MS, StepReport
+from chronos.workers.push.planned import PlannedTransaction, StepInputs
+from chronos.workers.push.push import TARGETS_MAX, Pusher, PushSettings
+from chronos.workers.push.targets import Attempt, Refusals, Retries, SetAside, attempt_of
+from chronos.workers.replica.report import LATE_MS, StepReport
 from tests.harness.clock import HandClock
+from tests.harness.memory import MemoryStore
 from tests.unit.test_replica import Case
 
 NOW_MS = 1_800_000_000_000
@@ -32,9 +32,15 @@ EXPIRED_MS = NOW_MS - 5
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path / "log", clock=HandClock(), progress_topic="progress", disk_reserve_bytes=0)
+    log = EmbeddedLog(
+        tmp_path / "log", clock=HandClock(), progress_topic="progress", disk_reserve_bytes=0
+    )
     log.prepare(
-        [TopicSpec(name=name, partitions=1, settings={}) for name in ("orders", "rejected", "dead")], create=True
+        [
+            TopicSpec(name=name, partitions=1, settings={})
+            for name in ("orders", "rejected", "dead")
+        ],
+        create=True,
     )
     yield log
     log.close()
@@ -45,13 +51,13 @@ def pusher_on(log: EmbeddedLog, *, seen: bool = True, attempts_max: int = 1) -> 
     pusher = Pusher(
         log,
         Rules(shard=0, shards=1),
-        delay_topic="delay",
-        rejected_topic="rejected",
-        dead_letter_topic="dead",
-        create_topics=False,
-        attempts_max=attempts_max,
-        retry_base_ms=1_000,
-        retry_cap_ms=60_000,
+        PushSettings(
+            delay_topic="delay",
+            rejected_topic="rejected",
+            dead_letter_topic="dead",
+            create_topics=False,
+            retries=Retries(attempts_max=attempts_max, base_ms=1_000, cap_ms=60_000),
+        ),
     )
     if seen:
         pusher.targets.describe(["orders"], NOW_MS)
@@ -74,7 +80,9 @@ def selected(*expiries: int | None) -> Selection:
         )
         items.append((entry.due_ms, 7 + at, pack_entry(entry)))
     entries = [unpack_entry(data) for _, _, data in items]
-    return Selection(items=items, entries=entries, with_id=[0], cursor=items[-1][:2], complete=False)
+    return Selection(
+        items=items, entries=entries, with_id=[0], cursor=items[-1][:2], complete=False
+    )
 
 
 def planned(
@@ -85,7 +93,9 @@ def planned(
     refusals: Refusals | None = None,
 ) -> PlannedTransaction:
     refusals = Refusals() if refusals is None else refusals
-    return pusher.plan(selection, [], NOW_MS, poison=poison, refusals=refusals, look_ahead=look_ahead)
+    return pusher.plan(
+        selection, StepInputs(now_ms=NOW_MS, refusals=refusals, poison=poison), look_ahead
+    )
 
 
 def look_ahead() -> LookAhead[PlannedTransaction]:
@@ -94,17 +104,24 @@ def look_ahead() -> LookAhead[PlannedTransaction]:
 
 @pytest.mark.parametrize("poison", [None, (7, NOW_MS - 9, 1, 1), (8, NOW_MS - 8, 1, 1)])
 @pytest.mark.parametrize("forget", [False, True])
-@pytest.mark.parametrize("expiries", [(None, None, None), (None, EXPIRED_MS, None), (EXPIRED_MS, None, NOW_MS + 5)])
+@pytest.mark.parametrize(
+    "expiries", [(None, None, None), (None, EXPIRED_MS, None), (EXPIRED_MS, None, NOW_MS + 5)]
+)
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
-    log: EmbeddedLog, poison: Attempt | None, forget: bool, expiries: tuple[int | None, ...], seen: bool
+    log: EmbeddedLog,
+    poison: Attempt | None,
+    forget: bool,
+    expiries: tuple[int | None, ...],
+    seen: bool,
 ) -> None:
-    """Also if the descriptions of the targets or the poison record changed in between; no header is written twice."""
+    """Also if the descriptions of the targets or the poison record changed in between; no header is
+    written twice."""
 
     def plan_once(*, early: bool) -> PlannedTransaction:
         pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
         if early:
-            pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
+            pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
         if forget:
             pusher.targets.forget_all()
         return planned(pusher, selection, ahead, poison)
@@ -120,24 +137,24 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
 
 def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
     pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
-    pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
 
 
-def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(log: EmbeddedLog) -> None:
+def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
+    log: EmbeddedLog,
+) -> None:
     """Due messages still queue up behind it, although the target may be attempted now."""
     lane, refusals, selection = ("orders", WHOLE_TOPIC), Refusals(), selected(None, None, None)
     refusals.set_aside["orders"] = SetAside(next_ms=NOW_MS, turn_ms=NOW_MS)
-    leaving = Leaving(lane=lane, items=selection.items[:1], entries=selection.entries[:1], is_all=False)
+    leaving = Leaving(
+        lane=lane, items=selection.items[:1], entries=selection.entries[:1], is_all=False
+    )
     plan = pusher_on(log).plan(
         replace(selection, leaving=(leaving,)),
-        [],
-        NOW_MS,
-        poison=None,
-        refusals=refusals,
-        look_ahead=look_ahead(),
-        lanes={lane},
+        StepInputs(now_ms=NOW_MS, refusals=refusals, lanes={lane}),
+        look_ahead(),
     )
     assert not plan.messages
     assert [(made.offset, made.outcome, made.reason) for made in plan.decisions] == [
@@ -147,27 +164,41 @@ def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
     ]
 
 
-def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
+def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(
+    log: EmbeddedLog,
+) -> None:
     pusher, ahead = pusher_on(log), look_ahead()
-    pusher.plan_next(selected(None, None, None), NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(
+        selected(None, None, None), StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead
+    )
     plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
     assert plan.due_ms == [NOW_MS - 9]
 
 
 def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
-    """Thousands of them would exceed its time-out. Every message is delivered once, also with a look-ahead."""
+    """Thousands of them would exceed its time-out. Every message is delivered once, also with a
+    look-ahead."""
     case = Case(tmp_path)
     names = [f"target-{number}" for number in range(2 * TARGETS_MAX + 50)]
-    case.log.prepare([TopicSpec(name=name, partitions=1, settings={}) for name in names], create=True)
+    case.log.prepare(
+        [TopicSpec(name=name, partitions=1, settings={}) for name in names], create=True
+    )
     case.commit()
     replica, due_ms = case.other.replica, case.clock.now + 1_000
     batch = [
-        ("chronos.delay", None, b"%d" % at, [
-            ("chronos-target-topic", names[at % len(names)].encode()), ("chronos-deliver-at", b"%d" % due_ms),
-        ], 0)
+        (
+            "chronos.delay",
+            None,
+            b"%d" % at,
+            [
+                ("chronos-target-topic", names[at % len(names)].encode()),
+                ("chronos-deliver-at", b"%d" % due_ms),
+            ],
+            0,
+        )
         for at in range(6_000)
-    ]  # fmt: skip
+    ]
     case.log.append(batch, 10.0)
     case.clock.now = due_ms
     delivered: list[int] = []
@@ -181,11 +212,17 @@ def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
     selected = [unpack_progress(record.value).selected for record in records]
     assert sum(selected) == len(batch)
     assert max(selected) == TARGETS_MAX
-    found = [record.value or b"" for name in names for record in case.log.reader(name, 0, 0).read(1_000, 10**9)]
+    found = [
+        record.value or b""
+        for name in names
+        for record in case.log.reader(name, 0, 0).read(1_000, 10**9)
+    ]
     assert sorted(found) == sorted(value for _, _, value, _, _ in batch)
 
 
-@pytest.mark.parametrize(("own", "attempt", "dies"), [(0, 2, False), (2, 1, False), (2, 2, True), (9, 3, True)])
+@pytest.mark.parametrize(
+    ("own", "attempt", "dies"), [(0, 2, False), (2, 1, False), (2, 2, True), (9, 3, True)]
+)
 def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configuration(
     log: EmbeddedLog, own: int, attempt: int, dies: bool
 ) -> None:
@@ -198,7 +235,10 @@ def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configurati
     (decision,) = plan.decisions
     text = "refused by the broker every time: MSG_SIZE_TOO_LARGE" if dies else "MSG_SIZE_TOO_LARGE"
     assert decision.outcome is (Outcome.DEAD if dies else Outcome.RETRY)
-    assert (decision.reason, decision.attempt) == (Reason.REFUSED_BY_BROKER, attempt if dies else attempt + 1)
+    assert (decision.reason, decision.attempt) == (
+        Reason.REFUSED_BY_BROKER,
+        attempt if dies else attempt + 1,
+    )
     assert plan.details[decision.detail - 1] == text
     assert plan.dead.ids == ([b"id"] if dies else [])
     if dies:
@@ -213,32 +253,41 @@ def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configurati
 def test_a_message_is_attempted_although_an_earlier_attempt_of_it_was_refused(
     log: EmbeddedLog, now: dict[str, int], is_set_aside: bool
 ) -> None:
-    """Before the refusal was decided, an action moved the message, or another master decided: the mark is of no use then."""
+    """Before the refusal was decided, an action moved the message, or another master decided: the
+    mark is of no use then."""
     pusher, selection, refusals = pusher_on(log), selected(None), Refusals()
     before, entry = selection.entries[0], replace(selection.entries[0], **now)
     refused = attempt_of(before.due_ms, 7, before)
     if is_set_aside:
-        refusals.set_aside["orders"] = SetAside(next_ms=NOW_MS, turn_ms=NOW_MS, attempts={7: refused})
+        refusals.set_aside["orders"] = SetAside(
+            next_ms=NOW_MS, turn_ms=NOW_MS, attempts={7: refused}
+        )
     selection = replace(selection, items=[(entry.due_ms, 7, pack_entry(entry))], entries=[entry])
     plan = planned(pusher, selection, look_ahead(), None if is_set_aside else refused, refusals)
     assert ([message[0] for message in plan.messages], plan.decisions) == (["orders"], [])
 
 
-def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_delivered(log: EmbeddedLog) -> None:
+def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_delivered(
+    log: EmbeddedLog,
+) -> None:
     """The first message expired; of the others one is late, all of them, or none."""
     selection = selected(EXPIRED_MS, None, None)
     plan = planned(pusher_on(log), selection, look_ahead())
     staged = Staged(pull_offset=0, watermark_ms=0)
     for late_ms, late in ((NOW_MS - 8, {}), (NOW_MS - 7, {"orders": 1}), (NOW_MS, {"orders": 2})):
-        report = StepReport.of(plan, selection, staged, shard=0, pulled=0, committed_ms=late_ms + LATE_MS)
+        report = StepReport.of(
+            plan, selection, staged, shard=0, pulled=0, committed_ms=late_ms + LATE_MS
+        )
         assert (report.delivered, report.late) == ({"orders": 2}, late)
     assert report.dead.cases == {(Reason.EXPIRED, "orders"): 1}
 
 
 @pytest.mark.parametrize("change", ["none", "cancel", "replace", "lost role"])
-def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(tmp_path: Path, change: str) -> None:
-    """Every fifth message has expired; the change comes between the first step of a backlog, which prepares the second, and
-    the second. Every message ends once."""
+def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(
+    tmp_path: Path, change: str
+) -> None:
+    """Every fifth message has expired; the change comes between the first step of a backlog, which
+    prepares the second, and the second. Every message ends once."""
     case, count = Case(tmp_path), 11_000
     case.log.prepare([TopicSpec(name="orders", partitions=1, settings={})], create=True)
     case.commit()
@@ -263,7 +312,9 @@ def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(tmp_p
     if change == "cancel":
         case.log.append([record(at, None) for at in changed], 10.0)
     elif change == "replace":
-        case.log.append([record(at, b"new", ("chronos-action", b"replace")) for at in changed], 10.0)
+        case.log.append(
+            [record(at, b"new", ("chronos-action", b"replace")) for at in changed], 10.0
+        )
     elif change == "lost role":
         node.guard = "the disk is full"
         node.step()
@@ -271,9 +322,18 @@ def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(tmp_p
     for _ in range(20):
         node.step()
     assert node.replica.state.pending == 0
-    delivered = [record.value or b"" for record in case.log.reader("orders", 0, 0).read(2 * count, 10**9)]
-    letters = [record.value or b"" for record in case.log.reader("chronos.dead-letter", 0, 0).read(2 * count, 10**9)]
+    delivered = [
+        record.value or b"" for record in case.log.reader("orders", 0, 0).read(2 * count, 10**9)
+    ]
+    letters = [
+        record.value or b""
+        for record in case.log.reader("chronos.dead-letter", 0, 0).read(2 * count, 10**9)
+    ]
     gone = {b"%d" % at for at in changed} if change in ("cancel", "replace") else set()
     new = [b"new"] if change == "replace" else []
-    assert sorted(delivered) == sorted([b"%d" % at for at in range(count) if at % 5 and b"%d" % at not in gone] + new)
-    assert sorted(letters) == sorted([b"%d" % at for at in range(0, count, 5) if b"%d" % at not in gone] + new)
+    assert sorted(delivered) == sorted(
+        [b"%d" % at for at in range(count) if at % 5 and b"%d" % at not in gone] + new
+    )
+    assert sorted(letters) == sorted(
+        [b"%d" % at for at in range(0, count, 5) if b"%d" % at not in gone] + new
+    )

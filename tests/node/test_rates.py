@@ -10,11 +10,11 @@ import pytest
 
 from chronos.core.keys import LIMITED
 from chronos.core.message import Reason
-from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.rates import Rate, parse_rate
+from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.ports import TopicSpec
-from chronos.workers.rates import RateLimits
-from chronos.workers.replica_state import STANDALONE
+from chronos.workers.push.lanes import RateLimits
+from chronos.workers.replica.state import STANDALONE
 from tests.unit.test_replica import Case, S
 
 TOPICS = ("mail", "orders", "audit")
@@ -27,14 +27,22 @@ class Limited(Case):
         self.changed: Mapping[str, Rate | None] = {}
         self.set(**rates)
         super().__init__(path, limits=RateLimits({}, changed=lambda: self.changed))
-        self.log.prepare([TopicSpec(name=name, partitions=2, settings={}) for name in TOPICS], create=True)
+        self.log.prepare(
+            [TopicSpec(name=name, partitions=2, settings={}) for name in TOPICS], create=True
+        )
         self.commit()
 
     def set(self, **rates: str) -> None:
         self.changed = {pattern: parse_rate(text) for pattern, text in rates.items()}
 
     def send(
-        self, topic: str, count: int, *, in_ms: int = 0, expire_in_ms: int | None = None, key: bytes = b"k"
+        self,
+        topic: str,
+        count: int,
+        *,
+        in_ms: int = 0,
+        expire_in_ms: int | None = None,
+        key: bytes = b"k",
     ) -> None:
         """Send messages that are due `in_ms` from now, numbered in the order of their due times."""
         due_ms = self.clock.now + in_ms
@@ -42,7 +50,8 @@ class Limited(Case):
         if expire_in_ms is not None:
             headers.append(("chronos-expire-at", b"%d" % (self.clock.now + expire_in_ms)))
         batch = [
-            (self.delay, None, b"%d" % at, [*headers, ("chronos-deliver-at", b"%d" % due_ms)], 0) for at in range(count)
+            (self.delay, None, b"%d" % at, [*headers, ("chronos-deliver-at", b"%d" % due_ms)], 0)
+            for at in range(count)
         ]
         self.log.append(batch, 10.0)
 
@@ -51,9 +60,15 @@ class Limited(Case):
         until_ms, delivered = self.clock.now + for_ms, 0
         for _ in range(steps_max):
             wake_ms = self.other.replica.step(self.clock.now)
-            delivered += 0 if self.other.replica.last is None else len(self.other.replica.last.due_ms)
+            delivered += (
+                0 if self.other.replica.last is None else len(self.other.replica.last.due_ms)
+            )
             # New records end a wait at once.
-            wake_ms = self.clock.now + 1 if self.log.stable_end(self.delay, 0) > self.other.replica.pulled else wake_ms
+            wake_ms = (
+                self.clock.now + 1
+                if self.log.stable_end(self.delay, 0) > self.other.replica.pulled
+                else wake_ms
+            )
             if wake_ms > until_ms:
                 self.clock.now = until_ms
                 return delivered
@@ -69,7 +84,10 @@ class Limited(Case):
         ]
 
     def progress_records(self) -> list[Progress]:
-        return [unpack_progress(record.value) for record in self.log.reader(self.progress, 0, 0).read(1_000_000, 10**9)]
+        return [
+            unpack_progress(record.value)
+            for record in self.log.reader(self.progress, 0, 0).read(1_000_000, 10**9)
+        ]
 
     def parked(self) -> Counter[int]:
         """How often the message of each source offset was parked, each time for its rate."""
@@ -109,14 +127,17 @@ def test_a_backlog_leaves_at_the_rate_in_order_and_delays_no_other_target(limite
     assert limited.other.replica.state.parked == 0
 
 
-def test_a_changed_rate_acts_within_a_second_and_a_lifted_one_lets_everything_leave(limited: Limited) -> None:
+def test_a_changed_rate_acts_within_a_second_and_a_lifted_one_lets_everything_leave(
+    limited: Limited,
+) -> None:
     limited.set(mail="0.5/s")
     limited.send("mail", 3_000)
     limited.run(4_000)
     assert len(limited.read("mail")) <= 3
     limited.set(mail="500/s")
     limited.run(3_000)
-    assert 950 <= len(limited.read("mail")) <= 1_600
+    # Three seconds' worth, and what a pause allows at once.
+    assert 950 <= len(limited.read("mail")) <= 1_500 + 250
     limited.set()
     limited.run(1_100)
     assert limited.read("mail") == list(range(3_000))
@@ -133,7 +154,9 @@ def test_expired_messages_leave_without_taking_anything_of_the_rate(limited: Lim
     limited.send("mail", 10, in_ms=2)
     limited.run(1_200)
     assert len(limited.read("mail")) >= 60
-    assert sum(progress.counts[Outcome.EXPIRED - 1] for progress in limited.progress_records()) >= 200
+    assert (
+        sum(progress.counts[Outcome.EXPIRED - 1] for progress in limited.progress_records()) >= 200
+    )
 
 
 def test_a_take_over_parks_nothing_again_and_sends_no_burst_of_its_own(limited: Limited) -> None:
@@ -155,8 +178,16 @@ def test_a_take_over_parks_nothing_again_and_sends_no_burst_of_its_own(limited: 
 def test_a_parked_message_can_be_cancelled_and_leaves_no_hole_in_the_rate(limited: Limited) -> None:
     limited.send("mail", 1_000)
     limited.run(200)
-    cancels = [(limited.delay, b"0-%d-%d" % (limited.clock.now - 200, offset), None, [("chronos-action", b"cancel")], 0)
-               for offset in range(100, 600)]  # fmt: skip
+    cancels = [
+        (
+            limited.delay,
+            b"0-%d-%d" % (limited.clock.now - 200, offset),
+            None,
+            [("chronos-action", b"cancel")],
+            0,
+        )
+        for offset in range(100, 600)
+    ]
     limited.log.append(cancels, 10.0)
     limited.run(2_000)
     found = limited.read("mail")

@@ -1,4 +1,5 @@
-"""Rate limits of a running node: over HTTP, on the command line, with the client, in the metrics, and across a restart."""
+"""Rate limits of a running node: over HTTP, on the command line, with the client, in the metrics,
+and across a restart."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def limits(service: Service, **query: str) -> list[tuple[str, str, str]]:
     """The limits as pattern, rate and source."""
-    return [(found["pattern"], found["rate"], found["source"]) for found in service.get("/v1/rates", **query)["rates"]]
+    return [
+        (found["pattern"], found["rate"], found["source"])
+        for found in service.get("/v1/rates", **query)["rates"]
+    ]
 
 
 def send(service: Service, topic: str, count: int) -> None:
     """Schedule messages that are due at once."""
-    service.post("/v1/messages", [{"target": {"topic": topic}, "value": str(at), "delay": 0} for at in range(count)])
+    service.post(
+        "/v1/messages",
+        [{"target": {"topic": topic}, "value": str(at), "delay": 0} for at in range(count)],
+    )
 
 
 def lane(service: Service, topic: str) -> dict[str, Any] | None:
@@ -80,9 +87,13 @@ def test_a_request_that_is_not_valid_is_refused(
     assert (found, text in str(answer)) == (status, True), answer
 
 
-def test_a_lane_is_shown_with_its_backlog_its_rate_and_its_end_and_a_change_acts_on_it(service: Service) -> None:
+def test_a_lane_is_shown_with_its_backlog_its_rate_and_its_end_and_a_change_acts_on_it(
+    service: Service,
+) -> None:
     send(service, "slow.mail", 120)
-    service.wait_until(lambda: (lane(service, "slow.mail") or {"messages": 0})["messages"] >= 100, "park")
+    service.wait_until(
+        lambda: (lane(service, "slow.mail") or {"messages": 0})["messages"] >= 100, "park"
+    )
     found = lane(service, "slow.mail")
     assert found is not None
     assert (found["waits_for"], found["partition"], found["rate"]) == ("rate", None, "1/s")
@@ -90,7 +101,9 @@ def test_a_lane_is_shown_with_its_backlog_its_rate_and_its_end_and_a_change_acts
     assert timedelta(seconds=60) < end < timedelta(seconds=125)
     with urllib.request.urlopen(service.url + "/metrics") as answer:
         metrics = answer.read().decode()
-    assert float(re.search(r'^chronos_lane_messages{topic="slow.mail"} (.+)$', metrics, re.M)[1]) > 60  # type: ignore[index]
+    assert (
+        float(re.search(r'^chronos_lane_messages{topic="slow.mail"} (.+)$', metrics, re.M)[1]) > 60  # type: ignore[index]
+    )  # type: ignore[index]
     assert "wait in lanes" in run("status", server=service.url).out
     shown = run("rates", "slow.mail", server=service.url).out
     assert re.search(r"slow\.\*\s+1/s\s+configuration", shown), shown
@@ -104,7 +117,10 @@ def test_a_lane_is_shown_with_its_backlog_its_rate_and_its_end_and_a_change_acts
 def test_the_command_sets_shows_and_removes_a_limit(service: Service) -> None:
     assert run("rates", "cli.*", "7/s burst 9", server=service.url).out == "cli.*: 7/s burst 9\n"
     assert re.search(r"cli\.\*\s+7/s burst 9\s+run time", run("rates", server=service.url).out)
-    assert run("rates", "cli.x", "-o", "json", server=service.url).json["rates"][0]["pattern"] == "cli.*"
+    assert (
+        run("rates", "cli.x", "-o", "json", server=service.url).json["rates"][0]["pattern"]
+        == "cli.*"
+    )
     assert "has no rate limit" in run("rates", "unknown", server=service.url).out
     assert run("rates", "cli.*", "off", server=service.url).code == 0
     gone = run("rates", "cli.*", "off", server=service.url)
@@ -123,7 +139,10 @@ def test_both_clients_change_limits(service: Service) -> None:
     async def remove() -> None:
         async with chronos.AsyncClient(service.url) as client:
             await client.set_rate("lib.b", "4/s")
-            assert [found["pattern"] for found in (await client.rates())["rates"]][:2] == ["lib.b", "lib.*"]
+            assert [found["pattern"] for found in (await client.rates())["rates"]][:2] == [
+                "lib.b",
+                "lib.*",
+            ]
             for pattern in ("lib.*", "lib.b"):
                 await client.remove_rate(pattern)
             with pytest.raises(NotFound):
@@ -137,7 +156,9 @@ def test_limits_set_at_run_time_and_parked_messages_survive_a_restart(service: S
     """A target with the rate 0 receives nothing before and after it."""
     assert service.ask("PUT", "/v1/rates/kept", {"rate": "2.5/s"})[0] == 200
     send(service, "slow.held", 30)
-    service.wait_until(lambda: (lane(service, "slow.held") or {"messages": 0})["messages"] == 30, "park")
+    service.wait_until(
+        lambda: (lane(service, "slow.held") or {"messages": 0})["messages"] == 30, "park"
+    )
     service.kill()
     service.start()
     assert limits(service)[0] == ("kept", "2.5/s", "run-time")

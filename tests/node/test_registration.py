@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.admin.peer_client import PeerClient
-from chronos.admin.registration import Registrar
-from chronos.core import registration
-from chronos.core.assignment import plan
+from chronos.admin.cluster.peers import PeerClient
+from chronos.admin.cluster.registry import Registrar
+from chronos.core.cluster import registry as registrations
+from chronos.core.cluster.assignment import plan
 from chronos.node import Node
-from chronos.workers.membership import Membership
+from chronos.workers.cluster.membership import Membership
 from tests.harness.inside import Inside
 from tests.harness.zookeeper import member
 from tests.sim.coordinator import Ensemble, SimCoordinator
@@ -30,7 +30,9 @@ PATIENCE_S = 30.0
 LATE_S = 0.3
 """How long the other registry takes to answer a registration once the node stops."""
 
-REGISTERED = b'{"result": "registered", "state_version": 1, "node": "n1", "refused": [], "masters": []}'
+REGISTERED = (
+    b'{"result": "registered", "state_version": 1, "node": "n1", "refused": [], "masters": []}'
+)
 
 
 class Joined:
@@ -48,12 +50,17 @@ def joined(node: Node, other: str) -> Joined:
     """The node in a cluster with another one, which has this address."""
     world = World(0)
     ensemble = Ensemble(world, shards=1, replication=None, session_ms=60_000)
-    own, its = SimCoordinator(ensemble, "n1", lambda _: None), SimCoordinator(ensemble, "n2", lambda _: None)
+    own, its = (
+        SimCoordinator(ensemble, "n1", lambda _: None),
+        SimCoordinator(ensemble, "n2", lambda _: None),
+    )
     own.join(member("n1"))
     its.join(replace(member("n2"), address=other))
     while "n2" not in own.look().members:
         world.pass_time(20)
-    return Joined(node, Membership(own, node="n1", clock=node.clock, describe=node.describe, plan=plan))
+    return Joined(
+        node, Membership(own, node="n1", clock=node.clock, describe=node.describe, plan=plan)
+    )
 
 
 @contextmanager
@@ -81,7 +88,8 @@ def registry(answer: Callable[[str], bytes]) -> Iterator[str]:
 
 
 def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) -> None:
-    """A registration that is answered after the un-registration would keep the node until it expires."""
+    """A registration that is answered after the un-registration would keep the node until it
+    expires."""
     arrived, stopping, answered = threading.Event(), threading.Event(), list[str]()
 
     def answer(method: str) -> bytes:
@@ -92,7 +100,10 @@ def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) ->
         answered.append(method)
         return REGISTERED
 
-    with Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service, registry(answer) as url:
+    with (
+        Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service,
+        registry(answer) as url,
+    ):
 
         async def stop() -> None:
             context = copy(service.server._context)
@@ -116,7 +127,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other registry is asked again after its pause, and the node leaves it in order."""
-    monkeypatch.setattr(registration, "RETRY_MS", 1_000)
+    monkeypatch.setattr(registrations, "RETRY_MS", 1_000)
     asked: list[str] = []
     second = threading.Event()
 
@@ -126,7 +137,10 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
             second.set()
         return REGISTERED if asked.count("PUT") > 1 else b"no JSON"
 
-    with Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service, registry(answer) as url:
+    with (
+        Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service,
+        registry(answer) as url,
+    ):
 
         async def register() -> float:
             context = copy(service.server._context)

@@ -1,4 +1,5 @@
-"""The registry of a node over HTTP: its own registration, those of others, routes, configuration, write permissions."""
+"""The registry of a node over HTTP: its own registration, those of others, routes, configuration,
+write permissions."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.registry import AHEAD_MS, read_registration, registration_body
-from chronos.admin.registry_schemas import RegisteredShard, RegistrationBody
-from chronos.cli.registry import ranges
-from chronos.core import registry
+from chronos.admin.cluster.registry import AHEAD_MS, read_registration, registration_body
+from chronos.admin.http.schemas import RegisteredShard, RegistrationBody
+from chronos.cli.service.registry import ranges
+from chronos.core.cluster import registry
 from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
@@ -28,12 +29,16 @@ TOKEN = "everything"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """A node whose registrations expire early, with tokens, so that others than members of its cluster may register."""
+    """A node whose registrations expire early, with tokens, so that others than members of its
+    cluster may register."""
     folder = tmp_path_factory.mktemp("registry")
     settings = {
-        "admin__tokens": token_file(folder, TOKENS), "registry__scan_after": "100ms", "registry__scan_every": "100ms",
-        "shards": 2, "node__id": "own",
-    }  # fmt: skip
+        "admin__tokens": token_file(folder, TOKENS),
+        "registry__scan_after": "100ms",
+        "registry__scan_every": "100ms",
+        "shards": 2,
+        "node__id": "own",
+    }
     with Inside(folder, **settings) as running:
         wait_until(lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200)
         yield running
@@ -46,13 +51,19 @@ def ask(service: Inside, method: str, path: str, body: object = None, status: in
     return answer.json()
 
 
-def registration(*shards: tuple[int, str, int], state_version: int = 1, **fields: Any) -> dict[str, Any]:
+def registration(
+    *shards: tuple[int, str, int], state_version: int = 1, **fields: Any
+) -> dict[str, Any]:
     """A registration with a master for cluster `far`."""
     return {
-        "cluster": "far", "instance": "i", "address": "http://far:1", "version": "1", "state_version": state_version,
+        "cluster": "far",
+        "instance": "i",
+        "address": "http://far:1",
+        "version": "1",
+        "state_version": state_version,
         "shards": [{"shard": shard, "role": role, "epoch": epoch} for shard, role, epoch in shards],
         "topics": [{"topic": "far.delay", "partitions": 8, "permissions": ["read", "write"]}],
-    } | fields  # fmt: skip
+    } | fields
 
 
 def nodes(service: Inside, cluster: str = "far") -> list[str]:
@@ -70,11 +81,18 @@ def test_a_node_is_registered_with_its_own_registry(service: Inside) -> None:
     wait_until(is_master)
     found = ask(service, "GET", "/routes")
     own = {"node": "own", "address": f"http://127.0.0.1:{service.port}", "announced": True}
-    assert (found["cluster"], found["topic"], found["partitions"]) == ("chronos", "chronos.delay", 2)
+    assert (found["cluster"], found["topic"], found["partitions"]) == (
+        "chronos",
+        "chronos.delay",
+        2,
+    )
     assert found["routes"] == [
-        {"shard": shard, "permissions": ["read", "write"], "master": own, "followers": []} for shard in (0, 1)
+        {"shard": shard, "permissions": ["read", "write"], "master": own, "followers": []}
+        for shard in (0, 1)
     ]
-    assert ask(service, "GET", "/routes?topic=chronos.progress&shard=1")["routes"][0]["permissions"] == ["read"]
+    assert ask(service, "GET", "/routes?topic=chronos.progress&shard=1")["routes"][0][
+        "permissions"
+    ] == ["read"]
     (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
     assert (node["node"], node["address"], node["writable"]) == ("own", own["address"], True)
     assert {each["topic"] for each in ask(service, "GET", "/topics?cluster=chronos")["topics"]} == {
@@ -86,17 +104,28 @@ def test_a_registered_node_is_routed_to_until_it_leaves(service: Inside) -> None
     """Versions decide; a follower is told its master; the last node takes everything with it."""
     first = ask(service, "PUT", "/nodes/a", registration((0, "master", 5), state_version=3))
     assert (first["result"], first["state_version"], first["masters"]) == ("registered", 3, [])
-    second = ask(service, "PUT", "/nodes/b", registration((0, "follower", 5), address="http://far:2"))
-    a, b = ({"node": name, "address": f"http://far:{port}", "announced": False} for name, port in (("a", 1), ("b", 2)))
+    second = ask(
+        service, "PUT", "/nodes/b", registration((0, "follower", 5), address="http://far:2")
+    )
+    a, b = (
+        {"node": name, "address": f"http://far:{port}", "announced": False}
+        for name, port in (("a", 1), ("b", 2))
+    )
     assert second["masters"] == [{"shard": 0, "master": a}]
     older = ask(service, "PUT", "/nodes/a", registration((1, "master", 9), state_version=2))
     assert (older["result"], older["state_version"], older["node"]) == ("ignored", 3, "a")
     found = ask(service, "GET", "/routes?cluster=far&topic=far.delay")
-    assert (found["partitions"], [(each["shard"], each["master"], each["followers"]) for each in found["routes"]]) == (
-        8, [(0, a, [b])],
-    )  # fmt: skip
+    assert (
+        found["partitions"],
+        [(each["shard"], each["master"], each["followers"]) for each in found["routes"]],
+    ) == (
+        8,
+        [(0, a, [b])],
+    )
     ask(service, "GET", "/routes?cluster=far&topic=far.delay&shard=1", status=404)
-    assert {"cluster": "far", "nodes": ["a", "b"], "shards": [0]} in ask(service, "GET", "/clusters")["clusters"]
+    assert {"cluster": "far", "nodes": ["a", "b"], "shards": [0]} in ask(
+        service, "GET", "/clusters"
+    )["clusters"]
     assert ask(service, "DELETE", "/nodes/a?cluster=far&state_version=2")["result"] == "ignored"
     assert ask(service, "DELETE", "/nodes/a?cluster=far&state_version=3")["result"] == "removed"
     assert ask(service, "DELETE", "/nodes/a?cluster=far")["result"] == "unknown"
@@ -122,14 +151,22 @@ def test_a_registration_has_bounds(service: Inside) -> None:
 def test_a_token_registers_no_other_node_under_the_name_or_address_of_one(service: Inside) -> None:
     """Clients would be sent elsewhere, or the node would disappear."""
     url = f"http://127.0.0.1:{service.port}"
-    body = registration((0, "master", 9), state_version=time.time_ns() // 1_000_000, cluster="chronos")
+    body = registration(
+        (0, "master", 9), state_version=time.time_ns() // 1_000_000, cluster="chronos"
+    )
     answer = service.ask("DELETE", "/v1/registry/nodes/own", token=TOKEN)
     assert (answer.status, answer.problem) == (409, "node-registered")
     for name, address, detail in (
-        ("own", "http://far:1", "own is the name of a node of cluster chronos, which registers itself"),
+        (
+            "own",
+            "http://far:1",
+            "own is the name of a node of cluster chronos, which registers itself",
+        ),
         ("stranger", url, f"node own of cluster chronos is registered at {url}"),
     ):
-        answer = service.ask("PUT", f"/v1/registry/nodes/{name}", {**body, "address": address}, token=TOKEN)
+        answer = service.ask(
+            "PUT", f"/v1/registry/nodes/{name}", {**body, "address": address}, token=TOKEN
+        )
         assert (answer.status, answer.problem) == (409, "node-registered")
         assert answer.json()["detail"] == detail
     (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
@@ -141,7 +178,10 @@ def test_a_full_registry_says_so(service: Inside, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registry, "TOPICS_MAX", 2)
     ask(service, "PUT", "/nodes/a", registration((0, "master", 1), (1, "master", 1)))
     answer = service.ask(
-        "PUT", "/v1/registry/nodes/b", registration((2, "master", 1), address="http://far:2"), token=TOKEN
+        "PUT",
+        "/v1/registry/nodes/b",
+        registration((2, "master", 1), address="http://far:2"),
+        token=TOKEN,
     )
     ask(service, "DELETE", "/nodes/a?cluster=far")
     assert (answer.status, answer.problem) == (409, "registry-full")
@@ -208,10 +248,19 @@ def test_values_are_set_and_deleted_by_namespace_and_a_topic_is_removed(service:
 def test_a_registration_is_the_same_after_its_request() -> None:
     """Between JSON and the values of the core."""
     body = RegistrationBody(
-        cluster="c", instance="i", address="http://x", version="1", state_version=7, writable=False, expire_after=5,
-        shards=[RegisteredShard(shard=1, role="master", epoch=3), RegisteredShard(shard=2, role="follower", epoch=1)],
+        cluster="c",
+        instance="i",
+        address="http://x",
+        version="1",
+        state_version=7,
+        writable=False,
+        expire_after=5,
+        shards=[
+            RegisteredShard(shard=1, role="master", epoch=3),
+            RegisteredShard(shard=2, role="follower", epoch=1),
+        ],
         topics=[],
-    )  # fmt: skip
+    )
     assert registration_body(read_registration("n", body)) == body
 
 
@@ -239,13 +288,24 @@ def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None
     assert re.search(rf"1 +own +{url} +- +read, write", command("routes").out)
     assert command("routes", "--shard", "1", "-o", "json").json["routes"][0]["shard"] == 1
     missing = command("routes", "--topic", "none")
-    assert (missing.code, "no node of cluster chronos is registered for topic none" in missing.err) == (4, True)
+    assert (
+        missing.code,
+        "no node of cluster chronos is registered for topic none" in missing.err,
+    ) == (4, True)
     assert re.search(r"chronos.progress +chronos +2 +read", command("topics").out)
     assert re.search(r"chronos +own +0-1", command("clusters").out)
     assert re.search(r"own +done", command("config", "set", "shop", "currency", "EUR").out)
-    assert (command("config", "get").out, command("config", "get", "shop", "currency").out) == ("shop\n", "EUR\n")
+    assert (command("config", "get").out, command("config", "get", "shop", "currency").out) == (
+        "shop\n",
+        "EUR\n",
+    )
     assert re.search(r"currency +EUR", command("config", "get", "shop").out)
-    assert command("config", "delete", "shop", "currency", "-o", "json").json["registries"][0]["result"] == "done"
+    assert (
+        command("config", "delete", "shop", "currency", "-o", "json").json["registries"][0][
+            "result"
+        ]
+        == "done"
+    )
     assert command("config", "delete", "shop", "currency").code == 4
     assert command("wipe-write", "own").out == "wiping the write permission of own: done\n"
     assert re.search(r"own .* no ", command("nodes").out)
@@ -291,12 +351,16 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
             server.shutdown()
     assert seen == ["", f"Bearer {TOKEN}"]
     assert refused.code != 0
-    assert f"no token was sent to {url}, which its node did not register: name it with --server" in refused.out
+    assert (
+        f"no token was sent to {url}, which its node did not register: name it with --server"
+        in refused.out
+    )
     assert done.code == 0
 
 
 def test_a_value_that_another_node_took_is_named(service: Inside, tmp_path: Path) -> None:
-    """Behind a load balancer one registry may be changed twice, and another one not at all: exit code 3."""
+    """Behind a load balancer one registry may be changed twice, and another one not at all: exit
+    code 3."""
     token = tmp_path / "token"
     token.write_text(TOKEN)
     own = f"http://127.0.0.1:{service.port}"
@@ -306,7 +370,16 @@ def test_a_value_that_another_node_took_is_named(service: Inside, tmp_path: Path
         ask(service, "PUT", "/nodes/other", body)
         server = f"{own},{balancer}"
         try:
-            words = ("registry", "config", "set", "shop", "currency", "EUR", "--token-file", str(token))
+            words = (
+                "registry",
+                "config",
+                "set",
+                "shop",
+                "currency",
+                "EUR",
+                "--token-file",
+                str(token),
+            )
             done = run(*words, "-o", "json", server=server)
         finally:
             ask(service, "DELETE", "/nodes/other?cluster=chronos")
@@ -316,11 +389,15 @@ def test_a_value_that_another_node_took_is_named(service: Inside, tmp_path: Path
         ("other", "own answered instead of it"),
         ("own", "done"),
     ]
-    assert f"{balancer} does not lead to node other, whose registry was not changed: own answered" in done.err
+    assert (
+        f"{balancer} does not lead to node other, whose registry was not changed: own answered"
+        in done.err
+    )
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"), [([], "-"), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
+    ("numbers", "text"),
+    [([], "-"), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")],
 )
 def test_shards_in_a_row_are_shown_as_a_range(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text

@@ -1,4 +1,5 @@
-"""Rejected records of a node on the embedded log: over HTTP, by the command line, and by the id that was refused."""
+"""Rejected records of a node on the embedded log: over HTTP, by the command line, and by the id
+that was refused."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from chronos.admin import recent_rejections
-from chronos.admin.letter_scan import LetterTopic
-from chronos.admin.recent_rejections import RecentRejections
+from chronos.admin.letters import scan
+from chronos.admin.letters.scan import LetterTopic, RecentRejections
+from chronos.core.letters import read_rejected
 from chronos.core.reach import EVERYTHING, Reach
-from chronos.core.rejected import read_rejected
 from chronos.ports import Outgoing
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
@@ -23,22 +23,38 @@ DELAY = "chronos.delay"
 
 def never(target: str, key: bytes | None, shard: int, *more: tuple[str, bytes]) -> Outgoing:
     """A record whose time is not one."""
-    headers = [("chronos-target-topic", target.encode()), ("chronos-delay", b"never"), ("app", b"shop"), *more]
+    headers = [
+        ("chronos-target-topic", target.encode()),
+        ("chronos-delay", b"never"),
+        ("app", b"shop"),
+        *more,
+    ]
     return DELAY, key, b"please pay", headers, shard
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """A node with rejected records: two of `orders`, one of them without a key, one that looks like a marker, and many of `bulk`."""
+    """A node with rejected records: two of `orders`, one of them without a key, one that looks like
+    a marker, and many of `bulk`."""
     with Inside(tmp_path_factory.mktemp("rejected"), shards=3) as running:
         records = [never("orders", b"order-7", 1), never("orders", None, 2)]
-        records += [never("odd", b"odd-1", 0, ("chronos-resolution", b"discarded"), ("chronos-resolved", b"0-9999"))]
+        records += [
+            never(
+                "odd",
+                b"odd-1",
+                0,
+                ("chronos-resolution", b"discarded"),
+                ("chronos-resolved", b"0-9999"),
+            )
+        ]
         records += [never("bulk", b"bulk-%d" % number, number % 3) for number in range(MANY)]
         running.node.log.append(records, 10.0)
         body = {"target": {"topic": "orders"}, "value": "x", "delay": "1h", "id": "taken"}
         for _ in range(2):
             assert running.ask("POST", "/v1/messages", body).status == 202
-        wait_until(lambda: sum(driver.state.totals.rejected for driver in running.node.shards) == MANY + 4)
+        wait_until(
+            lambda: sum(driver.state.totals.rejected for driver in running.node.shards) == MANY + 4
+        )
         yield running
 
 
@@ -84,7 +100,11 @@ def test_all_are_listed_the_newest_first_and_selected_by_every_condition(service
 
 def test_one_is_shown_as_it_was_sent(service: Inside) -> None:
     one = service.ask("GET", "/v1/rejected/order-7").json()
-    assert one["headers"] == {"chronos-target-topic": "orders", "chronos-delay": "never", "app": "shop"}
+    assert one["headers"] == {
+        "chronos-target-topic": "orders",
+        "chronos-delay": "never",
+        "app": "shop",
+    }
     assert (one["value"], one["reason"], one["topic"]) == ("please pay", "bad-value", "orders")
     answer = service.ask("GET", "/v1/rejected/nobody")
     assert (answer.status, answer.problem) == (404, "no-rejection")
@@ -111,7 +131,9 @@ def test_the_counts_of_all_parts_are_those_of_the_list(service: Inside) -> None:
 def test_the_command_line_lists_shows_and_counts(service: Inside) -> None:
     done = chronos(service, "rejected", "list", "--target", "orders", "--since", "-1h")
     assert done.code == 0, done.err
-    assert {line.split()[-1] for line in done.out.splitlines()[1:]} >= {"taken"} or "taken" in done.out
+    assert {line.split()[-1] for line in done.out.splitlines()[1:]} >= {
+        "taken"
+    } or "taken" in done.out
     assert source_without_key(service) in done.out
     done = chronos(service, "rejected", "show", source_without_key(service))
     assert done.code == 0, done.err
@@ -132,18 +154,27 @@ def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) ->
     assert "the record of order-7 was rejected at" in problem["detail"]
     assert [one["reason"] for one in problem["errors"]] == ["bad-value"]
     shard, offset = source_without_key(service).split("/")[1:]
-    assert "was rejected at" in service.ask("GET", f"/v1/messages/{shard}-1700000000000-{offset}").json()["detail"]
+    assert (
+        "was rejected at"
+        in service.ask("GET", f"/v1/messages/{shard}-1700000000000-{offset}").json()["detail"]
+    )
     assert "nothing is known of" in service.ask("GET", "/v1/messages/nobody").json()["detail"]
-    assert service.ask("GET", "/v1/messages/taken").json()["state"] == "pending", "the first message with the id"
+    assert service.ask("GET", "/v1/messages/taken").json()["state"] == "pending", (
+        "the first message with the id"
+    )
     done = chronos(service, "get", "order-7")
     assert done.code == 4
     assert "bad-value" in done.err
 
 
-def test_the_index_reads_on_and_keeps_the_newest_ids(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_rejections, "IDS_MAX", 30)
-    monkeypatch.setattr(recent_rejections, "PARTITION_RECORDS_MIN", 10)
-    topic = LetterTopic(service.node.log, service.node.config.topics.rejected, read_rejected, has_markers=False)
+def test_the_index_reads_on_and_keeps_the_newest_ids(
+    service: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "IDS_MAX", 30)
+    monkeypatch.setattr(scan, "PARTITION_RECORDS_MIN", 10)
+    topic = LetterTopic(
+        service.node.log, service.node.config.topics.rejected, read_rejected, has_markers=False
+    )
     index = RecentRejections(service.node.log, topic)
     find = partial(index.find, origin=None, reach=EVERYTHING)
     assert find(b"order-7") is None, "too long ago for this bound"

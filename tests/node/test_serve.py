@@ -33,8 +33,18 @@ def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
 
 def test_a_service_without_assertions_does_not_start(tmp_path):
     """They keep the guarantees."""
-    command = [sys.executable, "-O", "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-O",
+        "-m",
+        "chronos",
+        "serve",
+        "--set",
+        f"node.data_dir={tmp_path / 'data'}",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "without -O" in done.stderr
     assert not (tmp_path / "data").exists()
@@ -51,8 +61,18 @@ def test_http_listens_once_the_node_has_started_and_ends_before_it(tmp_path: Pat
 def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):
     """And Ctrl-C stops it in order."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set",
-               "admin.port=0", "--set", "limits.disk_reserve=0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "serve",
+        "--set",
+        f"node.data_dir={tmp_path / 'data'}",
+        "--set",
+        "admin.port=0",
+        "--set",
+        "limits.disk_reserve=0",
+    ]
     environ = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(
         command, stdin=follower, stdout=follower, stderr=subprocess.PIPE, cwd=ROOT, env=environ
@@ -62,7 +82,11 @@ def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):
         while b"Ctrl-C" not in shown:
             shown += os.read(leader, 1_000)
         assert b"listens on http://127.0.0.1:" in shown
-        commands = [shlex.split(line)[1:] for line in shown.decode().splitlines() if line.startswith("  chronos ")]
+        commands = [
+            shlex.split(line)[1:]
+            for line in shown.decode().splitlines()
+            if line.startswith("  chronos ")
+        ]
         assert [verb for verb, *_ in commands] == ["send", "tail", "status"]
         assert run(*commands[0]).code == 0
         assert run(*commands[1], "-n", 1).out == "hello, later\n"

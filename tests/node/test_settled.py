@@ -1,4 +1,5 @@
-"""Messages that have ended, of a node on the embedded log: by key, header, id and time, over HTTP, by the command line and the client."""
+"""Messages that have ended, of a node on the embedded log: by key, header, id and time, over HTTP,
+by the command line and the client."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ KEPT = "2h"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """A node with three delivered messages of two customers, one that expired, one that was cancelled, one that is pending."""
+    """A node with three delivered messages of two customers, one that expired, one that was
+    cancelled, one that is pending."""
     with Inside(
-        tmp_path_factory.mktemp("settled"), shards=3, retention__delivered=KEPT, limits__max_past="0"
+        tmp_path_factory.mktemp("settled"),
+        shards=3,
+        retention__delivered=KEPT,
+        limits__max_past="0",
     ) as running:
         past = {"deliver_at": "2020-01-01T00:00:00Z"}
         bodies = [
@@ -88,5 +93,10 @@ def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     assert "is not kept" in done.err
     assert run("list", "--state", "settled", "--count", server=url).code == 2
     with Client(url) as client:
-        assert {one.id for one in client.settled(key="anna")} == {"invoice-1", "order-1", "order-3", "order-5"}
+        assert {one.id for one in client.settled(key="anna")} == {
+            "invoice-1",
+            "order-1",
+            "order-3",
+            "order-5",
+        }
         assert [one.state for one in client.settled("expired")] == ["expired"]

@@ -1,4 +1,5 @@
-"""No thread of a node ends unnoticed: it tries again, or the node fails with an error that names the thread."""
+"""No thread of a node ends unnoticed: it tries again, or the node fails with an error that names
+the thread."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from chronos.adapters.clock import SystemClock
-from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.machine import SystemClock
+from chronos.adapters.zookeeper import ZooKeeperCoordinator
 from chronos.config import load
-from chronos.core.roles import Member
+from chronos.core.cluster.roles import Member
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node import Node
 from chronos.node.cluster import ClusterNode

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from chronos.config import load
 from chronos.errors import ChronosError
 from chronos.node import Node
-from chronos.node.watch import LOG_EVERY_MS, OVER_MS, ShardWatch, TroubleLog
-from chronos.workers.replica_state import ReplicaState
+from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardWatch, TroubleLog
+from chronos.workers.replica.state import ReplicaState
 from tests.harness.broker import wait_until
 from tests.sim.broker import DELAY, PROGRESS, Brokers
 from tests.sim.log import SimLog
@@ -23,13 +23,14 @@ SHARDS = 3
 
 
 def test_a_partition_that_cannot_be_asked_for_hides_no_other(tmp_path: Path) -> None:
-    """The first shard's partitions have no leader: the ends of the others are known after as many calls as there are shards."""
+    """The first shard's partitions have no leader."""
     settings = [f"node.data_dir={tmp_path / 'node'}", f"shards={SHARDS}", "limits.disk_reserve=1MB"]
     node = Node(load(None, {}, settings))
     node.start()
     try:
         assert wait_until(
-            lambda: all(shard.role == ReplicaState.MASTER for shard in node.shards), deadline=time.monotonic() + 30
+            lambda: all(shard.role == ReplicaState.MASTER for shard in node.shards),
+            deadline=time.monotonic() + 30,
         )
         world = World(0)
         brokers = Brokers(world, lambda transaction: None)
@@ -46,8 +47,7 @@ def test_a_partition_that_cannot_be_asked_for_hides_no_other(tmp_path: Path) -> 
             failed=errors.append,
             outage=lambda: None,
         )
-        for _ in range(SHARDS):
-            watch.look()
+        watch.look()
         assert watch._delay_ends.keys() | watch._progress_ends.keys() == {1, 2}
     finally:
         node.stop()
@@ -70,7 +70,8 @@ class Told:
 
 
 def test_one_trouble_of_many_shards_is_one_line_a_minute() -> None:
-    """It is logged when it begins, once a minute and when it is over, however its numbers change and however often it comes and goes."""
+    """It is logged when it begins, once a minute and when it is over, however its numbers change
+    and however often it comes and goes."""
     told = Told()
     full = {shard: f"disk has {shard} MiB free" for shard in range(64)}
     assert told.after(0, full) == [("paused", "shards 0 to 63", 0)]
@@ -88,7 +89,9 @@ def test_a_trouble_that_reaches_another_shard_or_becomes_a_stall_is_logged_again
     assert told.after(0, {3: "clock"}) == [("paused", "shard 3", 0)]
     assert told.after(1_000, {3: "clock", 5: "clock"}) == []
     assert told.after(OVER_MS - 1_000, {3: "clock", 5: "clock"}) == [("paused", "shards 3, 5", 5)]
-    assert told.after(1_000, {3: "clock", 5: "clock"}, {5: 30_000}) == [("stalled", "shards 3, 5", 30)]
+    assert told.after(1_000, {3: "clock", 5: "clock"}, {5: 30_000}) == [
+        ("stalled", "shards 3, 5", 30)
+    ]
     assert told.after(1_000, {3: "disk", 5: "clock"}, {5: 31_000}) == [("paused", "shard 3", 0)]
     assert told.after(OVER_MS, {3: "disk"}) == [("resumed", "shard 5", 7)]
     assert told.after(OVER_MS, {}) == [("resumed", "shard 3", 5)]

@@ -1,4 +1,5 @@
-"""Why a message was not delivered, as a real node on the embedded log tells it: HTTP, command line, log, metrics."""
+"""Why a message was not delivered, as a real node on the embedded log tells it: HTTP, command line,
+log, metrics."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ DOOMED = 7
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node on which the messages `doomed-0` and so on died, because their target was forbidden after they were accepted, and
-    the message `stale` expired."""
+    """A node on which the messages `doomed-0` and so on died, because their target was forbidden
+    after they were accepted, and the message `stale` expired."""
     settings = {"shards": 1, "workers.push": "off"}
     with Service(tmp_path_factory.mktemp("why") / "data", settings=settings) as running:
         running.start()
@@ -27,7 +28,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             {"id": f"doomed-{number}", "target": target, "value": "please pay", "delay": "1h"}
             for number in range(DOOMED)
         ]
-        binary = {"id": "binary", "target": {"topic": "bills"}, "value_base64": "/wA=", "delay": "1h", "attempts": 2}
+        binary = {
+            "id": "binary",
+            "target": {"topic": "bills"},
+            "value_base64": "/wA=",
+            "delay": "1h",
+            "attempts": 2,
+        }
         now_ms = int(time.time() * 1_000)
         stale = {
             "id": "stale",
@@ -55,9 +62,13 @@ def warnings(service: Service) -> list[str]:
 
 def test_a_dead_message_tells_why(service: Service) -> None:
     found = service.get("/v1/messages/doomed-0")
-    assert (found["state"], found["reason"], found["detail"], found["attempts"], found["parked"]) == (
-        "dead", "forbidden-target", "targets.allow and targets.deny", 1, False
-    )  # fmt: skip
+    assert (
+        found["state"],
+        found["reason"],
+        found["detail"],
+        found["attempts"],
+        found["parked"],
+    ) == ("dead", "forbidden-target", "targets.allow and targets.deny", 1, False)
     assert found["last_try_at"] == found["settled_at"]
     assert found["next_try_at"] is None
     assert "value" not in found
@@ -79,10 +90,17 @@ def test_an_expired_message_tells_why(service: Service) -> None:
     assert found["last_try_at"] == found["settled_at"] > found["expire_at"]
 
 
-def test_a_pending_message_shows_its_payload_on_request_and_its_own_number_of_attempts(service: Service) -> None:
+def test_a_pending_message_shows_its_payload_on_request_and_its_own_number_of_attempts(
+    service: Service,
+) -> None:
     with Client(service.url) as client:
         plain, full = client.get("binary"), client.get("binary", payload=True)
-    assert (plain.state, plain.reason, plain.attempts, plain.attempts_max) == ("pending", None, 0, 2)
+    assert (plain.state, plain.reason, plain.attempts, plain.attempts_max) == (
+        "pending",
+        None,
+        0,
+        2,
+    )
     assert (plain.value, plain.value_base64) == (None, None)
     assert (full.value, full.value_base64) == (None, "/wA=")
 
@@ -98,7 +116,12 @@ def test_rejections_are_logged_once_a_step_and_counted_by_reason(service: Servic
     assert service.ask("DELETE", "/v1/messages/nobody")[1]["result"] == "unknown"
     assert samples(service, "chronos_rejections_total") == {"unknown": 1}
     (line,) = service.events("records rejected")
-    assert (line["shard"], line["count"], line["by"], line["ids"]) == (0, 1, {"unknown": 1}, ["nobody"])
+    assert (line["shard"], line["count"], line["by"], line["ids"]) == (
+        0,
+        1,
+        {"unknown": 1},
+        ["nobody"],
+    )
 
 
 def test_dead_letters_are_logged_and_counted_by_reason_and_target(service: Service) -> None:
@@ -108,13 +131,21 @@ def test_dead_letters_are_logged_and_counted_by_reason_and_target(service: Servi
     assert sum(line["by"].get("expired bills", 0) for line in lines) == 1
     assert all(sum(line["by"].values()) == line["count"] for line in lines)
     assert {"stale", "doomed-0"} <= {named for line in lines for named in line["ids"]}
-    assert samples(service, "chronos_dead_letters_total") == {"forbidden-target": DOOMED, "expired": 1}
+    assert samples(service, "chronos_dead_letters_total") == {
+        "forbidden-target": DOOMED,
+        "expired": 1,
+    }
     assert 'chronos_dead_letters_total{reason="target-missing"} 0.0' in service.get("/metrics")
-    assert samples(service, "chronos_target_dead_letters_total") == {"forbidden": DOOMED, "bills": 1}
+    assert samples(service, "chronos_target_dead_letters_total") == {
+        "forbidden": DOOMED,
+        "bills": 1,
+    }
 
 
 def test_deliveries_are_counted_by_target(service: Service) -> None:
-    delivered = [{"target": {"topic": f"t{number % 2}"}, "value": "v", "delay": 0} for number in range(5)]
+    delivered = [
+        {"target": {"topic": f"t{number % 2}"}, "value": "v", "delay": 0} for number in range(5)
+    ]
     before = service.shards()[0]["totals"]["delivered"]
     service.post("/v1/messages", delivered)
     service.wait_until(lambda: service.shards()[0]["totals"]["delivered"] == before + 5, "deliver")
@@ -123,15 +154,20 @@ def test_deliveries_are_counted_by_target(service: Service) -> None:
 
 def test_the_node_is_not_green_while_messages_die(service: Service) -> None:
     """The node is ready all the same, and the exit code of `status` says so."""
-    text = f"{DOOMED} messages were dead-lettered in the last 10 min: forbidden-target for forbidden ({DOOMED})"
+    text = (
+        f"{DOOMED} messages were dead-lettered in the last 10 min: forbidden-target for forbidden "
+        f"({DOOMED})"
+    )
     # Everybody may read the warnings, and the names of targets only with a token.
     assert warnings(service) == [f"shard 0: {text}".replace(" for forbidden", "")]
     dead = service.shards()[0]["dead_recently"]
     assert (dead["messages"], dead["text"]) == (DOOMED, text)
-    assert dead["cases"] == [{"reason": "forbidden-target", "target": "forbidden", "messages": DOOMED}]
+    assert dead["cases"] == [
+        {"reason": "forbidden-target", "target": "forbidden", "messages": DOOMED}
+    ]
     status = run("status", "--server", service.url)
     assert status.code == 0
-    assert "messages die" in status.out
+    assert "messages fail" in status.out
     assert " ".join(text.split()) in " ".join(status.out.split())
     assert re.search(r"PENDING +PARKED +NEXT DUE", status.out)
     settings = [f"--set={name}={value}" for name, value in service.settings.items()]
@@ -142,7 +178,8 @@ def test_the_node_is_not_green_while_messages_die(service: Service) -> None:
 
 @pytest.mark.slow
 def test_a_restart_keeps_why_a_message_died(service: Service) -> None:
-    """Replay computes the same state from the logs; the counts and the warning begin anew with the process."""
+    """Replay computes the same state from the logs; the counts and the warning begin anew with the
+    process."""
     before = service.get("/v1/messages/doomed-1")
     service.kill()
     service.start()

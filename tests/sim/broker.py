@@ -1,10 +1,12 @@
-"""The simulated brokers: partitions, transactions and fencing as Kafka implements them. The checker reads them directly.
+"""The simulated brokers: partitions, transactions and fencing as Kafka implements them. The checker
+reads them directly.
 
-Each broker has a clock of its own, and a record gets the time of the broker that leads its partition when it is written.
+Each broker has a clock of its own, and a record gets the time of the broker that leads its
+partition when it is written.
 
-A transaction is open, then decided, then marked: each partition it touched gets a marker, which takes an offset, and
-not all at the same moment. Until the marker is written, the transaction holds back the partition's last stable offset.
-"""
+A transaction is open, then decided, then marked: each partition it touched gets a marker, which
+takes an offset, and not all at the same moment. Until the marker is written, the transaction holds
+back the partition's last stable offset."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from random import Random
 
 from chronos.core.keys import partition_of
 from chronos.core.message import SOURCE, Record
-from chronos.workers.letters import ELECTION_MS
+from chronos.workers.push.letter_topics import ELECTION_MS
 from tests.sim.world import START_MS, World
 
 TRANSACTION_MS = 10_000
@@ -28,7 +30,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class BrokerClock:
-    """The clock of one broker, as NTP leaves it: off by a constant and a drift, up to a bound; and a fault beyond it."""
+    """The clock of one broker, as NTP leaves it: off by a constant and a drift, up to a bound; and
+    a fault beyond it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -50,7 +53,8 @@ class BrokerClock:
 
 
 class Transaction:
-    """One transaction. `shard` stands for its transactional id; None: a transaction of a producer."""
+    """One transaction. `shard` stands for its transactional id; None: a transaction of a
+    producer."""
 
     def __init__(self, shard: int | None, epoch: int) -> None:
         self.shard = shard
@@ -77,10 +81,12 @@ class Partition:
         self.written_ms: list[int] = []
         """For each offset: when the record or marker was written."""
         self.shown_ms: list[int] = []
-        """For each offset below the last stable one: the time from which read_committed readers could read it."""
+        """For each offset below the last stable one: the time from which read_committed readers
+        could read it."""
         self.watchers: list[Callable[[], None]] = []
         self.unreadable: dict[int, tuple[int, int]] = {}
-        """First and last offset of the batch of every record in a batch that cannot be decompressed."""
+        """First and last offset of the batch of every record in a batch that cannot be
+        decompressed."""
         self.start = 0
         """Records before this offset are trimmed for readers; the checker still sees them."""
         self.trimmed_ms = 0
@@ -106,7 +112,8 @@ class Partition:
 
 
 class Brokers:
-    """The cluster of brokers. `deciding` is called with every transaction that was just committed."""
+    """The cluster of brokers. `deciding` is called with every transaction that was just
+    committed."""
 
     def __init__(self, world: World, deciding: Callable[[Transaction], None]) -> None:
         self.world = world
@@ -115,7 +122,8 @@ class Brokers:
         self.ids: dict[str, int] = {}
         self.bytes_max: dict[str, int] = {}
         self.deleted_ms: dict[str, int] = {}
-        """Time of each topic's first deletion; it may exist again, between two looks that did not find it."""
+        """Time of each topic's first deletion; it may exist again, between two looks that did not
+        find it."""
         self.clocks = [BrokerClock(world) for _ in range(BROKERS)]
         self.wrong_ms = 0
         """How far at most the clock of a broker was off by a fault."""
@@ -151,7 +159,9 @@ class Brokers:
         self.made += 1
         self.bytes_max[topic] = bytes_max or BYTES_MAX
         self.ids[topic] = self.made
-        self.topics[topic] = [Partition(topic, number, (self.made + number) % BROKERS) for number in range(partitions)]
+        self.topics[topic] = [
+            Partition(topic, number, (self.made + number) % BROKERS) for number in range(partitions)
+        ]
 
     def delete(self, topic: str) -> None:
         """Delete the topic; writes to it fail."""
@@ -168,7 +178,8 @@ class Brokers:
         return partitions[partition]
 
     def accepts(self, topic: str, key: bytes | None, value: bytes | None) -> bool:
-        """Return whether the topic exists, can be written to, and takes a record with this key and of this size."""
+        """Return whether the topic exists, can be written to, and takes a record with this key and
+        of this size."""
         is_open = topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
         has_key = key is not None or topic not in self.compacted
         return is_open and has_key and len(value or b"") <= self.bytes_max[topic]
@@ -186,12 +197,15 @@ class Brokers:
 
     @property
     def apart_ms(self) -> int:
-        """Most by which two of their clocks differ without a fault, and by which one of them seems to be set if a leader changes."""
+        """Most by which two of their clocks differ without a fault, and by which one of them seems
+        to be set if a leader changes."""
         return max(clock.bound_ms for clock in self.clocks) * 2
 
     def elect(self, partition: Partition, dice: Random) -> None:
         """Make some broker that answers the leader of the partition."""
-        answering = [broker for broker in range(BROKERS) if self.paused[broker] <= self.world.now_ms]
+        answering = [
+            broker for broker in range(BROKERS) if self.paused[broker] <= self.world.now_ms
+        ]
         if answering:
             partition.broker = dice.choice(answering)
             self.world.trace(f"{partition.name} is led by {partition.broker}")
@@ -224,10 +238,13 @@ class Brokers:
         transaction: Transaction | None = None,
         create_time_ms: int | None = None,
     ) -> int:
-        """`create_time_ms`: the producer's timestamp, in a topic whose timestamps are not the brokers' at the moment."""
+        """`create_time_ms`: the producer's timestamp, in a topic whose timestamps are not the
+        brokers' at the moment."""
         offset = partition.high
         stamp_ms = self.clock(partition).now_ms() if create_time_ms is None else create_time_ms
-        record = Record(offset, stamp_ms, key, value, headers, create_time=create_time_ms is not None)
+        record = Record(
+            offset, stamp_ms, key, value, headers, create_time=create_time_ms is not None
+        )
         partition.items.append((record, transaction))
         partition.written_ms.append(self.world.now_ms)
         if transaction is not None:
@@ -250,7 +267,8 @@ class Brokers:
     # Transactions
 
     def begin(self, shard: int, epoch: int) -> Transaction:
-        """Begin a transaction of a shard's writer, which must not be fenced; the last one gets its markers first."""
+        """Begin a transaction of a shard's writer, which must not be fenced; the last one gets its
+        markers first."""
         last = self.open.get(shard)
         if last is not None:
             assert last.state != "open"
@@ -276,7 +294,8 @@ class Brokers:
         return epoch
 
     def commit(self, transaction: Transaction) -> bool:
-        """Commit at a client's request; return False once the transaction was aborted or its producer fenced."""
+        """Commit at a client's request; return False once the transaction was aborted or its
+        producer fenced."""
         if transaction.state != "open":
             return False
         if transaction.shard is not None and self.epochs[transaction.shard] != transaction.epoch:
@@ -289,12 +308,19 @@ class Brokers:
         assert transaction.state == "open"
         transaction.state = "committed" if commit else "aborted"
         if transaction.shard is not None:
-            self.world.trace(f"{transaction.state} shard {transaction.shard} epoch {transaction.epoch}")
+            self.world.trace(
+                f"{transaction.state} shard {transaction.shard} epoch {transaction.epoch}"
+            )
             if commit:
                 self.deciding(transaction)
         for partition in list(transaction.unmarked):
             if self.world.faulty and self.world.chance(self.slow_markers):
-                self.world.after(self.world.random.randrange(1, self.slow_marker_ms), self.mark, transaction, partition)
+                self.world.after(
+                    self.world.random.randrange(1, self.slow_marker_ms),
+                    self.mark,
+                    transaction,
+                    partition,
+                )
             else:
                 self.mark(transaction, partition)
 
@@ -317,16 +343,19 @@ class Brokers:
         return not transaction.unmarked
 
     def pause(self, broker: int, until_ms: int) -> None:
-        """Let a broker answer no request for a time; a master waits as for an election while it cannot write
-        to the rejected topic or forward records."""
+        """Let a broker answer no request for a time; a master waits as for an election while it
+        cannot write to the rejected topic or forward records."""
         now_ms, before_ms = self.world.now_ms, self.paused[broker]
-        self.paused_since[broker] = now_ms if before_ms < now_ms - ELECTION_MS else self.paused_since[broker]
+        self.paused_since[broker] = (
+            now_ms if before_ms < now_ms - ELECTION_MS else self.paused_since[broker]
+        )
         self.paused[broker] = max(before_ms, until_ms)
         if self.paused[broker] - self.paused_since[broker] >= ELECTION_MS:
             self.excuse(broker, self.paused[broker])
 
     def excuse(self, broker: int, until_ms: int) -> None:
-        """Note that a master could not write to the rejected topic, or forward records, if this broker has them."""
+        """Note that a master could not write to the rejected topic, or forward records, if this
+        broker has them."""
         self.excused_ms[broker] = max(until_ms, self.excused_ms[broker])
         for topic in (REJECTED, DELAY):
             if any(place.broker == broker for place in self.topics[topic]):

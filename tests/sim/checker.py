@@ -1,7 +1,8 @@
-"""Checks the nine laws from outside: compares the expectations of producers with the contents of the logs.
+"""Checks the nine laws from outside: compares the expectations of producers with the contents of
+the logs.
 
-The only look into a node is a digest of its store at each applied progress record, equal on all replicas.
-"""
+The only look into a node is a digest of its store at each applied progress record, equal on all
+replicas."""
 
 from __future__ import annotations
 
@@ -16,11 +17,20 @@ from msgspec.structs import replace
 from chronos.core.keys import REJECTED as TO_REJECTED
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import RULES, Decision, Outcome, Progress, unpack_progress
-from chronos.core.repetition import spread_shift_ms
-from chronos.workers.letters import REFUSED_PAUSE_MS
-from chronos.workers.refusals import PROVEN_AT
-from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, TRANSACTION_MS, Brokers, Partition, Transaction
+from chronos.core.series import spread_shift_ms
+from chronos.core.shard.progress import RULES, Decision, Outcome, Progress, unpack_progress
+from chronos.workers.push.letter_topics import REFUSED_PAUSE_MS
+from chronos.workers.push.targets import PROVEN_AT
+from tests.sim.broker import (
+    DEAD_LETTER,
+    DELAY,
+    PROGRESS,
+    REJECTED,
+    TRANSACTION_MS,
+    Brokers,
+    Partition,
+    Transaction,
+)
 from tests.sim.expectations import Expectation
 from tests.sim.log import POISON
 from tests.sim.store import SimStore
@@ -30,7 +40,8 @@ EARLY_MS = 500
 """Largest difference between a clock and the machines' time at which messages are delivered."""
 
 MISSING_MS = 1_900
-"""Shortest absence of a target before its messages may be dead-lettered: two looks, less the drift of clocks."""
+"""Shortest absence of a target before its messages may be dead-lettered: two looks, less the drift
+of clocks."""
 
 
 class Committed(Struct, frozen=True):
@@ -39,7 +50,8 @@ class Committed(Struct, frozen=True):
     at_ms: int
     offset: int
     stamp_ms: int
-    """The timestamp of its progress record: the time of the broker that leads the progress partition."""
+    """The timestamp of its progress record: the time of the broker that leads the progress
+    partition."""
     progress: Progress
 
 
@@ -108,7 +120,8 @@ class Checker:
         self.occurrences: dict[tuple[int, int], list[Ended]] = defaultdict(list)
         """How each occurrence of a series was settled."""
         self.goes_on: dict[int, int] = {}
-        """Source offset -> next due time of each message that stays pending after the step that is being checked."""
+        """Source offset -> next due time of each message that stays pending after the step that is
+        being checked."""
         self.next_ms: dict[tuple[int, int], int] = {}
         """(shard, offset) -> the last next due time that was decided for a message."""
         self.rejected: dict[tuple[int, int], int] = {}
@@ -122,7 +135,8 @@ class Checker:
         """Target -> the rate that it has from now on, whatever happens."""
         self.digests: dict[tuple[int, int], bytes] = {}
         self.rules_published: Callable[[], int] = lambda: RULES
-        """The greatest rules number that a controller published; without a coordinator, every node uses its own."""
+        """The greatest rules number that a controller published; without a coordinator, every node
+        uses its own."""
         self.rules: dict[int, int] = {}
         """Shard -> rules number of its last progress record."""
         self.deliveries = 0
@@ -130,7 +144,8 @@ class Checker:
     # Called as it happens
 
     def wrote(self, shard: int, store: SimStore) -> None:
-        """Law 9: the same state at the same progress record, on every replica and after every restart."""
+        """Law 9: the same state at the same progress record, on every replica and after every
+        restart."""
         state = store.state
         assert state is not None
         digest = store.digest(settled_too=self.settled_too)
@@ -152,17 +167,23 @@ class Checker:
             written[partition.topic].append(record)
         records = written.pop(PROGRESS, [])
         if len(records) != 1:
-            raise broken("3", f"a transaction of shard {shard} holds {len(records)} progress records")
+            raise broken(
+                "3", f"a transaction of shard {shard} holds {len(records)} progress records"
+            )
         progress = unpack_progress(records[0].value)
         self._check_rules(shard, progress.rules)
         self._check_order(shard, progress)
         steps = self.steps[shard]
         steps.append(Committed(self.world.now_ms, offset, records[0].timestamp_ms, progress))
         self.goes_on = {
-            decision.offset: decision.next_due_ms for decision in progress.decisions if decision.next_due_ms
+            decision.offset: decision.next_due_ms
+            for decision in progress.decisions
+            if decision.next_due_ms
         }
         self.next_ms.update({(shard, offset): next_ms for offset, next_ms in self.goes_on.items()})
-        moved = [(partition, at) for partition, at in transaction.written if partition.topic == DELAY]
+        moved = [
+            (partition, at) for partition, at in transaction.written if partition.topic == DELAY
+        ]
         written.pop(DELAY, None)
         self._record_refusals(shard, progress, written.pop(REJECTED, []))
         self._record_forwards(shard, progress, moved)
@@ -175,11 +196,18 @@ class Checker:
                 delivered += 1
         counts = progress.counts
         if delivered != counts[Outcome.DELIVERED - 1] + counts[Outcome.AGAIN - 1]:
-            raise broken("1", f"shard {shard} committed {delivered} deliveries, its counts are {counts}")
+            raise broken(
+                "1", f"shard {shard} committed {delivered} deliveries, its counts are {counts}"
+            )
         for decision in progress.decisions:
             if decision.offset >= progress.pull_offset:
-                raise broken("9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset")
-            if decision.reason == Reason.REFUSED_BY_BROKER and decision.outcome in (Outcome.RETRY, Outcome.DEAD):
+                raise broken(
+                    "9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset"
+                )
+            if decision.reason == Reason.REFUSED_BY_BROKER and decision.outcome in (
+                Outcome.RETRY,
+                Outcome.DEAD,
+            ):
                 self._check_attempted(shard, decision)
             if decision.outcome == Outcome.PARKED:
                 parked = (shard, decision.due_ms, decision.offset, decision.lane)
@@ -188,15 +216,30 @@ class Checker:
                 self.parked.add(parked)
 
     def _check_attempted(self, shard: int, decision: Decision) -> None:
-        """Law 8: each refusal that counts was one of the message at this time, also if an action moved it or another master led."""
-        attempted_ms = self.brokers.attempted_ms.pop(b"%b/%d/%d" % (DELAY.encode(), shard, decision.offset), 0)
+        """Law 8: each refusal that counts was one of the message at this time, also if an action
+        moved it or another master led."""
+        attempted_ms = self.brokers.attempted_ms.pop(
+            b"%b/%d/%d" % (DELAY.encode(), shard, decision.offset), 0
+        )
         if attempted_ms < (1 if self.clocks_jump else decision.due_ms - EARLY_MS):
-            raise broken("8", f"offset {decision.offset} of shard {shard} counts as refused, and was not attempted")
+            raise broken(
+                "8",
+                (
+                    f"offset {decision.offset} of shard {shard} counts as refused, and was not "
+                    "attempted"
+                ),
+            )
 
     def _check_rules(self, shard: int, rules: int) -> None:
         """No record has rules that a node may not know, and those of a shard do not go back."""
         if rules > self.rules_published():
-            raise broken("9", f"shard {shard} is decided by rules {rules}, and {self.rules_published()} were published")
+            raise broken(
+                "9",
+                (
+                    f"shard {shard} is decided by rules {rules}, and {self.rules_published()} "
+                    "were published"
+                ),
+            )
         if rules < self.rules.get(shard, 1):
             raise broken("9", f"shard {shard} goes back from rules {self.rules[shard]} to {rules}")
         self.rules[shard] = rules
@@ -205,37 +248,70 @@ class Checker:
         """Laws 4 and 5."""
         steps = self.steps[shard]
         before = steps[-1].progress if steps else None
-        if self.committers.setdefault((shard, progress.role_epoch), progress.instance) != progress.instance:
-            raise broken("5", f"shard {shard}: two nodes commit under role epoch {progress.role_epoch}")
+        if (
+            self.committers.setdefault((shard, progress.role_epoch), progress.instance)
+            != progress.instance
+        ):
+            raise broken(
+                "5", f"shard {shard}: two nodes commit under role epoch {progress.role_epoch}"
+            )
         if before is None:
             return
-        if (progress.cursor_due_ms, progress.cursor_offset) < (before.cursor_due_ms, before.cursor_offset):
+        if (progress.cursor_due_ms, progress.cursor_offset) < (
+            before.cursor_due_ms,
+            before.cursor_offset,
+        ):
             raise broken("4", f"the cursor of shard {shard} moved back")
         if progress.pull_offset < before.pull_offset:
             raise broken("4", f"the pull offset of shard {shard} moved back")
         if progress.log_epoch < before.log_epoch:
-            raise broken("5", f"shard {shard}: a commit of epoch {progress.log_epoch} after one of {before.log_epoch}")
+            raise broken(
+                "5",
+                (
+                    f"shard {shard}: a commit of epoch {progress.log_epoch} after one of "
+                    f"{before.log_epoch}"
+                ),
+            )
         if progress.role_epoch < before.role_epoch:
-            raise broken("5", f"shard {shard}: role epoch {progress.role_epoch} after {before.role_epoch}")
+            raise broken(
+                "5", f"shard {shard}: role epoch {progress.role_epoch} after {before.role_epoch}"
+            )
         if progress.log_epoch == before.log_epoch:
             if (progress.instance, progress.role_epoch) != (before.instance, before.role_epoch):
-                raise broken("5", f"shard {shard}: two masters commit in epoch {progress.log_epoch}")
+                raise broken(
+                    "5", f"shard {shard}: two masters commit in epoch {progress.log_epoch}"
+                )
         elif progress.log_epoch != before.log_epoch + 1 or progress.selected or progress.refused:
-            raise broken("5", f"shard {shard}: epoch {progress.log_epoch} does not begin with its epoch record")
+            raise broken(
+                "5",
+                f"shard {shard}: epoch {progress.log_epoch} does not begin with its epoch record",
+            )
 
     def _record_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
         before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
         silent = (Reason.IGNORED, Reason.FORWARDED, Reason.HELD)
         unseen = {offset for offset, reason in progress.refused if reason not in silent}
-        unseen = unseen - {hold.offset for hold in progress.held} | self._written(shard, progress, rejected=True)
+        unseen = unseen - {hold.offset for hold in progress.held} | self._written(
+            shard, progress, rejected=True
+        )
         for offset, reason in progress.refused:
             if not before <= offset < progress.pull_offset:
-                raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
+                raise broken(
+                    "9", f"shard {shard} refuses offset {offset}, which this step did not pull"
+                )
             self.refused[shard, offset] = reason
         for first, last in progress.unreadable:
             if self.brokers.topics[DELAY][shard].unreadable.get(first) != (first, last):
-                raise broken("8", f"shard {shard} steps over offsets {first} to {last}, which are not a bad batch")
-            self.refused.update({(shard, offset): Reason.UNREADABLE for offset in range(first, last + 1)})
+                raise broken(
+                    "8",
+                    (
+                        f"shard {shard} steps over offsets {first} to {last}, which are not a bad "
+                        "batch"
+                    ),
+                )
+            self.refused.update(
+                {(shard, offset): Reason.UNREADABLE for offset in range(first, last + 1)}
+            )
         for record in records:
             source = self._source(shard, record)
             if source in self.rejected or source[1] not in unseen:
@@ -246,15 +322,22 @@ class Checker:
             self.rejected[source] = len(self.steps[shard]) - 1
             unseen.discard(source[1])
         if unseen:
-            raise broken("1", f"shard {shard} refused {sorted(unseen)}, which are not in the rejected topic")
+            raise broken(
+                "1", f"shard {shard} refused {sorted(unseen)}, which are not in the rejected topic"
+            )
 
-    def _record_forwards(self, shard: int, progress: Progress, moved: list[tuple[Partition, int]]) -> None:
-        """Each record listed as forwarded is written once, unchanged, to the partition of its id, and delivers nothing."""
+    def _record_forwards(
+        self, shard: int, progress: Progress, moved: list[tuple[Partition, int]]
+    ) -> None:
+        """Each record listed as forwarded is written once, unchanged, to the partition of its id,
+        and delivers nothing."""
         listed = {offset for offset, reason in progress.refused if reason == Reason.FORWARDED}
         listed |= self._written(shard, progress, rejected=False)
         self._enqueue(shard, progress)
         if (listed or progress.written) and progress.selected:
-            raise broken("8", f"shard {shard} forwards records and delivers messages in one transaction")
+            raise broken(
+                "8", f"shard {shard} forwards records and delivers messages in one transaction"
+            )
         for partition, at in moved:
             record = partition.items[at][0]
             assert record is not None
@@ -263,33 +346,63 @@ class Checker:
             place, _, first_ms = (hop or b"").decode().partition(";")
             topic, number, offset = place.split("/")
             source = (int(number), int(offset))
-            if name != "chronos-forwarded" or topic != DELAY or source[0] != shard or source[1] not in listed:
+            if (
+                name != "chronos-forwarded"
+                or topic != DELAY
+                or source[0] != shard
+                or source[1] not in listed
+            ):
                 raise broken(
-                    "3", f"shard {shard} wrote {partition.name}/{at} with the hop {hop!r}, which is not listed once"
+                    "3",
+                    (
+                        f"shard {shard} wrote {partition.name}/{at} with the hop {hop!r}, which "
+                        "is not listed once"
+                    ),
                 )
             listed.discard(source[1])
             last = self.hopped.get((shard, partition.number), -1)
             if source[1] <= last:
-                raise broken("6", f"shard {shard} forwarded {source[1]} to {partition.name} after {last}")
+                raise broken(
+                    "6", f"shard {shard} forwarded {source[1]} to {partition.name} after {last}"
+                )
             self.hopped[shard, partition.number] = source[1]
-            expected, origin = self.expected[source], self.brokers.topics[DELAY][shard].items[source[1]][0]
+            expected, origin = (
+                self.expected[source],
+                self.brokers.topics[DELAY][shard].items[source[1]][0],
+            )
             assert origin is not None
-            if (record.key, record.value, headers) != (origin.key, origin.value, list(origin.headers or ())):
+            if (record.key, record.value, headers) != (
+                origin.key,
+                origin.value,
+                list(origin.headers or ()),
+            ):
                 raise broken("1", f"{source} was forwarded as another record")
-            if expected.malformed or expected.first_ms is not None or partition.number != self.home(shard, expected):
-                raise broken("1", f"{source} was forwarded to {partition.name}, without need or twice")
+            if (
+                expected.malformed
+                or expected.first_ms is not None
+                or partition.number != self.home(shard, expected)
+            ):
+                raise broken(
+                    "1", f"{source} was forwarded to {partition.name}, without need or twice"
+                )
             if int(first_ms) != origin.timestamp_ms:
-                raise broken("1", f"{source} was forwarded with the time {first_ms}, not {origin.timestamp_ms}")
+                raise broken(
+                    "1",
+                    f"{source} was forwarded with the time {first_ms}, not {origin.timestamp_ms}",
+                )
             self.forwarded.add(source)
             expected = replace(expected, first_ms=origin.timestamp_ms, first_shard=shard)
             if expected.delay_ms is not None:
                 expected.due_ms = _accepted_ms(record, expected) + expected.delay_ms
             self.expected[partition.number, at] = expected
         if listed:
-            raise broken("1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them")
+            raise broken(
+                "1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them"
+            )
 
     def _written(self, shard: int, progress: Progress, *, rejected: bool) -> set[int]:
-        """Return the held records that a step writes on: those that go to the rejected topic, or all others."""
+        """Return the held records that a step writes on: those that go to the rejected topic, or
+        all others."""
         found: set[int] = set()
         for written in progress.written:
             queue = self.queues[shard, written.destination]
@@ -301,18 +414,30 @@ class Checker:
         return found
 
     def _enqueue(self, shard: int, progress: Progress) -> None:
-        """Follow the queues of held records: what is written on leaves them, what is held comes last."""
+        """Follow the queues of held records: what is written on leaves them, what is held comes
+        last."""
         for written in progress.written:
             queue = self.queues[shard, written.destination]
-            self.queues[shard, written.destination] = [offset for offset in queue if offset > written.offset]
+            self.queues[shard, written.destination] = [
+                offset for offset in queue if offset > written.offset
+            ]
         reasons = dict(progress.refused)
         for hold in progress.held:
             if (reasons.get(hold.offset) == Reason.HELD) != (hold.destination != TO_REJECTED):
-                raise broken("9", f"shard {shard} holds {hold} with the reason {reasons.get(hold.offset)}")
+                raise broken(
+                    "9", f"shard {shard} holds {hold} with the reason {reasons.get(hold.offset)}"
+                )
             self.queues[shard, hold.destination].append(hold.offset)
-        forwards = sum(len(queue) for (of, to), queue in self.queues.items() if of == shard and to != TO_REJECTED)
+        forwards = sum(
+            len(queue)
+            for (of, to), queue in self.queues.items()
+            if of == shard and to != TO_REJECTED
+        )
         if progress.rules > 1 and progress.held_forwards != forwards:
-            raise broken("9", f"shard {shard} says that {progress.held_forwards} of {forwards} held records wait")
+            raise broken(
+                "9",
+                f"shard {shard} says that {progress.held_forwards} of {forwards} held records wait",
+            )
 
     def home(self, shard: int, expected: Expectation) -> int:
         """Return the shard that the id of a record in this shard belongs to."""
@@ -338,12 +463,22 @@ class Checker:
             raise broken("1", f"{source} is {how} with another payload")
         headers = dict(record.headers or ())
         if headers.get("chronos-replayed") != expected.replayed:
-            raise broken("1", f"{source} is {how} as a replay of {headers.get('chronos-replayed')!r}")
+            raise broken(
+                "1", f"{source} is {how} as a replay of {headers.get('chronos-replayed')!r}"
+            )
         number = int(headers.get("chronos-occurrence") or b"1")
-        end = Ended(how, len(self.steps[source[0]]) - 1, int(headers["chronos-due-at"] or b"0"), number)
+        end = Ended(
+            how, len(self.steps[source[0]]) - 1, int(headers["chronos-due-at"] or b"0"), number
+        )
         before = self.occurrences[source]
         if number <= (before[-1].occurrence if before else 0) or number > expected.times:
-            raise broken("3", f"{source} is {how} as occurrence {number} of {expected.times}, after {before[-1:]}")
+            raise broken(
+                "3",
+                (
+                    f"{source} is {how} as occurrence {number} of {expected.times}, after "
+                    f"{before[-1:]}"
+                ),
+            )
         before.append(end)
         if source[1] not in self.goes_on:
             self.ended[source] = end
@@ -366,20 +501,41 @@ class Checker:
             and not self.world.faulty
             and self.world.now_ms > expected.expire_at_ms + EARLY_MS
         ):
-            raise broken("1", f"{source} is delivered {self.world.now_ms - expected.expire_at_ms} ms after it expired")
-        # Every record that was readable half a second before the due time must be executed before the delivery.
+            raise broken(
+                "1",
+                (
+                    f"{source} is delivered {self.world.now_ms - expected.expire_at_ms} ms after "
+                    "it expired"
+                ),
+            )
+        # Every record that was readable half a second before the due time must be executed before
+        # the delivery.
         delay = self.brokers.topics[DELAY][shard]
         first_ms = _first_written_ms if self.waits_for_transactions else _first_readable_ms
         unread_ms = first_ms(delay, progress.pull_offset)
-        # By rules 1 law 8 comes first: while the rejected topic takes no records, nothing is pulled and what is pending is
-        # delivered. So it is while another partition takes no forwarded record. Later rules hold those records instead.
+        # By rules 1 law 8 comes first: while the rejected topic takes no records, nothing is pulled
+        # and what is pending is delivered. So it is while another partition takes no forwarded
+        # record. Later rules hold those records instead.
         refused_ms = max(self.brokers.refused_until_ms.get(topic, 0) for topic in (REJECTED, DELAY))
-        pulls = progress.rules > 1 or self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
-        if unread_ms is not None and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS and pulls:
-            raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
+        pulls = (
+            progress.rules > 1 or self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
+        )
+        if (
+            unread_ms is not None
+            and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS
+            and pulls
+        ):
+            raise broken(
+                "6",
+                (
+                    f"{source} is delivered before a record that was there {due_ms - unread_ms} "
+                    "ms earlier"
+                ),
+            )
 
     def _clocks_off_ms(self) -> int:
-        """How far the brokers' time may be ahead of the true one, where a node follows it with a clock that was set."""
+        """How far the brokers' time may be ahead of the true one, where a node follows it with a
+        clock that was set."""
         ahead_ms = max(clock.ahead_ms for clock in self.brokers.clocks)
         return self.brokers.wrong_ms + (max(0, ahead_ms) if self.clocks_jump else 0)
 
@@ -387,12 +543,16 @@ class Checker:
         bound.delivered += 1
         most = bound.burst + bound.per_s * (self.world.now_ms - bound.from_ms + COMMIT_MS) / 1_000
         if bound.delivered > most + 1:
-            raise broken("8", f"{topic} receives {bound.delivered} messages where its rate allows {most:.1f}")
+            raise broken(
+                "8", f"{topic} receives {bound.delivered} messages where its rate allows {most:.1f}"
+            )
 
     def _record_dead(self, shard: int, record: Record, progress: Progress) -> None:
         source = self._source(shard, record)
         headers = dict(record.headers or ())
-        reason, detail = ((headers[name] or b"").decode() for name in ("chronos-reason", "chronos-detail"))
+        reason, detail = (
+            (headers[name] or b"").decode() for name in ("chronos-reason", "chronos-detail")
+        )
         # The state of the id is computed from the decision: it must say what the dead letter says.
         found = [
             (Reason(made.reason).label, made.attempt, (*progress.details, "")[made.detail - 1])
@@ -400,9 +560,17 @@ class Checker:
             if made.offset == source[1]
         ]
         told = (reason, int(headers["chronos-attempt"] or b"0"), detail)
-        if len(found) != 1 or found[0][:2] != told[:2] or not found[0][2] or not detail.startswith(found[0][2]):
+        if (
+            len(found) != 1
+            or found[0][:2] != told[:2]
+            or not found[0][2]
+            or not detail.startswith(found[0][2])
+        ):
             raise broken("1", f"the dead letter of {source} says {told}, its decision {found}")
-        expected, stamp_ms = self._record_end(source, reason, record), self.steps[shard][-1].stamp_ms
+        expected, stamp_ms = (
+            self._record_end(source, reason, record),
+            self.steps[shard][-1].stamp_ms,
+        )
         if told[1] > min(self.attempts_max, expected.attempts or self.attempts_max):
             raise broken("8", f"{source} was attempted {told[1]} times, more often than its limit")
         if reason == "expired":
@@ -420,18 +588,23 @@ class Checker:
             )
         else:
             missing_ms = self.world.now_ms - self.brokers.deleted_ms.get(expected.target, 0)
-            justified = expected.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
+            justified = expected.target in self.unreliable and (
+                missing_ms >= MISSING_MS or self.clocks_jump
+            )
         if not justified:
             raise broken("8", f"{source} was dead-lettered: {reason}")
         if stamp_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
 
     def _poison_attempts(self, shard: int, target: str) -> int:
-        """Return how many poison records of the shard for a target were due: one for each occurrence that has an outcome."""
+        """Return how many poison records of the shard for a target were due: one for each
+        occurrence that has an outcome."""
         return sum(
             len(ends)
             for source, ends in self.occurrences.items()
-            if source[0] == shard and (at := self.expected[source]).value == POISON and at.target == target
+            if source[0] == shard
+            and (at := self.expected[source]).value == POISON
+            and at.target == target
         )
 
     def poison_pending(self) -> int:
@@ -444,7 +617,8 @@ class Checker:
         return max(counts.values(), default=0)
 
     def moved_ms(self, shard: int, instance: str, *, delivers: bool) -> int:
-        """When a data directory last committed a step that moved the cursor, or else the pull offset; 0: never."""
+        """When a data directory last committed a step that moved the cursor, or else the pull
+        offset; 0: never."""
         steps = self.steps[shard]
         for at in range(len(steps) - 1, 0, -1):
             now, before = steps[at].progress, steps[at - 1].progress
@@ -457,7 +631,8 @@ class Checker:
     # Called at the end
 
     def unsettled(self, shards: int, until_ms: int) -> list[str]:
-        """Messages due by then that are not settled, as text; also checks every other law about outcomes."""
+        """Messages due by then that are not settled, as text; also checks every other law about
+        outcomes."""
         found = []
         for shard in range(shards):
             delay = self.brokers.topics[DELAY][shard]
@@ -467,25 +642,30 @@ class Checker:
             if readable and readable[-1].offset >= pulled:
                 found.append(f"shard {shard} was read up to {pulled} of {readable[-1].offset + 1}")
             found += [
-                f"{(shard, offset)} is held for {'the rejected topic' if to == TO_REJECTED else f'partition {to}'}"
+                f"{(shard, offset)} is held for "
+                f"{'the rejected topic' if to == TO_REJECTED else f'partition {to}'}"
                 for (of, to), queue in self.queues.items()
                 if of == shard
                 for offset in queue
             ]
             pending = self.account(shard, [record for record in readable if record.offset < pulled])
             found += [
-                f"{(shard, offset)} was due {until_ms - due} ms ago" for offset, due in pending if due <= until_ms
+                f"{(shard, offset)} was due {until_ms - due} ms ago"
+                for offset, due in pending
+                if due <= until_ms
             ]
         return found
 
     def account(self, shard: int, records: list[Record]) -> list[tuple[int, int]]:
-        """Law 1: each record has exactly one outcome. Return offset and due time of the messages still pending."""
+        """Law 1: each record has exactly one outcome. Return offset and due time of the messages
+        still pending."""
         staged_in = self._staged_in(shard)
         holders: dict[bytes, int] = {}
         cancels: dict[bytes, dict[int, Note]] = defaultdict(dict)
         """Id -> the latest of its cancels that came through each partition."""
         by_rules_1: set[bytes] = set()
-        """Ids of records that were decided by rules 1: their order is not checked, also not by what was noted of them then."""
+        """Ids of records that were decided by rules 1: their order is not checked, also not by what
+        was noted of them then."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -505,17 +685,25 @@ class Checker:
             alive = holder is not None and holder in pending
             reason = self.refused.get(source)
             expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
-            is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
+            is_beyond = (
+                expected.verb == "reschedule"
+                and expiry_ms is not None
+                and expected.due_ms > expiry_ms
+            )
             first_ms, through = _accepted_ms(record, expected), _through(shard, expected)
             is_schedule = expected.verb in ("schedule", "replace", "replay")
             rules = self.steps[shard][step].progress.rules
             if rules == 1:
                 by_rules_1.add(named)
-            later = self._later(source, first_ms, through, holder, cancels[named] if is_schedule else {})
+            later = self._later(
+                source, first_ms, through, holder, cancels[named] if is_schedule else {}
+            )
             if not is_schedule and not alive:
                 later = []
             self._check_place(source, expected, reason)
-            counts = reason is None or (not alive and reason in (Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED))
+            counts = reason is None or (
+                not alive and reason in (Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED)
+            )
             if expected.verb == "cancel" and counts:
                 known = cancels[named].get(through)
                 if known is None or first_ms >= known.first_ms:
@@ -537,13 +725,25 @@ class Checker:
                 continue
             if reason == Reason.TOO_LATE and expected.verb == "schedule" and not expected.malformed:
                 raise broken(
-                    "1", f"{source} of {first_ms} was refused as older, and no later record of its id came first"
+                    "1",
+                    (
+                        f"{source} of {first_ms} was refused as older, and no later record of its "
+                        "id came first"
+                    ),
                 )
             if expected.unreadable != (reason == Reason.UNREADABLE):
-                raise broken("8", f"{source} was refused as unreadable though it is not, or the other way round")
+                raise broken(
+                    "8",
+                    f"{source} was refused as unreadable though it is not, or the other way round",
+                )
             if reason is not None:
                 self._check_refusal(
-                    source, expected, reason, alive=alive, known=named in holders, beyond_expiry=is_beyond
+                    source,
+                    expected,
+                    reason,
+                    alive=alive,
+                    known=named in holders,
+                    beyond_expiry=is_beyond,
                 )
                 if expected.verb == "replay" and holder is not None:
                     self._check_refused_replay(source, reason, (shard, holder), alive=alive)
@@ -554,18 +754,24 @@ class Checker:
                 continue
             if expected.verb not in ("schedule", "replace", "replay"):
                 if not alive:
-                    raise broken("6", f"{source} ({expected.verb}) was accepted though nothing was pending")
+                    raise broken(
+                        "6", f"{source} ({expected.verb}) was accepted though nothing was pending"
+                    )
                 assert holder is not None
                 if expected.verb == "cancel":
                     self._end_by(shard, holder, "cancelled", offset, step)
                     del pending[holder]
                 elif expected.verb == "reschedule":
                     if is_beyond:
-                        raise broken("1", f"{source} was accepted though the message expires before the new time")
+                        raise broken(
+                            "1",
+                            f"{source} was accepted though the message expires before the new time",
+                        )
                     pending[holder] = expected.due_ms
                     moved.add((holder, expected.due_ms))
                 else:
-                    # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
+                    # A message that waits for its next attempt may be due already: it keeps its due
+                    # time or gets the new one.
                     fired_ms = (
                         max(first_ms, self._first_of(shard, holder))
                         if rules == 1
@@ -577,42 +783,68 @@ class Checker:
             if alive:
                 assert holder is not None
                 if expected.verb == "replay":
-                    raise broken("3", f"the replay {source} was accepted while a message with its id was pending")
+                    raise broken(
+                        "3",
+                        f"the replay {source} was accepted while a message with its id was pending",
+                    )
                 self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
             elif expected.verb in ("schedule", "replay") and expected.policy != "replace":
-                self._check_duplicate(source, record.timestamp_ms if rules == 1 else first_ms, holder, step)
+                self._check_duplicate(
+                    source, record.timestamp_ms if rules == 1 else first_ms, holder, step
+                )
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
             source = (shard, offset)
             end, expected = self.ended.get(source), self.expected[source]
             if expected.every_ms or expected.spread_ms:
-                self._check_times(source, expected, {due_ms for at, due_ms in fired if at == offset}, moved)
+                self._check_times(
+                    source, expected, {due_ms for at, due_ms in fired if at == offset}, moved
+                )
             if end is not None:
                 other = end.due_ms != pending[offset] and not expected.every_ms
                 if other and (offset, end.due_ms) not in fired:
-                    raise broken("6", f"{source} ended with another due time than the last one asked for")
+                    raise broken(
+                        "6", f"{source} ended with another due time than the last one asked for"
+                    )
                 del pending[offset]
             elif expected.every_ms:
                 pending[offset] = max(pending[offset], self.next_ms.get(source, 0))
-        accepted = {record.offset for record in records} - {at for on, at in self.refused if on == shard}
+        accepted = {record.offset for record in records} - {
+            at for on, at in self.refused if on == shard
+        }
         for on, offset in self.ended:
             if on == shard and offset not in accepted:
-                raise broken("1", f"{(shard, offset)} has an outcome although it was refused or never committed")
+                raise broken(
+                    "1",
+                    f"{(shard, offset)} has an outcome although it was refused or never committed",
+                )
         return sorted(pending.items())
 
     def _later(
-        self, source: tuple[int, int], first_ms: int, through: int, holder: int | None, cancels: dict[int, Note]
+        self,
+        source: tuple[int, int],
+        first_ms: int,
+        through: int,
+        holder: int | None,
+        cancels: dict[int, Note],
     ) -> list[Note]:
-        """Return the records of an id that came first and, by the order of their first timestamps, win over this one: the message
-        that has the id, if it is younger by more than the tolerance, and cancels that are not older by more than it.
+        """Return the records of an id that came first and, by the order of their first timestamps,
+        win over this one: the message that has the id, if it is younger by more than the tolerance,
+        and cancels that are not older by more than it.
 
         Only records through other partitions: those through one keep its order.
         """
-        later = [note for at, note in cancels.items() if at != through and note.first_ms >= first_ms - EARLY_MS]
+        later = [
+            note
+            for at, note in cancels.items()
+            if at != through and note.first_ms >= first_ms - EARLY_MS
+        ]
         if holder is not None and through != _through(source[0], self.expected[source[0], holder]):
-            message = Note(self._first_of(source[0], holder), self._record_at(source[0], holder).timestamp_ms)
+            message = Note(
+                self._first_of(source[0], holder), self._record_at(source[0], holder).timestamp_ms
+            )
             if first_ms < message.first_ms - EARLY_MS:
                 later.append(message)
         return later
@@ -620,15 +852,24 @@ class Checker:
     def _check_accepted(
         self, source: tuple[int, int], record: Record, expected: Expectation, later: list[Note]
     ) -> None:
-        """Law 6: a record does not win over one that counts as later; that is remembered as long as the record may come."""
+        """Law 6: a record does not win over one that counts as later; that is remembered as long as
+        the record may come."""
         if not later:
             return
         if expected.verb not in ("schedule", "replace", "replay"):
-            raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it: {later}")
+            raise broken(
+                "6",
+                (
+                    f"{source} ({expected.verb}) changed a message that was scheduled after it: "
+                    f"{later}"
+                ),
+            )
         # Cancels of generated ids are not remembered.
         if expected.id is not None and parse_generated_id(expected.id, self.shards) is None:
             first_ms = _accepted_ms(record, expected)
-            raise broken("6", f"{source} of {first_ms} was accepted after later ones of its id: {later}")
+            raise broken(
+                "6", f"{source} of {first_ms} was accepted after later ones of its id: {later}"
+            )
 
     def _record_at(self, shard: int, offset: int) -> Record:
         record = self.brokers.topics[DELAY][shard].items[offset][0]
@@ -639,23 +880,34 @@ class Checker:
         """Return the first timestamp of a record, as accepted."""
         return _accepted_ms(self._record_at(shard, offset), self.expected[shard, offset])
 
-    def _check_place(self, source: tuple[int, int], expected: Expectation, reason: int | None) -> None:
-        """An id is accepted in its own shard only, and a record without need is neither forwarded nor refused for it."""
+    def _check_place(
+        self, source: tuple[int, int], expected: Expectation, reason: int | None
+    ) -> None:
+        """An id is accepted in its own shard only, and a record without need is neither forwarded
+        nor refused for it."""
         is_here = self.home(source[0], expected) == source[0]
         shard, offset = source
         waits = any(offset in queue for (of, _), queue in self.queues.items() if of == shard)
-        if reason == Reason.HELD and [source in self.forwarded, source in self.rejected, waits].count(True) != 1:
+        if (
+            reason == Reason.HELD
+            and [source in self.forwarded, source in self.rejected, waits].count(True) != 1
+        ):
             raise broken("1", f"{source} was held, and neither waits nor was written on once")
         if (reason == Reason.FORWARDED) != (source in self.forwarded) and reason != Reason.HELD:
-            raise broken("1", f"{source} is listed as forwarded and was not written, or the other way round")
+            raise broken(
+                "1", f"{source} is listed as forwarded and was not written, or the other way round"
+            )
         if not is_here and reason is None and not expected.malformed:
             raise broken("1", f"{source} was accepted, its id belongs to another shard")
         may_be_wrong = self.rejects_misplaced or expected.first_ms is not None
         if reason == Reason.WRONG_SHARD and (is_here or not may_be_wrong):
             raise broken("1", f"{source} was refused as in the wrong shard")
 
-    def _check_duplicate(self, source: tuple[int, int], first_ms: int, holder: int | None, step: int) -> None:
-        """Law 3: an id is taken for a while after the delivery of its message, also for what comes through another partition."""
+    def _check_duplicate(
+        self, source: tuple[int, int], first_ms: int, holder: int | None, step: int
+    ) -> None:
+        """Law 3: an id is taken for a while after the delivery of its message, also for what comes
+        through another partition."""
         end = None if holder is None else self.ended.get((source[0], holder))
         if end is None or end.how != "delivered" or end.step >= step:
             return
@@ -670,16 +922,23 @@ class Checker:
         return partial(bisect_right, pulls)
 
     def _check_times(
-        self, source: tuple[int, int], expected: Expectation, fired: set[int], moved: set[tuple[int, int]]
+        self,
+        source: tuple[int, int],
+        expected: Expectation,
+        fired: set[int],
+        moved: set[tuple[int, int]],
     ) -> None:
-        """Each occurrence has its time in the rhythm, or the one an action gave it, and none is earlier than its spread."""
+        """Each occurrence has its time in the rhythm, or the one an action gave it, and none is
+        earlier than its spread."""
         shift_ms = spread_shift_ms(*source, expected.spread_ms)
         for end in self.occurrences[source]:
             in_rhythm = end.due_ms == expected.due_ms or (
                 expected.every_ms and (end.due_ms - expected.due_ms) % expected.every_ms == 0
             )
             if not in_rhythm and end.due_ms not in fired and (source[1], end.due_ms) not in moved:
-                raise broken("6", f"{source} has an occurrence at {end.due_ms}, which nobody asked for")
+                raise broken(
+                    "6", f"{source} has an occurrence at {end.due_ms}, which nobody asked for"
+                )
             early_ms = end.due_ms + shift_ms - self.steps[source[0]][end.step].stamp_ms
             if early_ms > EARLY_MS and end.due_ms not in fired:
                 raise broken("2", f"{source} is {end.how} {early_ms} ms before its spread time")
@@ -687,7 +946,9 @@ class Checker:
     def _end_by(self, shard: int, holder: int, how: str, by: int, step: int) -> None:
         end = next((end for end in self.occurrences[shard, holder] if end.step >= step), None)
         if end is not None:
-            raise broken("6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that")
+            raise broken(
+                "6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that"
+            )
 
     def _check_refusal(
         self,
@@ -701,31 +962,47 @@ class Checker:
     ) -> None:
         if expected.malformed:
             return
-        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and expected.verb == "cancel"):
+        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (
+            reason == Reason.IGNORED and expected.verb == "cancel"
+        ):
             if alive:
-                raise broken("6", f"{source} ({expected.verb}) was refused though the message was pending")
+                raise broken(
+                    "6", f"{source} ({expected.verb}) was refused though the message was pending"
+                )
         elif reason == Reason.BEYOND_EXPIRY:
             if not (alive and beyond_expiry):
-                raise broken("1", f"{source} was refused though the message does not expire before the new time")
+                raise broken(
+                    "1",
+                    f"{source} was refused though the message does not expire before the new time",
+                )
         elif reason == Reason.WRONG_SHARD:
             return  # see `_check_place`
         elif reason in (Reason.CONFLICT, Reason.IGNORED):
             if not known:
-                raise broken("1", f"{source} was refused as a duplicate, and no message had its id before")
+                raise broken(
+                    "1", f"{source} was refused as a duplicate, and no message had its id before"
+                )
         else:
             raise broken("1", f"{source} was refused without cause: {Reason(reason).label}")
 
     def _check_refused_replay(
         self, source: tuple[int, int], reason: int, holder: tuple[int, int], *, alive: bool
     ) -> None:
-        """A replay is refused if its id is taken, and only then; as ignored if a replay of the same letter has taken it."""
+        """A replay is refused if its id is taken, and only then; as ignored if a replay of the same
+        letter has taken it."""
         end = self.ended.get(holder)
         if not alive and (end is None or end.how != "delivered"):
             raise broken("1", f"the replay {source} was refused though its id was free")
         is_same = self.expected[holder].replayed == self.expected[source].replayed
         # A message that was deleted after its retention is known by its id alone.
         if is_same != (reason == Reason.IGNORED) and (alive or self.settled_too or not is_same):
-            raise broken("3", f"the replay {source} was refused as {Reason(reason).label}, by the message {holder}")
+            raise broken(
+                "3",
+                (
+                    f"the replay {source} was refused as {Reason(reason).label}, by the message "
+                    f"{holder}"
+                ),
+            )
 
     def expect(self, partition: Partition, offset: int, expected: Expectation) -> None:
         """A producer wrote the record at the offset."""
@@ -733,7 +1010,8 @@ class Checker:
 
 
 def _accepted_ms(record: Record, expected: Expectation) -> int:
-    """Return the first timestamp of a record: that in its hop, unless that is ahead of its own by more than the tolerance."""
+    """Return the first timestamp of a record: that in its hop, unless that is ahead of its own by
+    more than the tolerance."""
     hop_ms, own_ms = expected.first_ms, record.timestamp_ms
     return own_ms if hop_ms is None or hop_ms > own_ms + EARLY_MS else hop_ms
 
@@ -744,7 +1022,8 @@ def _through(shard: int, expected: Expectation) -> int:
 
 
 def _first_readable_ms(partition: Partition, offset: int) -> int | None:
-    """Time from which the first record at or after the offset was readable; None when there is none."""
+    """Time from which the first record at or after the offset was readable; None when there is
+    none."""
     for at in range(offset, len(partition.shown_ms)):
         record, transaction = partition.items[at]
         if record is not None and (transaction is None or transaction.state == "committed"):
@@ -753,7 +1032,8 @@ def _first_readable_ms(partition: Partition, offset: int) -> int | None:
 
 
 def _first_written_ms(partition: Partition, offset: int) -> int | None:
-    """Time at which the first record at or after the offset was written, unless it was aborted; None when there is none."""
+    """Time at which the first record at or after the offset was written, unless it was aborted;
+    None when there is none."""
     for at in range(offset, partition.high):
         record, transaction = partition.items[at]
         if record is not None and (transaction is None or transaction.state != "aborted"):

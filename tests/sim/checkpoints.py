@@ -1,8 +1,8 @@
 """Checkpoints: the storage that all nodes share, and the maintenance thread of one node.
 
-The code under test decides when a checkpoint is made, what is trimmed, and what a store is restored from
-(`workers.checkpoint`, `node.bootstrap`). This module supplies the storage and the transfer of a store between nodes.
-"""
+The code under test decides when a checkpoint is made, what is trimmed, and what a store is restored
+from (`workers.replica.checkpoint`, `node.checkpoints`). This module supplies the storage and the
+transfer of a store between nodes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chronos.core.codec import Identity, State, unpack_state
+from chronos.core.cluster.roles import Member, Roles
 from chronos.core.keys import STATE_KEY
-from chronos.core.roles import Member, Roles
+from chronos.core.shard.codec import Identity, State, unpack_state
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.bootstrap import StoreBootstrap
+from chronos.node.checkpoints import StoreBootstrap
 from chronos.ports import Checkpoint, Store
-from chronos.workers.checkpoint import Checkpointer, LogPosition, needed_from
-from chronos.workers.membership import Membership
-from chronos.workers.recovery import RecoveryCost
+from chronos.workers.cluster.membership import Membership
+from chronos.workers.replica.checkpoint import Checkpointer, LogPosition, needed_from
+from chronos.workers.replica.recovery import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from tests.sim.thread import ReplicaThread
 
 INTACT_MIN = 3
-"""A checkpoint is damaged only while this many are intact: no promise covers the loss of all copies."""
+"""A checkpoint is damaged only while this many are intact: no promise covers the loss of all
+copies."""
 
 MAINTENANCE_MS = 1_000
 """Interval at which a process checks whether a flush or a checkpoint is due."""
@@ -98,7 +99,8 @@ def describe(rows: dict[bytes, bytes], identity: Identity, node: str, now_ms: in
 
 
 class CheckpointStorage:
-    """The storage: it keeps every checkpoint until it is removed, may be unreachable, and may damage content."""
+    """The storage: it keeps every checkpoint until it is removed, may be unreachable, and may
+    damage content."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -115,28 +117,39 @@ class CheckpointStorage:
 
     def damage(self, shard: int, choose: Callable[[Sequence[str]], str]) -> None:
         """Damage one, as long as enough others are intact."""
-        intact = [name for name, kept in sorted(self.kept.get(shard, {}).items()) if not kept.damaged]
+        intact = [
+            name for name, kept in sorted(self.kept.get(shard, {}).items()) if not kept.damaged
+        ]
         if len(intact) >= INTACT_MIN:
             name = choose(intact)
             self.world.trace(f"checkpoint {name} of shard {shard} is damaged")
             self.kept[shard][name].damaged = True
 
     def check(self, partition: Partition, keep: int) -> None:
-        """Law 1: a trim leaves at least `keep` checkpoints that reach the new start, and one of them is intact."""
+        """Law 1: a trim leaves at least `keep` checkpoints that reach the new start, and one of
+        them is intact."""
         found = list(self.kept.get(partition.number, {}).values())
         reaching = [
             kept
             for kept in found
-            if (kept.checkpoint.pull_offset if partition.topic == DELAY else kept.checkpoint.applied) >= partition.start
+            if (
+                kept.checkpoint.pull_offset if partition.topic == DELAY else kept.checkpoint.applied
+            )
+            >= partition.start
         ]
         if len(reaching) < keep or all(kept.damaged for kept in reaching):
             raise broken(
-                "1", f"{partition.name} starts at {partition.start}, which only {len(reaching)} checkpoints reach"
+                "1",
+                (
+                    f"{partition.name} starts at {partition.start}, which only {len(reaching)} "
+                    "checkpoints reach"
+                ),
             )
 
 
 class SimCheckpoints:
-    """See `ports.Checkpoints`: the storage as one node sees it; `restore` reads a checkpoint back."""
+    """See `ports.Checkpoints`: the storage as one node sees it; `restore` reads a checkpoint
+    back."""
 
     def __init__(
         self,
@@ -166,7 +179,11 @@ class SimCheckpoints:
         return made
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        return [kept.checkpoint for kept in self._storage.of(shard) if kept.checkpoint.identity == identity]
+        return [
+            kept.checkpoint
+            for kept in self._storage.of(shard)
+            if kept.checkpoint.identity == identity
+        ]
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
         return any(kept.checkpoint == checkpoint for kept in self._storage.of(checkpoint.shard))
@@ -203,8 +220,14 @@ class SimCheckpoints:
 class SimBootstrap(StoreBootstrap):
     """The code under test, with a direct transfer in place of HTTP."""
 
-    def __init__(self, checkpoints: SimCheckpoints, node: SimulatedNode, membership: Membership | None,
-                 pause: Callable[[str, int], None], copying_ms: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        checkpoints: SimCheckpoints,
+        node: SimulatedNode,
+        membership: Membership | None,
+        pause: Callable[[str, int], None],
+        copying_ms: int,
+    ) -> None:
         super().__init__(
             None,  # type: ignore[arg-type]
             checkpoints=checkpoints,  # type: ignore[arg-type]
@@ -221,7 +244,12 @@ class SimBootstrap(StoreBootstrap):
 
     def _fetch(self, member: Member, identity: Identity, into: Path) -> Checkpoint:
         other = next((peer for peer in self._owner.peers if peer.instance == member.instance), None)
-        if other is None or other.process is None or other.frozen or identity.shard not in other.stores:
+        if (
+            other is None
+            or other.process is None
+            or other.frozen
+            or identity.shard not in other.stores
+        ):
             raise Retry(f"node {member.node} does not answer")
         try:
             rows = other.stores[identity.shard].rows()
@@ -233,7 +261,8 @@ class SimBootstrap(StoreBootstrap):
 
 
 class TryLock:
-    """A lock for code that runs in one thread: `acquire` never waits, the caller tries again later."""
+    """A lock for code that runs in one thread: `acquire` never waits, the caller tries again
+    later."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -258,7 +287,9 @@ class Maintenance:
         self.world = process.world
         self.settings = node.checkpoint_settings
         self.checkpoints = SimCheckpoints(node.storage, node, self.settings, self._pause)
-        self.bootstrap = SimBootstrap(self.checkpoints, node, process.membership, self._pause, self.settings.copying_ms)
+        self.bootstrap = SimBootstrap(
+            self.checkpoints, node, process.membership, self._pause, self.settings.copying_ms
+        )
         self.flushed = {thread.shard: _position(thread.replica.state) for thread in process.threads}
         """Position of each store at its last flush, which is where a crash would put it back."""
         self.trim_roles: dict[int, Roles] = {}
@@ -288,10 +319,13 @@ class Maintenance:
         now_ms = self.node.clock.now_ms()
         snapshot, away_ms = membership.snapshot(), self.settings.away_ms
         self.trim_roles[shard] = snapshot.roles or Roles()
-        return needed_from(snapshot, shard, node=self.node.node_id, flushed=kept, now_ms=now_ms, away_ms=away_ms)
+        return needed_from(
+            snapshot, shard, node=self.node.node_id, flushed=kept, now_ms=now_ms, away_ms=away_ms
+        )
 
     def restore(self, store: SimStore, cost: RecoveryCost) -> bool:
-        """Replace the content of the store by a checkpoint where the code under test decides so; return whether."""
+        """Replace the content of the store by a checkpoint where the code under test decides so;
+        return whether."""
         shard = int(store.path.name)
         identity = identity_of(shard, self.node.settings.shards)
         found = self.bootstrap.restore(store, identity, cost)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""The cluster of one seed: nodes and their settings, brokers, coordinator, producers, checkpoints, all drawn at random.
+"""The cluster of one seed: nodes and their settings, brokers, coordinator, producers, checkpoints,
+all drawn at random.
 
 `fault_injection` makes it fail; `simulation` runs it and checks how it ends.
 """
@@ -9,9 +10,16 @@ import random
 from collections import Counter
 from functools import partial
 
-from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, ClusterView, Request, Roles, ShardRoles
-from chronos.workers.checkpoint import CHECKPOINTS_MIN
-from chronos.workers.limits import Limits
+from chronos.core.cluster.roles import (
+    AWAY_MS,
+    REBALANCE_AFTER_MS,
+    ClusterView,
+    Request,
+    Roles,
+    ShardRoles,
+)
+from chronos.workers.push.planned import Limits
+from chronos.workers.replica.checkpoint import CHECKPOINTS_MIN
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage
@@ -20,7 +28,7 @@ from tests.sim.moves import Moves
 from tests.sim.node import Settings, SimulatedNode
 from tests.sim.observers import HealthSettings
 from tests.sim.replays import Replays
-from tests.sim.workload import MAX_DELAY_MS, Producers
+from tests.sim.workload import MAX_DELAY_MS, MAX_PAST_MS, Producers
 from tests.sim.world import World, broken
 
 HOUR_MS = 3_600_000
@@ -35,9 +43,13 @@ OBSERVED = 0.05
 class Cluster:
     """All parts of the world of one seed."""
 
-    def __init__(self, seed: int, *, lines: list[str] | None = None, observed: bool = False) -> None:
-        """`observed`: two nodes at least, a coordinator, and observers of masters; else they are drawn."""
-        # A fault that was added later has dice of its own, so that seeds without it stay what they were.
+    def __init__(
+        self, seed: int, *, lines: list[str] | None = None, observed: bool = False
+    ) -> None:
+        """`observed`: two nodes at least, a coordinator, and observers of masters; else they are
+        drawn."""
+        # A fault that was added later has dice of its own, so that seeds without it stay what they
+        # were.
         self.cut_dice = random.Random(-1 - seed)
         self.file_dice = random.Random(f"strains {seed}")
         self.clock_dice = random.Random(f"jumps {seed}")
@@ -82,17 +94,26 @@ class Cluster:
         elif observed:
             node_count = max(2, node_count)
         self.duplicated = self.duplicate_dice.random() < 0.15
-        """Two nodes have one id, and a node that lost its disk comes back with another data directory."""
+        """Two nodes have one id, and a node that lost its disk comes back with another data
+        directory."""
         # Without a coordinator, a node takes over when the other one has been silent for long.
         is_clustered = node_count > 1 and draw.random() < 0.95
         if is_clustered or self.replication is not None or self.duplicated or observed:
             self.ensemble = Ensemble(
-                world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
+                world,
+                shards=self.shards,
+                replication=self.replication,
+                session_ms=draw.choice([2_000, 4_000]),
             )
         if self.ensemble is not None and self.replication is not None:
             self.ensemble.rebalance_after_ms = holder_dice.choice([2_000, REBALANCE_AFTER_MS])
             self.ensemble.replace_after_ms = holder_dice.choice([1_000, 5_000, 20_000])
-        for topic, partitions in ((DELAY, self.shards), (PROGRESS, self.shards), (REJECTED, 1), (DEAD_LETTER, 1)):
+        for topic, partitions in (
+            (DELAY, self.shards),
+            (PROGRESS, self.shards),
+            (REJECTED, 1),
+            (DEAD_LETTER, 1),
+        ):
             brokers.create(topic, partitions)
         if self.late_dice.random() < 0.2:
             for partition in brokers.topics[DELAY]:
@@ -106,7 +127,9 @@ class Cluster:
         if self.duplicated:
             node_id = self.duplicate_dice.choice(self.nodes).node_id
             self.nodes.append(
-                SimulatedNode("double", world, brokers, self.ensemble, checker, self.settings, node_id=node_id),
+                SimulatedNode(
+                    "double", world, brokers, self.ensemble, checker, self.settings, node_id=node_id
+                ),
             )
             for node in self.nodes:
                 node.duplicated = True
@@ -124,11 +147,14 @@ class Cluster:
         self.sleeps = can_sleep and self.sleep_dice.random() < 0.2
         """All nodes are down for longer than an id is taken after its delivery."""
         self.forgets = (
-            self.settings.delivered_ms is not None and not self.duplicated and self.delete_dice.random() < 0.3
+            self.settings.delivered_ms is not None
+            and not self.duplicated
+            and self.delete_dice.random() < 0.3
         )
         """Ids grow old enough to be forgotten, and are named again."""
         self.leavers = 0
-        """Number of nodes that leave once the cluster is healthy; if any, others leave during the fault phase."""
+        """Number of nodes that leave once the cluster is healthy; if any, others leave during the
+        fault phase."""
         if self.leave_dice.random() < 0.2:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
         self.limited: set[str] = set()
@@ -161,6 +187,7 @@ class Cluster:
                 wheel_messages=draw.choice([2, 5, 1_000]),
                 wheel_bytes=draw.choice([200, 1_000_000]),
                 wheel_horizon_ms=draw.choice([100, 3_000]),
+                linger_ms=8,
                 pull=True,
                 push=True,
                 wait_for_transactions=self.transaction_dice.random() < 0.3,
@@ -170,32 +197,45 @@ class Cluster:
             delivered_ms=draw.choice([None, None, 3_000, 60_000]),
             deduplication_ms=draw.choice([2_000, HOUR_MS]),
             max_delay_ms=MAX_DELAY_MS,
+            max_past_ms=MAX_PAST_MS,
             misplaced="reject" if self.place_dice.random() < 0.1 else "forward",
             poll_ms=draw.choice([200, 1_000, 3_000]),
         )
 
     def _check_versions(self, ensemble: Ensemble) -> None:
-        """Check the rules numbers of roles and of progress records, and run older versions on some nodes for a time."""
+        """Check the rules numbers of roles and of progress records, and run older versions on some
+        nodes for a time."""
         self.checker.rules_published = lambda: ensemble.rules
         ensemble.planned.append(self._check_rules)
         # Of two nodes with one id, only one is a member.
         if not self.duplicated and self.rules_dice.random() < 0.25:
-            for node in self.rules_dice.sample(self.nodes, self.rules_dice.choice([1, len(self.nodes)])):
+            for node in self.rules_dice.sample(
+                self.nodes, self.rules_dice.choice([1, len(self.nodes)])
+            ):
                 node.rules, node.publishes_rules = 1, self.rules_dice.random() < 0.5
 
     def _check_rules(self, view: ClusterView, roles: Roles) -> None:
-        """The rules number is raised only when every node that has a place knows it, and goes back with an older controller only."""
+        """The rules number is raised only when every node that has a place knows it, and goes back
+        with an older controller only."""
         assert self.ensemble is not None
-        placed = {node.node_id: node.knows for node in self.nodes if node.node_id in {*roles.nodes, *view.members}}
+        placed = {
+            node.node_id: node.knows
+            for node in self.nodes
+            if node.node_id in {*roles.nodes, *view.members}
+        }
         older = sorted(node for node, rules in placed.items() if rules < roles.rules)
         if roles.rules > view.roles.rules:
             if view.roles.shards:
                 self.world.trace(f"rules {roles.rules}")
             if older:
-                raise broken("9", f"rules {roles.rules} were published, unknown to {', '.join(older)}")
+                raise broken(
+                    "9", f"rules {roles.rules} were published, unknown to {', '.join(older)}"
+                )
         controls = next(node for node in self.nodes if node.node_id == view.controller)
         if roles.rules < view.roles.rules and (controls.knows > 1 or controls.publishes_rules):
-            raise broken("9", f"the rules number went back from {view.roles.rules} to {roles.rules}")
+            raise broken(
+                "9", f"the rules number went back from {view.roles.rules} to {roles.rules}"
+            )
 
     def _observe_masters(self, ensemble: Ensemble) -> None:
         """Run an observer in each node."""
@@ -207,9 +247,12 @@ class Cluster:
             node.health, node.health_dice = settings, self.health_dice
 
     def _is_disturbed(self, node_id: str | None) -> bool:
-        """Return whether a node with this id has a disk without room, or a clock with which masters pause deliveries."""
+        """Return whether a node with this id has a disk without room, or a clock with which masters
+        pause deliveries."""
         return any(
-            node.disk.low or abs(node.clock.skew_ms) > CLOCK_OFF_MS for node in self.nodes if node.node_id == node_id
+            node.disk.low or abs(node.clock.skew_ms) > CLOCK_OFF_MS
+            for node in self.nodes
+            if node.node_id == node_id
         )
 
     def _keep_checkpoints(self) -> None:
@@ -230,33 +273,51 @@ class Cluster:
         self.brokers.trimming = self._check_trimmed
 
     def _check_trimmed(self, partition: Partition, by: str) -> None:
-        """Law 1: every registered replica still finds in the log what it would replay after a crash."""
+        """Law 1: every registered replica still finds in the log what it would replay after a
+        crash."""
         assert self.storage is not None
         self.storage.check(partition, CHECKPOINTS_MIN)
-        (process,) = [each.process for each in self.nodes if each.name == by and each.process is not None]
+        (process,) = [
+            each.process for each in self.nodes if each.name == by and each.process is not None
+        ]
         assert process.maintenance is not None
-        # A node that was given the shard since then checks where the logs start before it reads them.
-        roles = process.maintenance.trim_roles.get(partition.number, Roles()).shards.get(partition.number, ShardRoles())
+        # A node that was given the shard since then checks where the logs start before it reads
+        # them.
+        roles = process.maintenance.trim_roles.get(partition.number, Roles()).shards.get(
+            partition.number, ShardRoles()
+        )
         for node in self.present():
             store = node.stores.get(partition.number)
             counted = self.ensemble is None or node.node_id in roles.replicas
             if store is None or not counted or not node.is_registered(partition.number):
                 continue
-            needed = store.durable.pull_offset if partition.topic == DELAY else store.durable.applied
+            needed = (
+                store.durable.pull_offset if partition.topic == DELAY else store.durable.applied
+            )
             if store.durable.applied and needed < partition.start:
-                raise broken("1", f"{partition.name} starts at {partition.start}; {node.name} needs it from {needed}")
+                raise broken(
+                    "1",
+                    (
+                        f"{partition.name} starts at {partition.start}; {node.name} needs it from "
+                        f"{needed}"
+                    ),
+                )
 
     def _is_registered(self, node: SimulatedNode, shard: int) -> bool:
-        """Return whether the cluster counts on the node's replica: listed, not away, and no other node has its id."""
+        """Return whether the cluster counts on the node's replica: listed, not away, and no other
+        node has its id."""
         if self.ensemble is None:
             return True
         roles, member = self.ensemble.roles, self.ensemble.members().get(node.node_id)
         listed = roles.shards.get(shard, ShardRoles()).replicas
-        is_there = node.node_id not in roles.away if member is None else member.instance == node.instance
+        is_there = (
+            node.node_id not in roles.away if member is None else member.instance == node.instance
+        )
         return node.node_id in listed and is_there
 
     def present(self) -> list[SimulatedNode]:
-        """Nodes with a place: all that are not gone; of two nodes with one id, the one that has joined."""
+        """Nodes with a place: all that are not gone; of two nodes with one id, the one that has
+        joined."""
         alive = [node for node in self.nodes if not node.gone]
         ids = Counter(node.node_id for node in alive)
         return [node for node in alive if ids[node.node_id] == 1 or node.joined]
@@ -271,10 +332,13 @@ class Cluster:
 
     def ask(self, kind: str, node_id: str, shard: int = -1) -> None:
         if self.ensemble is not None:
-            self.ensemble.requests.append(Request(kind=kind, node=node_id, shard=shard, at_ms=self.world.now_ms))
+            self.ensemble.requests.append(
+                Request(kind=kind, node=node_id, shard=shard, at_ms=self.world.now_ms)
+            )
 
     def arm(self, shard: int, asked_ms: int) -> None:
-        """Permit one failover of the shard. `asked_ms`: the time of the request by the clock of the node that was asked."""
+        """Permit one failover of the shard. `asked_ms`: the time of the request by the clock of the
+        node that was asked."""
         assert self.ensemble is not None
         assert self.moves is not None
         self.world.trace(f"arm {shard}")
@@ -285,7 +349,9 @@ class Cluster:
         """Set the rate limit of a topic at run time, or remove it."""
         self.world.trace(f"rate of {topic}: {rate or 'off'}")
         if self.ensemble is not None:
-            request = Request(kind="limit", node="", pattern=topic, rate=rate, at_ms=self.world.now_ms)
+            request = Request(
+                kind="limit", node="", pattern=topic, rate=rate, at_ms=self.world.now_ms
+            )
             self.ensemble.requests.append(request)
         for node in self.nodes:
             node.limited.pop(topic, None)

@@ -1,9 +1,10 @@
-"""The simulated topic `chronos.cluster`: partitions that are silent, elect leaders and lose their tail, and transactions.
+"""The simulated topic `chronos.cluster`: partitions that are silent, elect leaders and lose their
+tail, and transactions.
 
-Records below the high watermark survive an election, except an unclean one; readers see nothing above it. The transactions of the
-partition ROLES behave as Kafka's: `fence` ends the transaction of every earlier producer and makes all its later calls fail,
-and a read_committed reader stops at an open transaction.
-"""
+Records below the high watermark survive an election, except an unclean one; readers see nothing
+above it. The transactions of the partition ROLES behave as Kafka's: `fence` ends the transaction of
+every earlier producer and makes all its later calls fail, and a read_committed reader stops at an
+open transaction."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class SimPartition:
         self.silent_ms = max(self.silent_ms, self.world.now_ms + wait_ms)
 
     def elect(self, wait_ms: int, *, keeps_tail: bool, loses: int = 0) -> None:
-        """Change the leader; an unclean election also loses that many records that readers may have read."""
+        """Change the leader; an unclean election also loses that many records that readers may have
+        read."""
         self.elections += 1
         self.silence(wait_ms)
         if keeps_tail:
@@ -79,7 +81,8 @@ class SimPartition:
         self.high = len(self.entries)
 
     def append(self, entry: Entry) -> int:
-        """Append at the leader; the high watermark follows after the replicas have it, unless there is an election before."""
+        """Append at the leader; the high watermark follows after the replicas have it, unless there
+        is an election before."""
         self.entries.append(entry)
         end, elections = len(self.entries), self.elections
         self.world.after(self.world.random.randrange(1, 15), self._replicated, end, elections)
@@ -102,7 +105,8 @@ class SimPartition:
         return position < self.high or known_cuts < len(self.cuts)
 
     def read(self, position: int, known_cuts: int) -> list[Entry]:
-        """Return the entries from the position on that a read_committed reader may pass. Raises Truncated."""
+        """Return the entries from the position on that a read_committed reader may pass. Raises
+        Truncated."""
         if any(position > end for end in self.cuts[known_cuts:]):
             raise Truncated
         return self.entries[position : self.stable]
@@ -111,7 +115,9 @@ class SimPartition:
 class Transactions:
     """The transactional id of the controller, for the partition ROLES."""
 
-    def __init__(self, world: World, partition: SimPartition, committed: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, world: World, partition: SimPartition, committed: Callable[[int, bytes], None]
+    ) -> None:
         self.world = world
         self.partition = partition
         self.epoch = 0
@@ -137,7 +143,8 @@ class Transactions:
         self.world.after(TRANSACTION_MS, self._expire, entry)
 
     def commit(self, epoch: int) -> bool:
-        """Return False if the record was lost with the tail of the log: the transaction is aborted."""
+        """Return False if the record was lost with the tail of the log: the transaction is
+        aborted."""
         if epoch != self.epoch:
             raise FencedProducer
         entry = self._open

@@ -39,7 +39,11 @@ class Simulation(Struct, frozen=True):
 
 
 CLUSTERS = Simulation(
-    "scripts/sim", "Deterministic simulation of a whole cluster.", 1_000, simulation.simulate, simulation.summary
+    "scripts/sim",
+    "Deterministic simulation of a whole cluster.",
+    1_000,
+    simulation.simulate,
+    simulation.summary,
 )
 OTHERS = {
     "observers": Simulation(
@@ -57,7 +61,11 @@ OTHERS = {
         registries.summary,
     ),
     "elections": Simulation(
-        "scripts/sim elections", "Simulation of the election.", 10_000, elections.simulate, elections.summary
+        "scripts/sim elections",
+        "Simulation of the election.",
+        10_000,
+        elections.simulate,
+        elections.summary,
     ),
     "registers": Simulation(
         "scripts/sim registers",
@@ -92,7 +100,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(simulation: Simulation, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=simulation.command, description=simulation.description)
-    parser.add_argument("--seeds", type=int, default=simulation.seeds, help="number of seeds (default %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=simulation.seeds, help="number of seeds (default %(default)s)"
+    )
     parser.add_argument("--minutes", type=float, help="run for this long instead")
     parser.add_argument("--first", type=int, default=0, help="first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
@@ -101,11 +111,17 @@ def _run(simulation: Simulation, arguments: Sequence[str]) -> int:
     if given.seed is not None:
         return _replay(simulation, given.seed)
     began_s = time.monotonic()
-    seeds = range(given.first, given.first + given.seeds) if given.minutes is None else count(given.first)
+    seeds = (
+        range(given.first, given.first + given.seeds)
+        if given.minutes is None
+        else count(given.first)
+    )
     results: list[Any] = []
     for seed, result in _results(simulation.simulate, seeds, given.jobs, given.minutes):
         if isinstance(result, _Found):
-            print(f"seed {seed}: {result.text}\nreplay it with: ./{simulation.command} --seed {seed}")
+            print(
+                f"seed {seed}: {result.text}\nreplay it with: ./{simulation.command} --seed {seed}"
+            )
             return result.exit_code
         results.append(result)
         if len(results) % REPORT_EVERY == 0:
@@ -113,8 +129,12 @@ def _run(simulation: Simulation, arguments: Sequence[str]) -> int:
     print(f"{len(results)} seeds in {time.monotonic() - began_s:.1f} s")
     if results:
         print(simulation.summary(results))
-        # The rule of three: with no failure in n trials, the rate is below 3/n with 95 % confidence.
-        print(f"nothing found: with 95 % confidence fewer than {3 / len(results):.2g} of all seeds fail (3/n)")
+        # The rule of three: with no failure in n trials, the rate is below 3/n with 95 %
+        # confidence.
+        print(
+            f"nothing found: with 95 % confidence fewer than {3 / len(results):.2g} of all seeds "
+            "fail (3/n)"
+        )
     return 0
 
 

@@ -1,14 +1,23 @@
-"""The simulated coordination service, as ZooKeeper behaves: sessions, one lock, one published value; and a node's client.
+"""The simulated coordination service, as ZooKeeper behaves: sessions, one lock, one published
+value; and a node's client.
 
-A client's view is as old as its last refresh: a node that was frozen, or is cut off, keeps its last view.
-"""
+A client's view is as old as its last refresh: a node that was frozen, or is cut off, keeps its last
+view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from chronos.core.replication import ProgressWindows
-from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles, same_directory
+from chronos.core.cluster.replication import ProgressWindows
+from chronos.core.cluster.roles import (
+    REBALANCE_AFTER_MS,
+    REPLACE_AFTER_MS,
+    ClusterView,
+    Member,
+    Request,
+    Roles,
+    same_directory,
+)
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import ClusterSnapshot
 from tests.sim.observers import MAX_LAG_MS
@@ -24,7 +33,9 @@ POLL_MS = 20
 class Ensemble:
     """The servers. Until `down_ms` they answer no request, and no session expires."""
 
-    def __init__(self, world: World, *, shards: int, replication: int | None, session_ms: int) -> None:
+    def __init__(
+        self, world: World, *, shards: int, replication: int | None, session_ms: int
+    ) -> None:
         self.world = world
         self.shards = shards
         self.replication = replication
@@ -64,11 +75,14 @@ class Ensemble:
             self._heartbeat_ms[session] = max(self._heartbeat_ms[session], self.down_ms)
 
     def expire(self) -> None:
-        """End the sessions whose last heartbeat is too old; the lock goes to the oldest session left."""
+        """End the sessions whose last heartbeat is too old; the lock goes to the oldest session
+        left."""
         if not self.answering:
             return
         now_ms = self.world.now_ms
-        for session in [at for at, last_ms in self._heartbeat_ms.items() if now_ms - last_ms > self.session_ms]:
+        for session in [
+            at for at, last_ms in self._heartbeat_ms.items() if now_ms - last_ms > self.session_ms
+        ]:
             self.world.trace(f"session {session} of {self._members[session].node} expires")
             self.end(session)
 
@@ -94,7 +108,9 @@ class Ensemble:
         for session, other in list(self._members.items()):
             if other.node == member.node:
                 if not same_directory(other, member):
-                    raise NodeIdTaken(f"node.id {member.node} is taken: the node at {other.address} has it")
+                    raise NodeIdTaken(
+                        f"node.id {member.node} is taken: the node at {other.address} has it"
+                    )
                 self.end(session)
         self._sessions += 1
         self._heartbeat_ms[self._sessions] = self.world.now_ms
@@ -154,7 +170,7 @@ class SimCoordinator:
         """Controller epoch of this session; 0 before it is the controller."""
         self._woken = False
         self._windows = ProgressWindows(MAX_LAG_MS)
-        """Of this process, like `workers.in_sync` in a node."""
+        """Of this process, like `workers.cluster.membership` in a node."""
         self.cut_ms = 0
         """Until when no server can be reached from here."""
         self.asleep: Callable[[], bool] = lambda: False
@@ -162,7 +178,8 @@ class SimCoordinator:
         self.now_ms: Callable[[], int] = lambda: ensemble.world.now_ms
         """The time that a controller plans with."""
         self.completed: Callable[[ClusterView], ClusterView] = lambda view: view
-        """Adds what the process knows besides the coordinator, as `node.cluster.ClusterNode` does."""
+        """Adds what the process knows besides the coordinator, as `node.cluster.ClusterNode`
+        does."""
         ensemble.clients.append(self)
 
     @property
@@ -191,7 +208,11 @@ class SimCoordinator:
             self._forget()
             return
         known = (self._roles, self._members, self._confirmed)
-        self._roles, self._members, self._confirmed = self._ensemble.published, self._ensemble.members(), True
+        self._roles, self._members, self._confirmed = (
+            self._ensemble.published,
+            self._ensemble.members(),
+            True,
+        )
         if known != (self._roles, self._members, self._confirmed):
             self._woken = True
         self._windows.observe(self._members, self._roles, self._ensemble.world.now_ms)
@@ -237,7 +258,12 @@ class SimCoordinator:
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         ensemble, session = self._ensemble, self._session
-        if session is None or not self._confirmed or not self._connected or ensemble.controller != session:
+        if (
+            session is None
+            or not self._confirmed
+            or not self._connected
+            or ensemble.controller != session
+        ):
             return False
         version, roles, requests = ensemble.version, ensemble.roles, tuple(ensemble.requests)
         self.refresh()

@@ -1,16 +1,16 @@
-"""Faults of the election and of the register that the simulation and the exploration must find; `tests/sim/faults.py` plants them."""
+"""Faults of the election and of the register that the simulation and the exploration must find;
+`tests/sim/faults.py` plants them."""
 
 from __future__ import annotations
 
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.register import Voter
-from chronos.core.raft.state import State
-from chronos.core.raft.tally import VoteTally
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.register import Voter
+from chronos.core.cluster.raft.values import VoteTally
 from tests.sim.faults import Change
 
 FAULTS: dict[str, list[Change]] = {
     "messages leave before the write they depend on is finished (DL-28)": [
-        (State, "_send", "if not self.unsaved:", "if True:"),
+        (Elector, "_send", "if not self.unsaved:", "if True:"),
     ],
     "the vote of a term is forgotten in a restart (DL-28)": [
         (Elector, "_on_start", "saved.term, saved.vote", "saved.term, None"),
@@ -18,18 +18,18 @@ FAULTS: dict[str, list[Change]] = {
     "a vote is given to a node, not to its incarnation (DL-29)": [
         (
             Elector,
-            "_judge_vote",
+            "_vote_result",
             "self.vote not in (None, sender)",
             "self.vote is not None and self.vote.node != sender.node",
         ),
         (Elector, "_answer_vote", "self.vote != request.sender", "self.vote is None"),
-        (State, "_become_leader", "assert self.vote is not None", "pass"),
+        (Elector, "_become_leader", "assert self.vote is not None", "pass"),
     ],
     "an incarnation keeps the number of the one before (DL-29)": [
         (Elector, "_on_start", "saved.incarnation + 1", "max(1, saved.incarnation)"),
     ],
     "a node votes again in a term for every candidate (DL-16.7)": [
-        (Elector, "_judge_vote", "self.vote not in (None, sender)", "False"),
+        (Elector, "_vote_result", "self.vote not in (None, sender)", "False"),
         (Elector, "_answer_vote", 'assert self.vote is None, "a second vote in one term"', "pass"),
     ],
     "half of the nodes are a quorum (DL-07)": [
@@ -44,7 +44,7 @@ FAULTS: dict[str, list[Change]] = {
         ),
     ],
     "the log end of a candidate is not compared (DL-16.4)": [
-        (Elector, "_judge_vote", "if request.end < self.end:", "if False:"),
+        (Elector, "_vote_result", "if request.end < self.end:", "if False:"),
     ],
     "an isolated node increases its term (DL-18.3)": [
         (VoteTally, "outcome", "return VoteOutcome.NO_QUORUM", "return VoteOutcome.LOST"),
@@ -56,7 +56,12 @@ FAULTS: dict[str, list[Change]] = {
         (Elector, "_lead", "if self.now_ms - self.kept_ms > self.timing.election_ms:", "if False:"),
     ],
     "a follower without a leader waits for ever (DL-25)": [
-        (Elector, "_run_timers", "if self.now_ms - self.heard_ms > self.timing.election_ms:", "if False:"),
+        (
+            Elector,
+            "_run_timers",
+            "if self.now_ms - self.heard_ms > self.timing.election_ms:",
+            "if False:",
+        ),
     ],
     "a lost vote is repeated in the same term (DL-18.7)": [
         (Elector, "_close_vote", "elif outcome is VoteOutcome.LOST:", "elif False:"),
@@ -73,10 +78,20 @@ EXPLORED = (
 
 REGISTER_FAULTS: dict[str, list[Change]] = {
     "an entry is confirmed before it is durable": [
-        (Voter, "_on_proposal", "self._changed = True", "self._changed = True\nself._durable = stamp\nself._confirm()"),
+        (
+            Voter,
+            "_on_proposal",
+            "self._changed = True",
+            "self._changed = True\nself._durable = stamp\nself._confirm()",
+        ),
     ],
     "an entry of a deposed leader is accepted": [
-        (Voter, "_on_proposal", "elector.leader != proposal.sender or elector.term != stamp.epoch", "False"),
+        (
+            Voter,
+            "_on_proposal",
+            "elector.leader != proposal.sender or elector.term != stamp.epoch",
+            "False",
+        ),
         (Voter, "_on_proposal", "elector.role is not Role.FOLLOWER", "elector.role is Role.LEADER"),
         (Voter, "_confirm", "self._durable.epoch == elector.term", "True"),
     ],

@@ -1,8 +1,9 @@
-"""The election of `chronos/core/raft`, simulated: 3, 5 or 7 nodes, one seed per run.
+"""The election of `chronos/core/cluster/raft`, simulated: 3, 5 or 7 nodes, one seed per run.
 
-First everything may fail: messages are lost, delayed, doubled and reordered; nodes are partitioned (also one-way), cut off,
-frozen, killed and restarted; their clocks run at different rates, and writes take time. Then the network heals, and all
-nodes must agree on a leader within ELECTIONS_MAX election intervals and keep it.
+First everything may fail: messages are lost, delayed, duplicated and reordered; nodes are
+partitioned (also one-way), cut off, frozen, killed and restarted; their clocks run at different
+rates, and writes take time. Then the network heals, and all nodes must agree on a leader within
+ELECTIONS_MAX election intervals and keep it.
 
 The checker sees only the messages that leave a node, its disk, and the effects that name a leader.
 """
@@ -14,8 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.values import (
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.values import (
     Applied,
     BecameLeader,
     Event,
@@ -98,7 +99,10 @@ class Node:
         self._wake_ms = None
         self.starts += 1
         self.elector = Elector(
-            node=self.name, peers=simulation.names, preferred=simulation.preferred, timing=simulation.timing
+            node=self.name,
+            peers=simulation.names,
+            preferred=simulation.preferred,
+            timing=simulation.timing,
         )
         self._begin(self.elector)
 
@@ -171,7 +175,9 @@ class Node:
         return self.world.random.choice([1, 5, 5, 20, self.simulation.slow_write_ms])
 
     def _finish_write(self, elector: Elector, saved: Saved, survives: bool) -> None:
-        if elector is self.elector or (survives and self.elector is None and self.disk_is_before(saved)):
+        if elector is self.elector or (
+            survives and self.elector is None and self.disk_is_before(saved)
+        ):
             self.disk = saved
             self.receive(elector, Persisted(saved))
 
@@ -191,14 +197,20 @@ class Elections:
 
     kind: type[Node] = Node
 
-    def __init__(self, seed: int, *, nodes: int | None = None, lines: list[str] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, nodes: int | None = None, lines: list[str] | None = None
+    ) -> None:
         self.world = World(seed, lines=lines)
         draw = self.world.random
         self.names = tuple(f"n{number}" for number in range(1, (nodes or (3, 5, 7)[seed % 3]) + 1))
         self.timing = draw.choice(TIMINGS)
-        self.preferred = tuple(draw.sample(self.names, draw.choice([1, 2]))) if draw.random() < 0.3 else ()
+        self.preferred = (
+            tuple(draw.sample(self.names, draw.choice([1, 2]))) if draw.random() < 0.3 else ()
+        )
         self.loss, self.doubling = draw.choice([0.0, 0.02, 0.2]), draw.choice([0.0, 0.05])
-        self.delay_ms = draw.choice([5, 50, self.timing.heartbeat_ms // 8, self.timing.heartbeat_ms])
+        self.delay_ms = draw.choice(
+            [5, 50, self.timing.heartbeat_ms // 8, self.timing.heartbeat_ms]
+        )
         self.slow_write_ms = draw.choice([20, 500])
         self.blocked: dict[tuple[str, str], int] = {}
         """Sender and receiver -> number of faults that block the way."""
@@ -212,10 +224,11 @@ class Elections:
         self.starts: dict[tuple[str, int], int] = {}
         """Node and incarnation -> the start that sent messages as that incarnation."""
         self.refused: set[tuple[str, str, int, int]] = set()
-        """Voter, candidate, incarnation and number of requests from candidates whose log end is behind the voter's."""
+        """Voter, candidate, incarnation and number of requests from candidates whose log end is
+        behind the voter's."""
         self.nodes = {name: self.kind(self, name) for name in self.names}
 
-    # ------------------------------------------------------------------------------------------------ the run
+    # -------------------------------------------------------------------------------------- the run
 
     def run(self) -> Result:
         """Run both phases."""
@@ -229,17 +242,35 @@ class Elections:
         world.pass_time(faults_ms)
         self._heal()
         intervals = self._await_agreement()
-        return Result(len(self.names), len(self.leaders), self.restarts, intervals, world.events, world.digest())
+        return Result(
+            len(self.names),
+            len(self.leaders),
+            self.restarts,
+            intervals,
+            world.events,
+            world.digest(),
+        )
 
     def _begin_fault(self) -> None:
         world, draw = self.world, self.world.random
-        leading = [node for node in self.nodes.values() if node.elector and node.elector.role is Role.LEADER]
-        node = draw.choice(leading if leading and draw.random() < 0.5 else list(self.nodes.values()))
+        leading = [
+            node
+            for node in self.nodes.values()
+            if node.elector and node.elector.role is Role.LEADER
+        ]
+        node = draw.choice(
+            leading if leading and draw.random() < 0.5 else list(self.nodes.values())
+        )
         others = [name for name in self.names if name != node.name]
         lasts_ms = draw.randrange(100, 3 * self.timing.election_ms)
-        kind = draw.choice(["crash", "freeze", "cut off", "in", "out", "one way", "split", "transfer"])
+        kind = draw.choice(
+            ["crash", "freeze", "cut off", "in", "out", "one way", "split", "transfer"]
+        )
         world.trace(f"{kind} {node.name} {lasts_ms}")
-        outward, inward = [(node.name, other) for other in others], [(other, node.name) for other in others]
+        outward, inward = (
+            [(node.name, other) for other in others],
+            [(other, node.name) for other in others],
+        )
         if kind == "crash":
             self._crash(node, draw.choice([draw.randrange(1, 100), lasts_ms]))
         elif kind == "freeze":
@@ -259,17 +290,27 @@ class Elections:
             self._block(draw.sample(ways, len(ways) // 3), lasts_ms)
         elif kind == "split":
             part = set(draw.sample(self.names, draw.randrange(1, len(self.names))))
-            ways = [(one, other) for one in self.names for other in self.names if (one in part) != (other in part)]
+            ways = [
+                (one, other)
+                for one in self.names
+                for other in self.names
+                if (one in part) != (other in part)
+            ]
             self._block(ways, lasts_ms)
 
     def _transfer(self, leader: Node, transferee: Node, lasts_ms: int) -> None:
-        """Transfer the leadership; some transferees fall silent meanwhile, and some of these stay behind from then on."""
+        """Transfer the leadership; some transferees fall silent meanwhile, and some of these stay
+        behind from then on."""
         world = self.world
-        leader.receive(leader.elector, Transfer(transferee=transferee.name, term=self._term(leader)))
+        leader.receive(
+            leader.elector, Transfer(transferee=transferee.name, term=self._term(leader))
+        )
         if world.chance(0.5):
             ways = [(transferee.name, other) for other in self.names if other != transferee.name]
             world.after(world.random.randrange(1, 2 * self.delay_ms), self._block, ways, lasts_ms)
-            transferee.behind = not self.preferred and not any(node.behind for node in self.nodes.values())
+            transferee.behind = not self.preferred and not any(
+                node.behind for node in self.nodes.values()
+            )
 
     def _crash(self, node: Node, away_ms: int) -> None:
         if node.elector is None:
@@ -285,7 +326,9 @@ class Elections:
             node.end = LogEnd()
             self.world.after(away_ms + 300, node.apply, self.log_end)
 
-    def _block(self, ways: list[tuple[str, str]], lasts_ms: int, cut_off: Node | None = None) -> None:
+    def _block(
+        self, ways: list[tuple[str, str]], lasts_ms: int, cut_off: Node | None = None
+    ) -> None:
         if not self.world.faulty:
             return
         for way in ways:
@@ -301,16 +344,28 @@ class Elections:
             self.blocked[way] -= 1
 
     def _join(self, node: Node, lasted_ms: int = 0) -> None:
-        """A node is no longer cut off. An open vote may have increased its term once, later ones have not (DL-18.3)."""
+        """A node is no longer cut off. An open vote may have increased its term once, later ones
+        have not (DL-18.3)."""
         if node.cut_off and node.increases > 1:
-            raise Finding(CORRECTNESS, f"{node.name} was cut off and increased its term {node.increases} times")
+            raise Finding(
+                CORRECTNESS,
+                f"{node.name} was cut off and increased its term {node.increases} times",
+            )
         leads = node.elector is not None and node.elector.role is Role.LEADER
-        if node.cut_off and leads and lasted_ms > 2 * self.timing.election_ms and node.frozen_ms < self.world.now_ms:
-            raise Finding(CORRECTNESS, f"{node.name} was cut off for {lasted_ms} ms and still leads")
+        if (
+            node.cut_off
+            and leads
+            and lasted_ms > 2 * self.timing.election_ms
+            and node.frozen_ms < self.world.now_ms
+        ):
+            raise Finding(
+                CORRECTNESS, f"{node.name} was cut off for {lasted_ms} ms and still leads"
+            )
         node.cut_off = False
 
     def _heal(self) -> None:
-        """End all faults; the clocks still run at different rates, and a dead process starts within an interval."""
+        """End all faults; the clocks still run at different rates, and a dead process starts within
+        an interval."""
         self.world.faulty = False
         self.world.trace("heal")
         self.blocked.clear()
@@ -322,7 +377,8 @@ class Elections:
             self._join(node)
 
     def _await_agreement(self) -> float:
-        """Pass time until all nodes agree on a leader and keep it; return after how many election intervals they did."""
+        """Pass time until all nodes agree on a leader and keep it; return after how many election
+        intervals they did."""
         world, interval_ms, began_ms = self.world, self.timing.election_ms, self.world.now_ms
         agreed, since_ms = self._agreed(), began_ms
         while since_ms <= began_ms + ELECTIONS_MAX * interval_ms:
@@ -332,26 +388,38 @@ class Elections:
             now_agreed = self._agreed()
             if now_agreed is None or now_agreed != agreed:
                 agreed, since_ms = now_agreed, world.now_ms
-        raise Finding(LIVENESS, f"no leader within {ELECTIONS_MAX} election intervals after the healing")
+        raise Finding(
+            LIVENESS, f"no leader within {ELECTIONS_MAX} election intervals after the healing"
+        )
 
     def _agreed(self) -> tuple[str, int] | None:
-        """The leader and its term, if every node is up and follows it; with preferred nodes, one of them."""
+        """The leader and its term, if every node is up and follows it; with preferred nodes, one of
+        them."""
         electors = [node.elector for node in self.nodes.values()]
-        leader = next((each for each in electors if each is not None and each.role is Role.LEADER), None)
+        leader = next(
+            (each for each in electors if each is not None and each.role is Role.LEADER), None
+        )
         if leader is None or (self.preferred and leader.node not in self.preferred):
             return None
-        agreed = all(each and each.leader == leader.me and each.term == leader.term for each in electors)
+        agreed = all(
+            each and each.leader == leader.me and each.term == leader.term for each in electors
+        )
         return (leader.node, leader.term) if agreed else None
 
     def _term(self, node: Node) -> int:
         return node.elector.term if node.elector else -1
 
-    # ------------------------------------------------------------------------------------------ log and network
+    # ------------------------------------------------------------------------------ log and network
 
     def _append(self) -> None:
-        """Some leader writes a record, if no later leader has: the log fences. All nodes that it reaches apply it."""
+        """Some leader writes a record, if no later leader has: the log fences. All nodes that it
+        reaches apply it."""
         world, draw = self.world, self.world.random
-        leading = [node for node in self.nodes.values() if node.elector and node.elector.role is Role.LEADER]
+        leading = [
+            node
+            for node in self.nodes.values()
+            if node.elector and node.elector.role is Role.LEADER
+        ]
         if leading:
             leader = draw.choice(leading)
             if leader.end < self.log_end:
@@ -375,7 +443,9 @@ class Elections:
         if self.blocked.get(way) or (self.loss and draw.random() < self.loss):
             return
         for _ in range(2 if self.doubling and draw.random() < self.doubling else 1):
-            self.world.after(1 + int(draw.random() ** 3 * self.delay_ms), self._deliver, way, message)
+            self.world.after(
+                1 + int(draw.random() ** 3 * self.delay_ms), self._deliver, way, message
+            )
 
     def _deliver(self, way: tuple[str, str], message: Any) -> None:
         node = self.nodes[way[1]]
@@ -386,7 +456,7 @@ class Elections:
             self.refused.add((node.name, sender.node, sender.number, message.round))
         node.receive(node.elector, message)
 
-    # ---------------------------------------------------------------------------------------------- the checker
+    # ---------------------------------------------------------------------------------- the checker
 
     def _check_message(self, node: Node, elector: Elector, message: Message) -> None:
         """What a message says is on the disk (DL-28), and no node votes for two (DL-29)."""
@@ -397,24 +467,32 @@ class Elections:
             or disk.incarnation != number
             or self.starts.setdefault((node.name, number), node.starts) != node.starts
         ):
-            raise Finding(CORRECTNESS, f"{node.name} sent {message} before its incarnation was durable")
+            raise Finding(
+                CORRECTNESS, f"{node.name} sent {message} before its incarnation was durable"
+            )
         if isinstance(message, VoteResponse):
             if message.result is VoteResult.TERM_SMALL_THAN_LEDGER:
                 return
             if message.result is VoteResult.ACCEPT:
                 candidate = message.to, message.incarnation
                 self._check_vote(node, message.term, candidate)
-                if disk.term == message.term and (disk.vote is None or (disk.vote.node, disk.vote.number) != candidate):
+                if disk.term == message.term and (
+                    disk.vote is None or (disk.vote.node, disk.vote.number) != candidate
+                ):
                     raise Finding(CORRECTNESS, f"{node.name} voted before its vote was durable")
                 if (node.name, *candidate, message.round) in self.refused:
-                    raise Finding(CORRECTNESS, f"{node.name} voted for {candidate}, which is behind it")
+                    raise Finding(
+                        CORRECTNESS, f"{node.name} voted for {candidate}, which is behind it"
+                    )
         if not isinstance(message, TakeLeadershipResponse) and disk.term < message.term:
             raise Finding(CORRECTNESS, f"{node.name} sent {message} before its term was durable")
 
     def _check_vote(self, node: Node, term: int, candidate: tuple[str, int]) -> None:
         before = self.votes.setdefault((node.name, term), candidate)
         if before != candidate:
-            raise Finding(CORRECTNESS, f"{node.name} voted for {before} and {candidate} in term {term}")
+            raise Finding(
+                CORRECTNESS, f"{node.name} voted for {before} and {candidate} in term {term}"
+            )
 
     def check_leader(self, node: Node, elector: Elector) -> None:
         """One incarnation leads in a term."""
@@ -434,9 +512,12 @@ def simulate(seed: int, *, nodes: int | None = None, lines: list[str] | None = N
 def summary(results: Sequence[Result]) -> str:
     """Describe many seeds without a finding."""
     intervals = sorted(result.intervals for result in results)
-    leaders, restarts = (sum(getattr(result, name) for result in results) for name in ("leaders", "restarts"))
+    leaders, restarts = (
+        sum(getattr(result, name) for result in results) for name in ("leaders", "restarts")
+    )
     return (
-        f"{leaders} leaders, {restarts} restarts, {sum(result.events for result in results)} events\n"
+        f"{leaders} leaders, {restarts} restarts, {sum(result.events for result in results)} "
+        "events\n"
         f"election intervals from healing to agreement: median {intervals[len(results) // 2]:.2f}, "
         f"99 % {intervals[len(results) * 99 // 100]:.2f}, worst {intervals[-1]:.2f}"
     )

@@ -1,4 +1,5 @@
-"""The expectations of producers about their records: the checker compares every outcome with them."""
+"""The expectations of producers about their records: the checker compares every outcome with
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Expectation(Struct, kw_only=True):
     malformed: bool = False
     """The record must be refused regardless of the shard's state."""
     unreadable: bool = False
-    """The record is in a batch that no reader can decompress: its range must be refused as a whole."""
+    """The record is in a batch that no reader can decompress: its range must be refused as a
+    whole."""
     every_ms: int = 0
     """Interval of a series; 0: the message is delivered once."""
     times: int = 1
@@ -32,7 +34,8 @@ class Expectation(Struct, kw_only=True):
     delay_ms: int | None = None
     """The delay from which `due_ms` follows; None: the due time itself is given."""
     first_ms: int | None = None
-    """The first timestamp in the hop of a forwarded record, or of one that a producer forged; None: it has no hop."""
+    """The first timestamp in the hop of a forwarded record, or of one that a producer forged; None:
+    it has no hop."""
     first_shard: int | None = None
     """The shard that such a record came to first, by its hop."""
     replayed: bytes | None = None

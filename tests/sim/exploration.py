@@ -1,10 +1,10 @@
-"""Every run of an election with few steps, breadth first: three nodes, and in each state every possible next step.
+"""Every run of an election with few steps, breadth first: three nodes, and in each state every
+possible next step.
 
-A step delivers one message (in any order; a message that is never delivered is lost), lets one node's next timer expire,
-finishes one node's write, or kills and restarts one node, with or without its unfinished write. The clocks of the nodes are
-independent of each other. The invariants are those of `tests/sim/elections.py`: one leader per term, one vote per node and
-term.
-"""
+A step delivers one message (in any order; a message that is never delivered is lost), lets one
+node's next timer expire, finishes one node's write, or kills and restarts one node, with or without
+its unfinished write. The clocks of the nodes are independent of each other. The invariants are
+those of `tests/sim/elections.py`: one leader per term, one vote per node and term."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.values import (
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.values import (
     BecameLeader,
     Event,
     HeartbeatResponse,
@@ -81,7 +81,9 @@ def explore(state: State, *, depth: int, crashes: int, durable_at_once: bool) ->
 def started(*, durable_at_once: bool, ends: tuple[int, ...] = (0, 0, 0)) -> State:
     """All nodes have just started; `ends`: how far the log of each is applied."""
     logs = zip(NODES, ends, strict=True)
-    electors = tuple(Elector(node=name, peers=NODES, end=LogEnd(0, applied)) for name, applied in logs)
+    electors = tuple(
+        Elector(node=name, peers=NODES, end=LogEnd(0, applied)) for name, applied in logs
+    )
     state = State(electors=electors, disks=(None, None, None))
     for number in range(len(NODES)):
         state = _stepped(state, number, Start(saved=None), "start", durable_at_once)
@@ -96,17 +98,28 @@ def elected(*, ends: tuple[int, ...] = (0, 0, 0)) -> State:
         if state.electors[0].role is Role.LEADER:
             break
         state = _expired(state, 0, durable_at_once=True)
-    assert [elector.role for elector in state.electors] == [Role.LEADER, Role.FOLLOWER, Role.FOLLOWER]
+    assert [elector.role for elector in state.electors] == [
+        Role.LEADER,
+        Role.FOLLOWER,
+        Role.FOLLOWER,
+    ]
     return replace(state, path=("elected",))
 
 
 def without_leader() -> State:
-    """The first node led and is away; the others have noticed it and failed to win a vote in its term."""
+    """The first node led and is away; the others have noticed it and failed to win a vote in its
+    term."""
     state = elected()
     for number in (1, 2):
         state = _expired(state, number, durable_at_once=True)
-    state = _calmed(replace(state, messages=frozenset(each for each in state.messages if each.to != NODES[0])))
-    assert [elector.role for elector in state.electors] == [Role.LEADER, Role.CANDIDATE, Role.CANDIDATE]
+    state = _calmed(
+        replace(state, messages=frozenset(each for each in state.messages if each.to != NODES[0]))
+    )
+    assert [elector.role for elector in state.electors] == [
+        Role.LEADER,
+        Role.CANDIDATE,
+        Role.CANDIDATE,
+    ]
     return replace(state, path=("without a leader",))
 
 
@@ -142,25 +155,38 @@ def _expired(state: State, number: int, durable_at_once: bool) -> State:
     """Time passes for one node, until its next timer expires."""
     elector = state.electors[number]
     assert elector.wake_ms is not None
-    return _stepped(state, number, Tick(), f"timer of {elector.node}", durable_at_once, elector.wake_ms)
+    return _stepped(
+        state, number, Tick(), f"timer of {elector.node}", durable_at_once, elector.wake_ms
+    )
 
 
-def _stepped(state: State, number: int, event: Event, text: str, durable_at_once: bool, now_ms: int = 0) -> State:
+def _stepped(
+    state: State, number: int, event: Event, text: str, durable_at_once: bool, now_ms: int = 0
+) -> State:
     """One node takes an event; its effects are carried out and checked."""
     elector = copy.copy(state.electors[number])
     path = (*state.path, text)
-    pending, messages, leaders, votes = state.pending[number], state.messages, state.leaders, state.votes
+    pending, messages, leaders, votes = (
+        state.pending[number],
+        state.messages,
+        state.leaders,
+        state.votes,
+    )
     for effect in elector.step(event, max(now_ms, elector.now_ms)):
         if isinstance(effect, Persist):
             pending = effect.saved
         elif isinstance(effect, BecameLeader):
             leaders = leaders | {(effect.term, elector.me)}
             if len({leader for term, leader in leaders if term == effect.term}) > 1:
-                raise Finding(CORRECTNESS, "\n".join([*path, f"two leaders in term {effect.term}: {leaders}"]))
+                raise Finding(
+                    CORRECTNESS, "\n".join([*path, f"two leaders in term {effect.term}: {leaders}"])
+                )
         elif isinstance(effect, Message):
             messages = messages | {effect}
             if isinstance(effect, VoteResponse) and effect.result is VoteResult.ACCEPT:
-                votes = _voted(votes, path, elector.node, effect.term, effect.to, effect.incarnation)
+                votes = _voted(
+                    votes, path, elector.node, effect.term, effect.to, effect.incarnation
+                )
     if elector.vote == elector.me and not elector.unsaved:
         votes = _voted(votes, path, elector.node, elector.term, elector.node, elector.me.number)
     electors = _put(state.electors, number, elector)
@@ -173,14 +199,21 @@ def _stepped(state: State, number: int, event: Event, text: str, durable_at_once
         votes=votes,
         path=path,
     )
-    return _written(state, number, durable_at_once) if durable_at_once and pending is not None else state
+    return (
+        _written(state, number, durable_at_once)
+        if durable_at_once and pending is not None
+        else state
+    )
 
 
 def _is_ignored(message: Message, electors: tuple[Elector, ...]) -> bool:
     """Return whether an answer comes too late for ever: it need not be delivered."""
     elector = electors[NODES.index(message.to)]
     if isinstance(message, VoteResponse):
-        return elector.votes is None or (message.incarnation, message.round) != (elector.me.number, elector.round)
+        return elector.votes is None or (message.incarnation, message.round) != (
+            elector.me.number,
+            elector.round,
+        )
     return isinstance(message, HeartbeatResponse) and message.incarnation != elector.me.number
 
 
@@ -189,7 +222,9 @@ def _voted(
 ) -> frozenset:
     votes = votes | {(voter, term, candidate, incarnation)}
     if sum(vote[:2] == (voter, term) for vote in votes) > 1:
-        raise Finding(CORRECTNESS, "\n".join([*path, f"two votes of {voter} in term {term}: {votes}"]))
+        raise Finding(
+            CORRECTNESS, "\n".join([*path, f"two votes of {voter} in term {term}: {votes}"])
+        )
     return votes
 
 
@@ -197,7 +232,9 @@ def _written(state: State, number: int, durable_at_once: bool) -> State:
     """The unfinished write of a node is durable."""
     saved = state.pending[number]
     assert saved is not None
-    state = replace(state, disks=_put(state.disks, number, saved), pending=_put(state.pending, number, None))
+    state = replace(
+        state, disks=_put(state.disks, number, saved), pending=_put(state.pending, number, None)
+    )
     return _stepped(state, number, Persisted(saved), f"write of {NODES[number]}", durable_at_once)
 
 
@@ -206,12 +243,16 @@ def _restarted(state: State, number: int, durable_at_once: bool, disk: Saved | N
     before = state.electors[number]
     state = replace(
         state,
-        electors=_put(state.electors, number, Elector(node=before.node, peers=NODES, end=before.end)),
+        electors=_put(
+            state.electors, number, Elector(node=before.node, peers=NODES, end=before.end)
+        ),
         disks=_put(state.disks, number, disk),
         pending=_put(state.pending, number, None),
         crashes=state.crashes + 1,
     )
-    return _stepped(state, number, Start(saved=disk), f"restart {before.node} with {disk}", durable_at_once)
+    return _stepped(
+        state, number, Start(saved=disk), f"restart {before.node} with {disk}", durable_at_once
+    )
 
 
 def _put(values: tuple, number: int, value: object) -> tuple:
@@ -234,13 +275,17 @@ def _identity(state: State) -> tuple:
 def _node_identity(elector: Elector) -> tuple:
     """The state of a node without absolute times: a timer expires when the exploration says so.
 
-    Times remain where they decide about more than the next timer: of a leader how long ago a quorum answered, of a
-    candidate whether the next vote is due.
-    """
+    Times remain where they decide about more than the next timer: of a leader how long ago a quorum
+    answered, of a candidate whether the next vote is due."""
     times: tuple[object, ...] = ()
     if elector.role is Role.LEADER:
         now_ms = elector.now_ms
-        times = elector.next_beat_ms - now_ms, elector.kept_ms - now_ms, elector.beat_ms - now_ms, elector.round
+        times = (
+            elector.next_beat_ms - now_ms,
+            elector.kept_ms - now_ms,
+            elector.beat_ms - now_ms,
+            elector.round,
+        )
     elif elector.role is Role.CANDIDATE:
         times = elector.votes is None and elector.vote_ms <= elector.now_ms, elector.round
     return (

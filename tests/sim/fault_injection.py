@@ -1,10 +1,11 @@
-"""Fault injection: what fails in the first phase, and when. All of it is drawn before the simulation starts."""
+"""Fault injection: what fails in the first phase, and when. All of it is drawn before the
+simulation starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from chronos.core.progress import RULES
+from chronos.core.shard.progress import RULES
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
@@ -30,7 +31,8 @@ STUCK_PLACES = ("read", "send", "sent", "commit", "flushed", "verified", "commit
 """Ports at which a master gets stuck."""
 
 CLOCKS_APART_MS = 485
-"""Most by which the clock of a broker and that of a node differ while messages are delivered: the tolerance, less the steps of a call."""
+"""Most by which the clock of a broker and that of a node differ while messages are delivered: the
+tolerance, less the steps of a call."""
 
 STEPPED_MS = 200
 """Most by which the clock of a healthy master is set where masters are observed."""
@@ -47,7 +49,8 @@ class FaultInjection(ClusterPart):
         self._draw_faults()
 
     def _draw_faults(self) -> None:
-        """Each kind of fault is absent from some seeds, so that no fault hides what another one would show."""
+        """Each kind of fault is absent from some seeds, so that no fault hides what another one
+        would show."""
         world, draw = self.world, self.world.random
         some = lambda *rates: draw.choice([0.0, 0.0, *rates])  # noqa: E731
         rates = {
@@ -77,11 +80,23 @@ class FaultInjection(ClusterPart):
         kinds: list[Callable[[], None]] = [
             kind
             for kind in (
-                self._kill, self._freeze, self._trap, self._trap, self._trap, self._pause_broker, self._set_clock, self._break_disk,
-                self._damage_store, self._cut, self._pause_ensemble, self._transfer, self._delete_topic, self._block_rejected_topic,
+                self._kill,
+                self._freeze,
+                self._trap,
+                self._trap,
+                self._trap,
+                self._pause_broker,
+                self._set_clock,
+                self._break_disk,
+                self._damage_store,
+                self._cut,
+                self._pause_ensemble,
+                self._transfer,
+                self._delete_topic,
+                self._block_rejected_topic,
             )
             if draw.random() < 0.5
-        ]  # fmt: skip
+        ]
         if kinds:
             for _ in range(draw.choice([0, 3, 8, 20])):
                 world.after(draw.randrange(500, self.fault_ms), self._inject, draw.choice(kinds))
@@ -103,7 +118,8 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([3, 12, 30])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._set_clock)
             if dice.random() < 0.5:
-                # A wrong belief that the end of the log was reached shows only where it often is not.
+                # A wrong belief that the end of the log was reached shows only where it often is
+                # not.
                 for node in self.nodes:
                     node.faults.short_reads = 0.8
         dice = self.cluster.holder_dice
@@ -114,7 +130,12 @@ class FaultInjection(ClusterPart):
         if self.cluster.storage is not None:
             for _ in range(dice.choice([0, 3, 10])):
                 kind = dice.choice(
-                    [self._lose_disk, self._damage_checkpoint, self._disconnect_storage, self._trap_maintenance]
+                    [
+                        self._lose_disk,
+                        self._damage_checkpoint,
+                        self._disconnect_storage,
+                        self._trap_maintenance,
+                    ]
                 )
                 world.after(dice.randrange(500, self.fault_ms), self._inject, kind)
         dice = self.cluster.bulk_dice
@@ -124,13 +145,17 @@ class FaultInjection(ClusterPart):
         dice = self.cluster.letter_dice
         if dice.random() < 0.2:
             for _ in range(dice.choice([1, 3])):
-                world.after(dice.randrange(500, self.fault_ms), self._inject, self._block_dead_letter_topic)
+                world.after(
+                    dice.randrange(500, self.fault_ms), self._inject, self._block_dead_letter_topic
+                )
         dice = self.cluster.rate_dice
         if dice.random() < 0.3:
             for topic in dice.choice([["a"], ["a", "b"]]):
                 for _ in range(dice.choice([1, 2, 4])):
                     self.cluster.limited.add(topic)
-                    rate = dice.choice(["0/s", "0.5/s", "3/s", "30/s burst 3", "30/s burst 300", "unlimited", ""])
+                    rate = dice.choice(
+                        ["0/s", "0.5/s", "3/s", "30/s burst 3", "30/s burst 300", "unlimited", ""]
+                    )
                     world.after(dice.randrange(self.fault_ms), self.cluster.limit, topic, rate)
             # Many poison records take their time without any limit.
             for _ in range(dice.choice([0, 30]) if self.producers.share_poison < 0.2 else 0):
@@ -149,7 +174,9 @@ class FaultInjection(ClusterPart):
                 world.after(dice.randrange(500, self.fault_ms), self.cluster.replays.one)
         self._draw_broker_clocks()
         dice = self.producers.place_dice
-        for _ in range(dice.choice([0, 3, 12]) if self.producers.share_elsewhere and self.shards > 1 else 0):
+        for _ in range(
+            dice.choice([0, 3, 12]) if self.producers.share_elsewhere and self.shards > 1 else 0
+        ):
             world.after(dice.randrange(self.fault_ms), self.producers.race)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
@@ -160,17 +187,29 @@ class FaultInjection(ClusterPart):
         for node in [node for node in self.nodes if node.rules < RULES]:
             if dice.random() < 0.3:
                 node.joins_ms = world.now_ms + dice.randrange(self.fault_ms)
-            world.after(dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000]))
+            world.after(
+                dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000])
+            )
 
         dice = self.cluster.health_dice
         if self.cluster.moves is not None:
-            kinds = [self._stick, self._stick, self._stick, self._pause_observer, self._blind_all_but_one, self._lose_broker,
-                     self._arm, self._arm, self._set_clock]  # fmt: skip
+            kinds = [
+                self._stick,
+                self._stick,
+                self._stick,
+                self._pause_observer,
+                self._blind_all_but_one,
+                self._lose_broker,
+                self._arm,
+                self._arm,
+                self._set_clock,
+            ]
             for _ in range(dice.choice([0, 2, 5, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, dice.choice(kinds))
 
     def _draw_broker_clocks(self) -> None:
-        """The clock of each broker, up to the tolerance and in some seeds for a time beyond it; leaders move between them."""
+        """The clock of each broker, up to the tolerance and in some seeds for a time beyond it;
+        leaders move between them."""
         world, dice = self.world, self.cluster.time_dice
         if dice.random() < 0.4 or any(node.rules < RULES for node in self.nodes):
             return  # rules 1 do not hold under different clocks
@@ -178,7 +217,9 @@ class FaultInjection(ClusterPart):
             for node in self.nodes:
                 node.clock.skew_ms = node.clock.began_ms = 0
         nodes_off_ms = max(abs(node.clock.skew_ms) for node in self.nodes)
-        bound_ms = CLOCKS_APART_MS - max(nodes_off_ms, 0 if self.cluster.moves is None else STEPPED_MS)
+        bound_ms = CLOCKS_APART_MS - max(
+            nodes_off_ms, 0 if self.cluster.moves is None else STEPPED_MS
+        )
         for clock in self.brokers.clocks:
             clock.bound_ms = bound_ms
             clock.skew_ms = dice.choice([-bound_ms, bound_ms, dice.randint(-bound_ms, bound_ms)])
@@ -187,7 +228,9 @@ class FaultInjection(ClusterPart):
             world.after(dice.randrange(500, self.fault_ms), self._inject, self._move_leader)
         if self.cluster.moves is None and dice.random() < 0.2:
             for _ in range(dice.choice([1, 2, 4])):
-                world.after(dice.randrange(500, self.fault_ms), self._inject, self._set_broker_clock)
+                world.after(
+                    dice.randrange(500, self.fault_ms), self._inject, self._set_broker_clock
+                )
         if self.producers.share_elsewhere and self.shards > 1:
             for _ in range(dice.choice([1, 3, 10])):
                 world.after(dice.randrange(self.fault_ms), self.producers.tangle)
@@ -203,7 +246,9 @@ class FaultInjection(ClusterPart):
         self._any_node().crash(self.world.random.choice([100, 2_000, 8_000]))
 
     def _leave(self) -> None:
-        self.cluster.leave_dice.choice(self.nodes).leave(self.cluster.leave_dice.choice([100, 2_000, 8_000]))
+        self.cluster.leave_dice.choice(self.nodes).leave(
+            self.cluster.leave_dice.choice([100, 2_000, 8_000])
+        )
 
     def _freeze(self) -> None:
         node = self._any_node()
@@ -214,7 +259,11 @@ class FaultInjection(ClusterPart):
     def _trap(self) -> None:
         draw = self.world.random
         what = draw.choice(["kill", "freeze", "stall", "stall"])
-        self._any_node().trap = (what, draw.choice(PLACES), draw.choice([5, 300, 2_000, 7_000, 12_000]))
+        self._any_node().trap = (
+            what,
+            draw.choice(PLACES),
+            draw.choice([5, 300, 2_000, 7_000, 12_000]),
+        )
 
     def _pause_broker(self) -> None:
         draw = self.world.random
@@ -225,7 +274,8 @@ class FaultInjection(ClusterPart):
     # Faults of observed masters, and of their observers
 
     def _stick(self) -> None:
-        """The threads of one or all replicas of a node stand still, in a step or between two; the rest of the process goes on."""
+        """The threads of one or all replicas of a node stand still, in a step or between two; the
+        rest of the process goes on."""
         dice = self.cluster.health_dice
         node = dice.choice(self.nodes)
         place = dice.choice([None, *STUCK_PLACES])
@@ -252,7 +302,11 @@ class FaultInjection(ClusterPart):
     def _lose_broker(self) -> None:
         """One node reaches all brokers but one."""
         dice = self.cluster.health_dice
-        node, broker, wait_ms = dice.choice(self.nodes), dice.randrange(BROKERS), dice.choice([2_000, 9_000, 20_000])
+        node, broker, wait_ms = (
+            dice.choice(self.nodes),
+            dice.randrange(BROKERS),
+            dice.choice([2_000, 9_000, 20_000]),
+        )
         self.world.trace(f"{node.name} does not reach broker {broker} for {wait_ms}")
         node.lost_broker, node.lost_broker_ms = broker, self.world.now_ms + wait_ms
         self.brokers.excuse(broker, node.lost_broker_ms)
@@ -262,9 +316,12 @@ class FaultInjection(ClusterPart):
         self.cluster.arm(dice.randrange(self.shards), dice.choice(self.nodes).clock.now_ms())
 
     def _lose_leaders(self) -> None:
-        """Some or all partitions of a target lose their leader; messages for it become due meanwhile."""
+        """Some or all partitions of a target lose their leader; messages for it become due
+        meanwhile."""
         dice = self.cluster.leader_dice
-        topic = dice.choice([topic for topic in ("a", "b", "flaky") if topic in self.brokers.topics])
+        topic = dice.choice(
+            [topic for topic in ("a", "b", "flaky") if topic in self.brokers.topics]
+        )
         partitions = self.brokers.topics[topic]
         wait_ms = dice.choice([1_000, 8_000, 15_000, 40_000])
         for partition in dice.sample(partitions, dice.choice([1, len(partitions)])):
@@ -277,7 +334,8 @@ class FaultInjection(ClusterPart):
             self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
 
     def _move_leader(self) -> None:
-        """A partition that is written to all the time, mostly, gets another leader, and with it another clock."""
+        """A partition that is written to all the time, mostly, gets another leader, and with it
+        another clock."""
         dice = self.cluster.time_dice
         topics = [DELAY, DELAY, PROGRESS, dice.choice(sorted(self.brokers.topics))]
         self.brokers.elect(dice.choice(self.brokers.topics[dice.choice(topics)]), dice)
@@ -290,7 +348,8 @@ class FaultInjection(ClusterPart):
         self.world.after(dice.choice([500, 3_000, 10_000]), self.brokers.set_wrong, broker, 0)
 
     def _lose_home(self) -> None:
-        """A delay partition, or all of the rejected topic, loses its leader; records that go there come meanwhile."""
+        """A delay partition, or all of the rejected topic, loses its leader; records that go there
+        come meanwhile."""
         dice = self.cluster.held_dice
         partitions = self.brokers.topics[REJECTED]
         if dice.random() < 0.7:
@@ -333,7 +392,9 @@ class FaultInjection(ClusterPart):
         node = self.cluster.file_dice.choice(self.nodes)
         self.world.trace(f"{node.name} has no file descriptors left")
         node.disk.unread_chance = self.cluster.file_dice.choice([0.05, 0.3, 0.8])
-        self.world.after(self.cluster.file_dice.choice([500, 4_000]), setattr, node.disk, "unread_chance", 0.0)
+        self.world.after(
+            self.cluster.file_dice.choice([500, 4_000]), setattr, node.disk, "unread_chance", 0.0
+        )
 
     def _damage_store(self) -> None:
         draw = self.world.random
@@ -352,7 +413,9 @@ class FaultInjection(ClusterPart):
 
     def _damage_checkpoint(self) -> None:
         assert self.cluster.storage is not None
-        self.cluster.storage.damage(self.cluster.trim_dice.randrange(self.shards), self.cluster.trim_dice.choice)
+        self.cluster.storage.damage(
+            self.cluster.trim_dice.randrange(self.shards), self.cluster.trim_dice.choice
+        )
 
     def _disconnect_storage(self) -> None:
         assert self.cluster.storage is not None
@@ -363,7 +426,11 @@ class FaultInjection(ClusterPart):
     def _trap_maintenance(self) -> None:
         draw = self.cluster.trim_dice
         what = draw.choice(["kill", "kill", "freeze"])
-        draw.choice(self.nodes).trap = (what, draw.choice(MAINTENANCE_PLACES), draw.choice([5, 2_000, 7_000]))
+        draw.choice(self.nodes).trap = (
+            what,
+            draw.choice(MAINTENANCE_PLACES),
+            draw.choice([5, 2_000, 7_000]),
+        )
 
     def _cut(self) -> None:
         node, wait_ms = self._any_node(), self.world.random.choice([500, 3_000, 15_000])

@@ -1,8 +1,10 @@
-"""The log as one replica's thread sees it: Kafka's clients in front of the brokers, and their faults."""
+"""The log as one replica's thread sees it: Kafka's clients in front of the brokers, and their
+faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct
@@ -46,7 +48,8 @@ class Host(Protocol):
     log_cut_ms: int
     """Until when no broker can be reached from here."""
     lost_broker: int
-    """A broker that cannot be reached from here, although the others can, until `lost_broker_ms`."""
+    """A broker that cannot be reached from here, although the others can, until
+    `lost_broker_ms`."""
     lost_broker_ms: int
 
 
@@ -92,11 +95,16 @@ class SimReader:
         self._log.caller.touch("read")
         log, partition = self._log, self._partition
         if self.position < partition.start and not log.reads_trimmed:
-            text = f"offset {self.position} of {partition.name} was trimmed; it starts at {partition.start}"
+            text = (
+                f"offset {self.position} of {partition.name} was trimmed; it starts at "
+                f"{partition.start}"
+            )
             log.caller.trimmed(text)
             raise LogMismatch(text)
         if self.position > partition.high:
-            raise LogMismatch(f"offset {self.position} of {partition.name} is beyond its end {partition.high}")
+            raise LogMismatch(
+                f"offset {self.position} of {partition.name} is beyond its end {partition.high}"
+            )
         if log.is_cut or log.is_silent(partition):
             return []
         stable = partition.stable
@@ -110,10 +118,13 @@ class SimReader:
             if at in partition.unreadable:
                 if records:
                     break
-                raise BatchUnreadable(f"the batch at offset {at} of {partition.name} cannot be read", offset=at)
+                raise BatchUnreadable(
+                    f"the batch at offset {at} of {partition.name} cannot be read", offset=at
+                )
             at += 1
             if record is None or (transaction is not None and transaction.state != "committed"):
-                # A marker after the last record is passed with the next fetch only, as in a real client.
+                # A marker after the last record is passed with the next fetch only, as in a real
+                # client.
                 if not records:
                     self.position = at
                 continue
@@ -163,7 +174,8 @@ class SimWriter:
         self._has_poison = False
         self._unreachable = False
         self._sequence_broken = False
-        """The transaction after an aborted one fails too, without a poison record (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+        """The transaction after an aborted one fails too, without a poison record
+        (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
         self._lost = False
 
     @property
@@ -183,7 +195,12 @@ class SimWriter:
         if self._lost:
             log.caller.misused("a lost producer was used again")
             raise ProducerLost("this producer was lost before")
-        self._transaction, self._progress, self._has_poison, self._unreachable = None, progress, False, False
+        self._transaction, self._progress, self._has_poison, self._unreachable = (
+            None,
+            progress,
+            False,
+            False,
+        )
         if self._fenced:
             raise self._lose("_FENCED")
         last = brokers.open.get(self._shard)
@@ -207,7 +224,9 @@ class SimWriter:
 
     sent: Sequence[Sent] = ()
 
-    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
+    def commit(
+        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
+    ) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults
         if meanwhile is not None:
             meanwhile()
@@ -292,10 +311,17 @@ class SimLog:
             if partitions is None:
                 if not create:
                     raise ConfigurationError([f"topic {spec.name} does not exist"])
-                self.brokers.create(spec.name, max(1, spec.partitions), int(spec.settings.get("max.message.bytes", 0)))
+                self.brokers.create(
+                    spec.name,
+                    max(1, spec.partitions),
+                    int(spec.settings.get("max.message.bytes", 0)),
+                )
             elif spec.per_shard and len(partitions) != spec.partitions:
                 raise ConfigurationError(
-                    [f"topic {spec.name} has {len(partitions)} partitions, there are {spec.partitions} shards"]
+                    [
+                        f"topic {spec.name} has {len(partitions)} partitions, there are "
+                        f"{spec.partitions} shards"
+                    ]
                 )
         return {spec.name: self._info(spec.name) for spec in topics}
 
@@ -306,7 +332,9 @@ class SimLog:
 
     def _info(self, name: str) -> TopicInfo:
         partitions = self.brokers.topics[name]
-        leaderless = frozenset(place.number for place in partitions if self.brokers.is_paused(place))
+        leaderless = frozenset(
+            place.number for place in partitions if self.brokers.is_paused(place)
+        )
         return TopicInfo(
             id=str(self.brokers.ids[name]),
             partitions=len(partitions),
@@ -324,11 +352,27 @@ class SimLog:
         self.caller.touch("end")
         return self._answering(topic, partition).stable
 
+    def stable_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        return {at: found.stable for at, found in self._ends(topic, partitions).items()}
+
+    def high_watermarks(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        return {at: found.high for at, found in self._ends(topic, partitions).items()}
+
+    def _ends(self, topic: str, partitions: Collection[int]) -> dict[int, Watermarks]:
+        found = {}
+        for partition in partitions:
+            with suppress(LogUnavailable):
+                found[partition] = self.watermarks(topic, partition)
+        return found
+
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         self.caller.touch("offset")
         place = self._answering(topic, partition)
         kept = (place.items[offset][0] for offset in range(place.start, place.stable))
-        return next((record.offset for record in kept if record and record.timestamp_ms >= timestamp_ms), place.stable)
+        return next(
+            (record.offset for record in kept if record and record.timestamp_ms >= timestamp_ms),
+            place.stable,
+        )
 
     def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
         self.caller.touch("bounds")
@@ -378,7 +422,14 @@ class SimLog:
             raise LogUnavailable("no broker answered in time")
 
     def reader(
-        self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bounded: bool = False,
+        alone: bool = False,
+        patient: bool = False,
     ) -> SimReader:
         return SimReader(self, self.brokers.topics[topic][partition], offset)
 
@@ -389,7 +440,11 @@ class SimLog:
         epoch = self.brokers.fence(shard)
         self.world.trace(f"{self.caller.name} fences as {epoch}")
         self.caller.touch("fenced")
-        if last is not None and last.state == "committed" and any(map(self.brokers.is_paused, last.unmarked)):
+        if (
+            last is not None
+            and last.state == "committed"
+            and any(map(self.brokers.is_paused, last.unmarked))
+        ):
             raise LogUnavailable("the last transaction was not resolved in time")
         return SimWriter(self, shard, epoch)
 
@@ -399,9 +454,14 @@ class SimLog:
         for topic, key, value, headers, number in records:
             if not self.brokers.accepts(topic, key, value):
                 raise LogUnavailable(f"topic {topic} does not accept the record")
-            place = self._answering(topic, self.brokers.place(topic, key, number).number if number < 0 else number)
+            place = self._answering(
+                topic, self.brokers.place(topic, key, number).number if number < 0 else number
+            )
             pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-            offset, now_ms = self.brokers.append(place, key, value, pairs), self.brokers.clock(place).now_ms()
+            offset, now_ms = (
+                self.brokers.append(place, key, value, pairs),
+                self.brokers.clock(place).now_ms(),
+            )
             appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=now_ms))
         return appended
 

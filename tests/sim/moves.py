@@ -1,24 +1,35 @@
-"""Checks every change of roles that a controller publishes, with arithmetic of its own: why a master was replaced, and by which replica.
+"""Checks every change of roles that a controller publishes, with arithmetic of its own: why a
+master was replaced, and by which replica.
 
-A change is compared with the view that it was planned from. The checks of what must not happen are always on; the cluster may be judged
-only as strictly as its faults allow: while none is left, a verdict moves the shards of stuck masters and no others.
-"""
+A change is compared with the view that it was planned from. The checks of what must not happen are
+always on; the cluster may be judged only as strictly as its faults allow: while none is left, a
+verdict moves the shards of stuck masters and no others."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 
-from chronos.core.assignment import CUT_OFF
-from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, UNHEALTHY
-from chronos.core.roles import OK, UNREACHABLE, Change, ClusterView, Member, Roles, ShardRoles
+from chronos.core.cluster.assignment import CUT_OFF
+from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, UNHEALTHY
+from chronos.core.cluster.roles import (
+    OK,
+    UNREACHABLE,
+    Change,
+    ClusterView,
+    Member,
+    Roles,
+    ShardRoles,
+)
 from tests.sim.observers import HealthSettings
 from tests.sim.world import CORRECTNESS, Finding, World
 
 CLOCK_MS = 1_000
 """Allowance for the difference between two clocks without steps."""
 
-BY_ORDER = frozenset({"asked for by an operator", "spread evenly", "the progress log contains a later role"})
+BY_ORDER = frozenset(
+    {"asked for by an operator", "spread evenly", "the progress log contains a later role"}
+)
 """Changes that do not choose among candidates."""
 
 
@@ -31,7 +42,8 @@ class Moves:
         self.clocks_step = False
         """Clocks of controllers step in this seed: a permission may last up to a step longer."""
         self.stuck: set[int] = set()
-        """Shards whose masters were stuck on purpose, or kept from working, since `strict` began."""
+        """Shards whose masters were stuck on purpose, or kept from working, since `strict`
+        began."""
         self.strict = False
         """No fault is left besides those on purpose."""
         self.is_disturbed: Callable[[str | None], bool] = lambda node_id: False
@@ -52,9 +64,11 @@ class Moves:
         self.armed[shard].append(self.world.now_ms)
 
     def given_after_ms(self, shard: int, epoch: int) -> int | None:
-        """Return when the shard got its next role epoch after this one; None: it has not got one."""
+        """Return when the shard got its next role epoch after this one; None: it has not got
+        one."""
         return min(
-            (at_ms for (of, each), at_ms in self._since_ms.items() if of == shard and each > epoch), default=None
+            (at_ms for (of, each), at_ms in self._since_ms.items() if of == shard and each > epoch),
+            default=None,
         )
 
     def published(self, view: ClusterView, roles: Roles) -> None:
@@ -62,13 +76,17 @@ class Moves:
         for request in view.requests:
             if request.kind == "transfer":
                 self._transferred_ms[request.shard] = self.world.now_ms
-        self.stuck.update(shard for shard, given in view.roles.shards.items() if self.is_disturbed(given.master))
+        self.stuck.update(
+            shard for shard, given in view.roles.shards.items() if self.is_disturbed(given.master)
+        )
         for shard, after in roles.shards.items():
             before = view.roles.shards.get(shard, ShardRoles())
             if after.epoch == before.epoch:
                 continue
             self._since_ms[shard, after.epoch] = self.world.now_ms
-            whys = [each for each in roles.history if (each.shard, each.epoch) == (shard, after.epoch)]
+            whys = [
+                each for each in roles.history if (each.shard, each.epoch) == (shard, after.epoch)
+            ]
             assert whys, "a change is in the history"
             change = whys[0]
             self.changes.append((self.world.now_ms, shard, change.why))
@@ -91,7 +109,9 @@ class Moves:
             raise self._found(shard, f"twice within {now_ms - lately[0]} ms")
         if mode == OFF:
             raise self._found(shard, "although failover.on_unhealthy is off")
-        reports = [member.replicas[shard] for member in view.members.values() if shard in member.replicas]
+        reports = [
+            member.replicas[shard] for member in view.members.values() if shard in member.replicas
+        ]
         judges = [report.unhealthy for report in reports if report.judged == before.epoch]
         if len(judges) < 2:
             raise self._found(shard, f"of {len(judges)} observers of role epoch {before.epoch}")
@@ -100,7 +120,11 @@ class Moves:
         age_ms = now_ms - self._since_ms[shard, before.epoch]
         if age_ms < self.settings.soonest_ms:
             raise self._found(
-                shard, f"{age_ms} ms after its master got it; that takes {self.settings.soonest_ms} ms at least"
+                shard,
+                (
+                    f"{age_ms} ms after its master got it; that takes {self.settings.soonest_ms} "
+                    "ms at least"
+                ),
             )
         if self.strict and shard not in self.stuck:
             raise self._found(shard, "although its master works")
@@ -127,19 +151,24 @@ class Moves:
             and node != before.master
             and node not in roles.drained
             and member.log == OK
-            # A master that answers, and is only cut off from the log, gives way to a steady node alone.
+            # A master that answers, and is only cut off from the log, gives way to a steady node
+            # alone.
             and not (change.why.startswith(CUT_OFF) and node in view.unsteady)
             and _is_in_sync(view, change.shard, member)
         ]
         if passed_over:
             raise Finding(
                 CORRECTNESS,
-                f"shard {change.shard} was given to {master}, which is not in sync, before {', '.join(passed_over)}: {change.why}",
+                (
+                    f"shard {change.shard} was given to {master}, which is not in sync, before "
+                    f"{', '.join(passed_over)}: {change.why}"
+                ),
             )
 
 
 def _is_in_sync(view: ClusterView, shard: int, member: Member) -> bool:
-    """Return whether the replica follows, works, and lags by no more than the most advanced one of `max_lag` ago."""
+    """Return whether the replica follows, works, and lags by no more than the most advanced one of
+    `max_lag` ago."""
     replica, needed = member.replicas.get(shard), view.in_sync_from.get(shard)
     if replica is None or replica.applied is None or needed is None or replica.applied < needed:
         return False

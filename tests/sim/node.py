@@ -1,8 +1,8 @@
 """Simulated nodes, with a clock and a disk, and the processes that start, freeze and die on them.
 
-A process does what `chronos/node` does with real threads: it steps replicas (`thread`), reports to the coordinator,
-controls while it is the controller, and flushes, checkpoints and trims (`checkpoints`).
-"""
+A process does what `chronos/node` does with real threads: it steps replicas (`thread`), reports to
+the coordinator, controls while it is the controller, and flushes, checkpoints and trims
+(`checkpoints`)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.core import assignment
-from chronos.core.progress import RULES
+from chronos.core.cluster import assignment
+from chronos.core.cluster.roles import OK, ClusterView, Member, ReplicaReport, Roles
 from chronos.core.rates import Rate, parse_rate
-from chronos.core.roles import OK, ClusterView, Member, ReplicaReport, Roles
+from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
 from chronos.node.shards import look
-from chronos.workers.horizon import unpulled_ms
-from chronos.workers.in_sync import InSyncWatch
-from chronos.workers.limits import Limits
-from chronos.workers.membership import Membership
-from chronos.workers.observer import Look
-from chronos.workers.rates import RateLimits
-from chronos.workers.reachability import LogReachability
-from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica_state import STANDALONE, Assignment
-from chronos.workers.stall import JUDGE_EVERY_MS
-from chronos.workers.steadiness import Steadiness
+from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
+from chronos.workers.cluster.observer import Look
+from chronos.workers.push.lanes import RateLimits
+from chronos.workers.push.planned import Limits
+from chronos.workers.replica.recovery import RecoveryCost
+from chronos.workers.replica.retention import unpulled_ms
+from chronos.workers.replica.state import STANDALONE, Assignment
+from chronos.workers.watch.log import LogReachability
+from chronos.workers.watch.stall import JUDGE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
@@ -45,7 +43,8 @@ from tests.sim.thread import REFUSED_MS, ReplicaThread
 from tests.sim.world import START_MS, Crashed, World, broken
 
 TICK_MS = 300
-"""Interval at which a process sends a heartbeat to the coordinator, pings the brokers and reports."""
+"""Interval at which a process sends a heartbeat to the coordinator, pings the brokers and
+reports."""
 
 LOOK_MS = 20
 """Interval at which a stopping process checks whether it may go on stopping."""
@@ -64,6 +63,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     delivered_ms: int | None
     deduplication_ms: int
     max_delay_ms: int
+    max_past_ms: int
     misplaced: Literal["forward", "reject"]
     poll_ms: int
     """Longest sleep of a thread."""
@@ -88,10 +88,20 @@ class SimClock:
 
 
 class SimulatedNode:
-    """A node, which outlives its processes: a name, a clock, a disk with a store for each shard, and its faults."""
+    """A node, which outlives its processes: a name, a clock, a disk with a store for each shard,
+    and its faults."""
 
-    def __init__(self, name: str, world: World, brokers: Brokers, ensemble: Ensemble | None, checker: Checker,
-                 settings: Settings, *, node_id: str = "") -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        brokers: Brokers,
+        ensemble: Ensemble | None,
+        checker: Checker,
+        settings: Settings,
+        *,
+        node_id: str = "",
+    ) -> None:
         self.name = name
         self.node_id = node_id or name
         """Another node may have the same one."""
@@ -109,7 +119,8 @@ class SimulatedNode:
         self.faults = Faults()
         self.stores: dict[int, SimStore] = {}
         self.trap: tuple[str, str, int] | None = None
-        """`(fault, place, ms)`: kill, freeze or stall the process when it next calls a port at that place."""
+        """`(fault, place, ms)`: kill, freeze or stall the process when it next calls a port at that
+        place."""
         self.process: Process | None = None
         self.storage: CheckpointStorage | None = None
         """None: no checkpoints, and no log is trimmed."""
@@ -121,7 +132,8 @@ class SimulatedNode:
         self.limited: dict[str, str] = {}
         """Rate limits set at run time, where there is no coordinator."""
         self.delete_share: float | None = None
-        """How many of a replica's steps are followed by one of its delete worker; None: it runs at its own times."""
+        """How many of a replica's steps are followed by one of its delete worker; None: it runs at
+        its own times."""
         self.delete_dice = Random(0)
         self.gone = False
         """Broken for good: never started again."""
@@ -142,7 +154,9 @@ class SimulatedNode:
 
     def store(self, shard: int) -> SimStore:
         if shard not in self.stores:
-            self.stores[shard] = SimStore(self.world, self.disk, lambda store: self.checker.wrote(shard, store))
+            self.stores[shard] = SimStore(
+                self.world, self.disk, lambda store: self.checker.wrote(shard, store)
+            )
             self.stores[shard].path = Path("simulated") / self.name / str(shard)
         return self.stores[shard]
 
@@ -171,7 +185,11 @@ class SimulatedNode:
     @property
     def joined(self) -> bool:
         """True if the process is a member of the cluster, as far as it knows."""
-        return self.process is not None and self.process.coordinator is not None and self.process.coordinator.joined
+        return (
+            self.process is not None
+            and self.process.coordinator is not None
+            and self.process.coordinator.joined
+        )
 
     def role_of(self, shard: int) -> str | None:
         """The role of its replica of the shard; None: no replica runs."""
@@ -234,7 +252,7 @@ class SimulatedNode:
 
 
 class Process:
-    """One life of a node."""
+    """One incarnation of a node."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
@@ -259,7 +277,11 @@ class Process:
             self.steadiness = Steadiness(timeout_ms=UNREACHABLE_MS, clock=node.clock)
             self.coordinator.completed = self.steadiness.completed
             self.membership = Membership(
-                self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=self._plan
+                self.coordinator,
+                node=node.node_id,
+                clock=node.clock,
+                describe=self._member,
+                plan=self._plan,
             )
         self.observer: ObserverThread | None = None
         self.in_sync: InSyncWatch | None = None
@@ -288,11 +310,16 @@ class Process:
         """How far the master has come, as this node's replica shows it."""
         if shard >= len(self.threads):
             return None
-        return look(self.threads[shard], leads=master == self.node.node_id, now_ms=self.node.clock.now_ms())
+        return look(
+            self.threads[shard], leads=master == self.node.node_id, now_ms=self.node.clock.now_ms()
+        )
 
     def read_elsewhere(self, shard: int) -> int:
         """As `node.reading.ReadElsewhere`, of the shards that this process holds."""
-        return min((unpulled_ms(thread.state) for thread in self.threads if thread.shard != shard), default=MS_MAX)
+        return min(
+            (unpulled_ms(thread.state) for thread in self.threads if thread.shard != shard),
+            default=MS_MAX,
+        )
 
     def _open(self) -> None:
         if self.dead:
@@ -311,7 +338,9 @@ class Process:
             self.maintenance = Maintenance(self)
         self.world.after(JUDGE_EVERY_MS, self._judge)
         if self.coordinator is not None:
-            self.reach = LogReachability(self.threads[0].log, unreachable_ms=UNREACHABLE_MS, clock=self.node.clock)
+            self.reach = LogReachability(
+                self.threads[0].log, unreachable_ms=UNREACHABLE_MS, clock=self.node.clock
+            )
             self.world.after(1, self._tick)
 
     def _judge(self) -> None:
@@ -361,7 +390,8 @@ class Process:
             self._hand_over(self.world.now_ms + int(HAND_OVER_S * 1_000), down_ms)
 
     def _hand_over(self, until_ms: int, down_ms: int) -> None:
-        """2. Wait until they have taken over, while there are other nodes; then begin no more steps."""
+        """2. Wait until they have taken over, while there are other nodes; then begin no more
+        steps."""
         now_ms = self.world.now_ms
         if self.dead:
             return
@@ -379,7 +409,8 @@ class Process:
         self._end(now_ms + int(STOP_S * 1_000), down_ms)
 
     def _end(self, until_ms: int, down_ms: int) -> None:
-        """3. When all steps have ended, leave the cluster and close the stores; a store with a step under way stays open."""
+        """3. When all steps have ended, leave the cluster and close the stores; a store with a step
+        under way stays open."""
         if self.dead:
             return
         ended = all(thread.ended for thread in self.threads)
@@ -450,10 +481,15 @@ class Process:
         )
 
     def _changed_rates(self) -> dict[str, Rate | None]:
-        """As `chronos/node/rates.py`: the limits of the coordinator, or of the node alone."""
+        """As `chronos/node/runtime_settings.py`: the limits of the coordinator, or of the node
+        alone."""
         roles = None if self.membership is None else self.membership.snapshot().roles
         texts = (
-            self.node.limited if self.membership is None else self._limited if roles is None else dict(roles.limited)
+            self.node.limited
+            if self.membership is None
+            else self._limited
+            if roles is None
+            else dict(roles.limited)
         )
         if texts != self._limited:
             self._limited = dict(texts)
@@ -461,7 +497,7 @@ class Process:
         return self._changed
 
     def _lane_lengths(self, topic: str) -> list[int]:
-        """As `chronos/node/rates.py`."""
+        """As `chronos/node/runtime_settings.py`."""
         if self.membership is None:
             return [thread.replica.waiting.get(topic, 0) for thread in self.threads]
         lengths = [0] * self.node.settings.shards
@@ -473,7 +509,9 @@ class Process:
 
     def restore(self, shard: int, cost: RecoveryCost) -> bool:
         """Return whether a store was restored from a checkpoint."""
-        return self.maintenance is not None and self.maintenance.restore(self.node.stores[shard], cost)
+        return self.maintenance is not None and self.maintenance.restore(
+            self.node.stores[shard], cost
+        )
 
     def role(self, shard: int) -> Assignment:
         """The assignment of this node for a shard."""

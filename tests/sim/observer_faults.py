@@ -1,13 +1,14 @@
-"""Faults planted in the observation of masters and in what follows from it: the simulation of observers must find each of them."""
+"""Faults planted in the observation of masters and in what follows from it: the simulation of
+observers must find each of them."""
 
 from __future__ import annotations
 
-from chronos.core import assignment, health
-from chronos.core.assignment import _Table
-from chronos.core.health import Window
-from chronos.workers import observer
-from chronos.workers.in_sync import InSyncWatch
-from chronos.workers.observer import HealthObserver
+from chronos.core.cluster import assignment, health
+from chronos.core.cluster.assignment import _Table
+from chronos.core.cluster.health import Window
+from chronos.workers.cluster import observer
+from chronos.workers.cluster.membership import InSyncWatch
+from chronos.workers.cluster.observer import HealthObserver
 from tests.sim.faults import Change
 
 OBSERVER_FAULTS: dict[str, list[Change]] = {
@@ -41,7 +42,7 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (_Table, "_is_steady", "node not in self.view.unsteady", "True"),
     ],
     "a verdict on an earlier master counts": [
-        (assignment, "verdicts", "0 < replica.judged == epoch", "replica.judged"),
+        (assignment, "verdicts_among", "0 < replica.judged == epoch", "replica.judged"),
     ],
     "a probe that was not executed counts as executed": [
         (observer, "_has_moved", "now.pull_offset > probe.offset", "True"),
@@ -50,10 +51,20 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (HealthObserver, "_is_readable", "> probe.offset", ">= 0"),
     ],
     "a row of failures is not enough": [
-        (Window, "verdict", "if len(latest) == self._rules.in_a_row and not any(latest):", "if False:"),
+        (
+            Window,
+            "verdict",
+            "if len(latest) == self._rules.in_a_row and not any(latest):",
+            "if False:",
+        ),
     ],
     "a window without recent observations keeps its verdict": [
-        (Window, "_is_old", "return now_ms - self._observed_ms >= self._rules.forgotten_ms", "return False"),
+        (
+            Window,
+            "_is_old",
+            "return now_ms - self._observed_ms >= self._rules.forgotten_ms",
+            "return False",
+        ),
         (HealthObserver, "verdict", ">= self.rules.forgotten_ms", "< 0"),
     ],
     "a follower in sync is not preferred at a promotion": [
@@ -65,4 +76,4 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
     "too few followers in sync are not reported": [
         (InSyncWatch, "shortage", "if found >= self.rules.needed:", "if found >= 0:"),
     ],
-}  # fmt: skip
+}

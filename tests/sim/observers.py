@@ -1,4 +1,5 @@
-"""The observers of health in simulated nodes: the thread that runs one, its log, and the settings of all of them."""
+"""The observers of health in simulated nodes: the thread that runs one, its log, and the settings
+of all of them."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chronos.core.health import ARMED, AUTO, OFF, HealthRules
-from chronos.core.replication import ASYNC, SYNC, ReplicationRules
+from chronos.core.cluster.health import ARMED, AUTO, OFF, HealthRules
+from chronos.core.cluster.replication import ASYNC, SYNC, ReplicationRules
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing
-from chronos.workers.observer import HealthObserver
+from chronos.workers.cluster.observer import HealthObserver
 from tests.sim.broker import DELAY
 from tests.sim.expectations import Expectation
 from tests.sim.log import SimLog
@@ -29,7 +30,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
     """The sections `failover` and `replication` of all nodes of a seed."""
 
     mode: str
-    """OFF, ARMED or AUTO. Observers run in all of them: nodes whose settings were not changed yet go on to report verdicts."""
+    """OFF, ARMED or AUTO. Observers run in all of them: nodes whose settings were not changed yet
+    go on to report verdicts."""
     rules: HealthRules
     replication: ReplicationRules
     lost_acknowledgements: float
@@ -50,24 +52,30 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
                 timeout_ms=dice.choice([250, 500]),
             ),
             replication=ReplicationRules(
-                mode=dice.choice([ASYNC, SYNC]), min_in_sync=dice.choice([1, 2]), max_lag_ms=MAX_LAG_MS
+                mode=dice.choice([ASYNC, SYNC]),
+                min_in_sync=dice.choice([1, 2]),
+                max_lag_ms=MAX_LAG_MS,
             ),
             lost_acknowledgements=dice.choice([0.0, 0.05]),
         )
 
     @property
     def soonest_ms(self) -> int:
-        """Shortest time in which an observer finds a master unhealthy that it did not observe before."""
+        """Shortest time in which an observer finds a master unhealthy that it did not observe
+        before."""
         failures = min(self.rules.in_a_row, self.rules.failures)
         return ((failures - 1) * self.rules.slots + 1) * self.rules.timeout_ms
 
     @property
     def found_ms(self) -> int:
-        """Longest time in which an observer that observes it finds a master unhealthy that does nothing.
+        """Longest time in which an observer that observes it finds a master unhealthy that does
+        nothing.
 
-        Up to one interval passes until the next look, which may still see an earlier move; then the failures follow.
-        """
-        return (self.rules.in_a_row + 1) * self.rules.slots * self.rules.timeout_ms + 2 * self.rules.timeout_ms
+        Up to one interval passes until the next look, which may still see an earlier move; then the
+        failures follow."""
+        return (
+            self.rules.in_a_row + 1
+        ) * self.rules.slots * self.rules.timeout_ms + 2 * self.rules.timeout_ms
 
 
 class ProbeLog(SimLog):
@@ -91,7 +99,9 @@ class ProbeLog(SimLog):
         return appended
 
     def _is_unanswered(self, records: Sequence[Outgoing]) -> bool:
-        return self.is_cut or any(self.is_silent(self.brokers.topics[DELAY][record[4]]) for record in records)
+        return self.is_cut or any(
+            self.is_silent(self.brokers.topics[DELAY][record[4]]) for record in records
+        )
 
 
 class ObserverThread:

@@ -1,9 +1,11 @@
-"""The differential oracle: replicas of the real code, kills at every call of a port, and a model of the documentation beside them.
+"""The differential oracle: replicas of the real code, kills at every call of a port, and a model of
+the documentation beside them.
 
-A run has 1 to 3 shards, 1 to 3 nodes, a clock for each broker and each machine, deleters that run when they like, and stores that
-are lost or replaced by old checkpoints. Roles are assigned by dice. After each transaction the model (`oracle_model`) compares what became of every
-record and message; after each write to a store it compares every lookup, page and count, and the digests of all replicas.
-"""
+A run has 1 to 3 shards, 1 to 3 nodes, a clock for each broker and each machine, deleters that run
+when they like, and stores that are lost or replaced by old checkpoints. Roles are assigned by dice.
+After each transaction the model (`oracle_model`) compares what became of every record and message;
+after each write to a store it compares every lookup, page and count, and the digests of all
+replicas."""
 
 from __future__ import annotations
 
@@ -16,18 +18,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.cron import next_cron
-from chronos.core.digest import digest
-from chronos.core.progress import RULES, Decision, unpack_progress
 from chronos.core.rates import parse_rate
-from chronos.core.rules import Rules
+from chronos.core.shard.digest import digest
+from chronos.core.shard.progress import RULES, Decision, unpack_progress
+from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import Stop
-from chronos.workers.delete import id_states_kept_ms
-from chronos.workers.horizon import unpulled_ms
-from chronos.workers.limits import Limits
-from chronos.workers.push import Pusher
-from chronos.workers.rates import RateLimits, ShardRates
-from chronos.workers.replica_state import Assignment, ReplicaState
+from chronos.workers.push.lanes import RateLimits, ShardRates
+from chronos.workers.push.planned import Limits
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Retries
+from chronos.workers.replica.replica import ReplicaSettings
+from chronos.workers.replica.retention import id_states_kept_ms, unpulled_ms
+from chronos.workers.replica.state import Assignment, ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
@@ -69,7 +72,8 @@ class SkewedBrokers(Brokers):
         transaction = super().begin(shard, epoch)
         assert self.caller is not None
         self.spans[id(transaction)] = Spans(
-            began_ms=self.caller.decided_ms or self.caller.began_ms, sent_ms=self.caller.clock.now_ms()
+            began_ms=self.caller.decided_ms or self.caller.began_ms,
+            sent_ms=self.caller.clock.now_ms(),
         )
         return transaction
 
@@ -99,7 +103,8 @@ class OracleNode:
     stores: dict[int, SimStore] = field(default_factory=dict)
     replicas: list[OracleReplica] = field(default_factory=list)
     deletes: float | None = None
-    """How many steps of a replica are followed by one of its delete worker; None: it runs at its own times."""
+    """How many steps of a replica are followed by one of its delete worker; None: it runs at its
+    own times."""
     down_ms: int = 0
     """Until when no process runs, after a kill."""
     kill_in: int = -1
@@ -125,7 +130,8 @@ class OracleReplica:
         self.busy = False
         self.began_ms = 0
         self.decided_ms = 0
-        """When the step began that made its last commit: it may have prepared what the next one decides."""
+        """When the step began that made its last commit: it may have prepared what the next one
+        decides."""
         self.wake_ms = 0
         """When it is to be stepped next, by the machine's clock."""
         self.log = SimLog(self, oracle.brokers)
@@ -148,32 +154,36 @@ class OracleReplica:
             store=node.stores[shard],
             clock=node.clock,
             rules=rules,
+            settings=ReplicaSettings(
+                limits=settings.limits,
+                delay_topic=DELAY,
+                progress_topic=PROGRESS,
+                cluster=CLUSTER,
+                node=node.name,
+                instance=node.name,
+                delivered_ms=settings.delivered_ms,
+                deduplication_ms=settings.deduplication_ms,
+            ),
             pusher=lambda: Pusher(
                 self.log,
                 rules,
-                delay_topic=DELAY,
-                rejected_topic=REJECTED,
-                dead_letter_topic=DEAD_LETTER,
-                create_topics=False,
-                attempts_max=ATTEMPTS_MAX,
-                retry_base_ms=200,
-                retry_cap_ms=2_000,
+                PushSettings(
+                    delay_topic=DELAY,
+                    rejected_topic=REJECTED,
+                    dead_letter_topic=DEAD_LETTER,
+                    create_topics=False,
+                    retries=Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
+                ),
                 rates=ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
             ),
-            limits=settings.limits,
-            delay_topic=DELAY,
-            progress_topic=PROGRESS,
-            cluster=CLUSTER,
-            node=node.name,
-            instance=node.name,
-            delivered_ms=settings.delivered_ms,
-            deduplication_ms=settings.deduplication_ms,
             guard=lambda: None,
             assigned=lambda: node.seen[shard],
             elsewhere=self._read_elsewhere,
         )
 
-        self.replica.deletes = lambda: None if node.deletes is None else oracle.dice.random() < node.deletes
+        self.replica.deletes = lambda: (
+            None if node.deletes is None else oracle.dice.random() < node.deletes
+        )
 
     def _read_elsewhere(self, shard: int) -> int:
         """As `node.reading.ReadElsewhere`, of the shards that this node holds."""
@@ -242,8 +252,14 @@ class OracleService(Service):
     def unread_ms(self, shard: int) -> int:
         times = []
         for model in self.shards:
-            for record, owner in self.brokers.topics[DELAY][model.number].items[model.pull_offset :]:
-                if record is None or record.create_time or (owner is not None and owner.state != "committed"):
+            for record, owner in self.brokers.topics[DELAY][model.number].items[
+                model.pull_offset :
+            ]:
+                if (
+                    record is None
+                    or record.create_time
+                    or (owner is not None and owner.state != "committed")
+                ):
                     continue
                 command = self.commands.get((model.number, record.offset))
                 if command is None:
@@ -251,7 +267,11 @@ class OracleService(Service):
                     continue
                 if command.flaw or command.id is None or self.home(command) != shard:
                     continue
-                times.append(record.timestamp_ms if command.hop is None else min(record.timestamp_ms, command.hop[2]))
+                times.append(
+                    record.timestamp_ms
+                    if command.hop is None
+                    else min(record.timestamp_ms, command.hop[2])
+                )
             if model.number != shard:
                 times += [record.timestamp_ms for record in model.forwards.get(shard, ())]
         return min(times, default=MS_MAX)
@@ -259,7 +279,8 @@ class OracleService(Service):
     def unread_action(self, shard: int, pull_offset: int, message: Message) -> str:
         closed_ms = self.targets.closed_ms
         if shard in closed_ms or (closed_ms and self.shards[shard].rules == 1):
-            # Nothing can be read without a leader, and by rules 1 nothing is read on while the rejected topic takes nothing.
+            # Nothing can be read without a leader, and by rules 1 nothing is read on while the
+            # rejected topic takes nothing.
             return ""
         partition = self.brokers.topics[DELAY][shard]
         for offset in range(pull_offset, len(partition.shown_ms)):
@@ -267,7 +288,12 @@ class OracleService(Service):
             if record is None or (owner is not None and owner.state != "committed"):
                 continue
             command = self.commands.get((shard, offset))
-            if command is None or command.flaw or command.id != message.id or command.verb in ("probe", "replay"):
+            if (
+                command is None
+                or command.flaw
+                or command.id != message.id
+                or command.verb in ("probe", "replay")
+            ):
                 continue
             # Both the machine and the broker may be off by SKEW_MS.
             if partition.shown_ms[offset] < message.due_ms - TOLERANCE_MS - 2 * SKEW_MS:
@@ -343,11 +369,12 @@ class Oracle:
         self.checkpoints: list[tuple[int, dict[bytes, bytes]]] = []
         self.nodes = [
             OracleNode(
-                name=f"n{number}", clock=MachineClock(world, dice.choice([0, dice.randint(-SKEW_MS, SKEW_MS)])),
+                name=f"n{number}",
+                clock=MachineClock(world, dice.choice([0, dice.randint(-SKEW_MS, SKEW_MS)])),
                 faults=self._draw_faults(),
             )
             for number in range(dice.choice([1, 2, 3]))
-        ]  # fmt: skip
+        ]
         for node in self.nodes:
             node.seen = self._view(node)
             node.deletes = dice.choice([None, 0.0, 0.0, 0.02])
@@ -361,11 +388,14 @@ class Oracle:
                 wheel_messages=dice.choice([2, 5, 1_000]),
                 wheel_bytes=dice.choice([200, 1_000_000]),
                 wheel_horizon_ms=dice.choice([100, 3_000]),
+                linger_ms=8,
                 pull=True,
                 push=True,
             ),
             # By rules 1 it depends on a delete worker what a late record finds.
-            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS]) if self.rules > 1 else 24 * HOUR_MS,
+            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS])
+            if self.rules > 1
+            else 24 * HOUR_MS,
             delivered_ms=dice.choice([3_000, MINUTE_MS, HOUR_MS]),
         )
 
@@ -402,7 +432,8 @@ class Oracle:
         )
 
     def _begin_late(self) -> None:
-        """In some seeds the delay topic begins above 0: its first records were deleted before Chronos ran."""
+        """In some seeds the delay topic begins above 0: its first records were deleted before
+        Chronos ran."""
         if self.dice.random() < 0.8:
             return
         habits = self.producers.habits
@@ -462,7 +493,8 @@ class Oracle:
             replica.step()
 
     def interleave(self, caller: OracleReplica) -> None:
-        """Let another replica run while one calls a port: the thread of the caller is frozen meanwhile."""
+        """Let another replica run while one calls a port: the thread of the caller is frozen
+        meanwhile."""
         if self.depth or self.dice.random() >= self.mixing:
             return
         self.depth += 1
@@ -479,7 +511,10 @@ class Oracle:
     def _view(self, node: OracleNode) -> dict[int, Assignment]:
         number = self.nodes.index(node) if node in getattr(self, "nodes", []) else -1
         follower = Assignment(kind="follower")
-        return {shard: self.roles[shard] if self.owners[shard] == number else follower for shard in range(self.shards)}
+        return {
+            shard: self.roles[shard] if self.owners[shard] == number else follower
+            for shard in range(self.shards)
+        }
 
     def _hand_over(self, shard: int) -> None:
         """Assign the role of master to a node, perhaps the same one, with the next epoch."""
@@ -556,16 +591,28 @@ class Oracle:
             and record.offset not in partition.unreadable
         ]
         if progress.pull_offset > partition.stable:
-            raise wrong(f"shard {shard} took records up to {progress.pull_offset}, the end is {partition.stable}")
+            raise wrong(
+                f"shard {shard} took records up to {progress.pull_offset}, the end is "
+                f"{partition.stable}"
+            )
         self.targets.now(spans)
         self.world.trace(
-            f"  {shard}: pulls to {progress.pull_offset}, cursor {progress.cursor_due_ms - START_MS}/{progress.cursor_offset}, counts"
-            f" {progress.counts}, refused {progress.refused}, decisions {[tuple(each) for each in map(_shown, progress.decisions)]}"
+            f"  {shard}: pulls to {progress.pull_offset}, cursor "
+            f"{progress.cursor_due_ms - START_MS}/{progress.cursor_offset}, counts"
+            f" {progress.counts}, refused {progress.refused}, decisions "
+            f"{[tuple(each) for each in map(_shown, progress.decisions)]}"
         )
-        model.step(Step(
-            progress=progress, offset=progress_record.offset, timestamp_ms=progress_record.timestamp_ms, records=records,
-            written=written, began_ms=spans.began_ms, sent_ms=spans.sent_ms,
-        ))  # fmt: skip
+        model.step(
+            Step(
+                progress=progress,
+                offset=progress_record.offset,
+                timestamp_ms=progress_record.timestamp_ms,
+                records=records,
+                written=written,
+                began_ms=spans.began_ms,
+                sent_ms=spans.sent_ms,
+            )
+        )
 
     def _wrote(self, shard: int, node: OracleNode, store: SimStore) -> None:
         """A replica applied a progress record."""
@@ -575,7 +622,8 @@ class Oracle:
         found = digest(store, remembered_ms=kept_ms if state.rules == 1 else MS_MAX)
         if self.digests.setdefault((shard, state.applied), found) != found:
             raise wrong(
-                f"{node.name}/{shard} at {state.applied} has another digest than the replica that was there before"
+                f"{node.name}/{shard} at {state.applied} has another digest than the replica that "
+                "was there before"
             )
         model = self.service.shards[shard]
         if state.applied == model.applied:
@@ -616,22 +664,34 @@ class Oracle:
 
     def _idle_ms(self) -> int:
         """Return the time until the next message is due, within bounds."""
-        places = [message.place_ms for shard in self.service.shards for message in shard.pending.values()]
+        places = [
+            message.place_ms for shard in self.service.shards for message in shard.pending.values()
+        ]
         return min(max(500, min(places, default=0) - self.world.now_ms), HOUR_MS)
 
     def _left(self) -> str:
         """Return what is not done yet; empty: everything is."""
         for shard in self.service.shards:
             left = self.brokers.topics[DELAY][shard.number].items[shard.pull_offset :]
-            if any(record and (owner is None or owner.state == "committed") for record, owner in left):
-                return f"shard {shard.number} has read up to {shard.pull_offset}, and not {len(left)} more"
+            if any(
+                record and (owner is None or owner.state == "committed") for record, owner in left
+            ):
+                return (
+                    f"shard {shard.number} has read up to {shard.pull_offset}, and not "
+                    f"{len(left)} more"
+                )
             if shard.pending or shard.refusals or any(shard.forwards.values()):
-                return f"shard {shard.number}: {[*shard.pending.values()][:2]} {shard.refusals[:2]} {shard.forwards}"
+                return (
+                    f"shard {shard.number}: {[*shard.pending.values()][:2]} {shard.refusals[:2]} "
+                    f"{shard.forwards}"
+                )
             for node in self.nodes:
                 store = node.stores.get(shard.number)
                 applied = 0 if store is None or store.state is None else store.state.applied
                 if applied != shard.applied and shard.applied:
-                    return f"{node.name}/{shard.number} has applied up to {applied} of {shard.applied}"
+                    return (
+                        f"{node.name}/{shard.number} has applied up to {applied} of {shard.applied}"
+                    )
         return ""
 
 
@@ -655,9 +715,12 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
 def summary(results: Sequence[Result]) -> str:
     """Return the text about many results."""
     records, commits = sum(each.records for each in results), sum(each.commits for each in results)
-    kills, deliveries = sum(each.kills for each in results), sum(each.deliveries for each in results)
+    kills, deliveries = (
+        sum(each.kills for each in results),
+        sum(each.deliveries for each in results),
+    )
     comparisons = sum(each.comparisons for each in results)
     return (
-        f"{records:,} records, {commits:,} transactions, {kills:,} kills, {deliveries:,} deliveries;"
-        f" {comparisons:,} comparisons of a store with the model"
+        f"{records:,} records, {commits:,} transactions, {kills:,} kills, {deliveries:,} "
+        f"deliveries; {comparisons:,} comparisons of a store with the model"
     )

@@ -1,9 +1,10 @@
-"""A model of the service, written from docs/concepts, docs/reference/headers.md and docs/how-to alone.
+"""A model of the service, written from docs/concepts, docs/reference/headers.md and docs/how-to
+alone.
 
-It knows ids, messages, cancels and queues, and no store, key or byte of one. It is told of each transaction that a shard committed: the
-delay records that it took, the moment up to which it selected, and everything that it wrote. The moments are the master's to
-choose, within what is allowed; what becomes of each record and of each message is not, and is compared.
-"""
+It knows ids, messages, cancels and queues, and no store, key or byte of one. It is told of each
+transaction that a shard committed: the delay records that it took, the moment up to which it
+selected, and everything that it wrote. The moments are the master's to choose, within what is
+allowed; what becomes of each record and of each message is not, and is compared."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from dataclasses import replace
 
 from chronos.core.keys import partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import Decision, Outcome
-from chronos.core.repetition import spread_shift_ms
+from chronos.core.series import spread_shift_ms
+from chronos.core.shard.progress import Decision, Outcome
 from tests.sim.oracle_output import Output
 from tests.sim.oracle_values import (
     TOLERANCE_MS,
@@ -48,7 +49,8 @@ class ShardModel:
         self.pending: dict[bytes, Message] = {}
         self.settled: dict[bytes, Settled] = {}
         self.forgotten: dict[bytes, Settled] = {}
-        """Settled before the horizon: nothing depends on them, and lookups find them until a delete worker has run."""
+        """Settled before the horizon: nothing depends on them, and lookups find them until a delete
+        worker has run."""
         self.cancels: dict[bytes, list[Cancel]] = {}
         self.forwards: dict[int, list[Record]] = {}
         """Records that are still to be written on, by partition, in order."""
@@ -66,7 +68,10 @@ class ShardModel:
         progress = step.progress
         if progress.rules < self.rules:
             raise wrong(f"shard {self.number} went back to rules {progress.rules}")
-        if progress.pull_offset < self.pull_offset or (progress.cursor_due_ms, progress.cursor_offset) < self.cursor:
+        if (
+            progress.pull_offset < self.pull_offset
+            or (progress.cursor_due_ms, progress.cursor_offset) < self.cursor
+        ):
             raise wrong(f"shard {self.number} went back: {progress}")
         self._now = step
         refused = {offset: Reason(number).label for offset, number in progress.refused}
@@ -76,7 +81,10 @@ class ShardModel:
             self._take(record, refused.pop(record.offset, None))
         for offset, reason in refused.items():
             if offset not in unreadable or reason != "unreadable":
-                raise wrong(f"{self.number}/{offset} is refused with {reason}, and is no record of this step")
+                raise wrong(
+                    f"{self.number}/{offset} is refused with {reason}, and is no record of this "
+                    "step"
+                )
             self.refusals.append((Record(offset, 0, None, None, ()), reason))
         self.held |= {hold.offset: hold.destination for hold in progress.held}
         output = Output(self.number, step.written)
@@ -87,7 +95,11 @@ class ShardModel:
         output.end()
         self.pull_offset = progress.pull_offset
         self.cursor = (progress.cursor_due_ms, progress.cursor_offset)
-        self.applied, self.progress_ms, self.rules = step.offset + 1, step.timestamp_ms, progress.rules
+        self.applied, self.progress_ms, self.rules = (
+            step.offset + 1,
+            step.timestamp_ms,
+            progress.rules,
+        )
         if self.rules > 1:
             self._check_horizon(step)
 
@@ -95,10 +107,13 @@ class ShardModel:
         """Ids settled, and cancels noted, before the horizon count as forgotten."""
         horizon_ms = step.progress.horizon_ms
         if horizon_ms < self.horizon_ms:
-            raise wrong(f"the horizon of shard {self.number} went back by {self.horizon_ms - horizon_ms} ms")
+            raise wrong(
+                f"the horizon of shard {self.number} went back by {self.horizon_ms - horizon_ms} ms"
+            )
         self.horizon_ms = horizon_ms
         for message_id in [*self.settled, *self.cancels]:
-            # A cancel that came after the end of its message counts from when it was written, one that found nothing from then.
+            # A cancel that came after the end of its message counts from when it was written, one
+            # that found nothing from then.
             cancels, settled = self.cancels.get(message_id, []), self.settled.get(message_id)
             kept_ms = max((cancel.first_ms for cancel in cancels), default=0)
             if settled is None and cancels:
@@ -111,11 +126,16 @@ class ShardModel:
                 self.cancels.pop(message_id, None)
 
     def _check_horizon(self, step: Step) -> None:
-        """No record can still come that was written within the window of an id that is forgotten."""
+        """No record can still come that was written within the window of an id that is
+        forgotten."""
         unread_ms = self.service.unread_ms(self.number)
-        if step.progress.horizon_ms and step.progress.horizon_ms > unread_ms - self.terms.deduplication_ms:
+        if (
+            step.progress.horizon_ms
+            and step.progress.horizon_ms > unread_ms - self.terms.deduplication_ms
+        ):
             raise wrong(
-                f"shard {self.number} forgets ids up to {step.progress.horizon_ms}, and a record of {unread_ms} is not read yet"
+                f"shard {self.number} forgets ids up to {step.progress.horizon_ms}, and a record "
+                f"of {unread_ms} is not read yet"
             )
 
     # --- what becomes of a record
@@ -126,12 +146,13 @@ class ShardModel:
         self._found = found
         expected = self._decide(record, command)
         if found == "held" and expected == "forwarded":
-            # Its home takes nothing at the moment: it is written on later, behind those that wait already.
+            # Its home takes nothing at the moment: it is written on later, behind those that wait
+            # already.
             found = expected
         if found != expected:
             raise wrong(
-                f"{self.number}/{record.offset} {command.verb} {command.id!r}: {found or 'accepted'}, not"
-                f" {expected or 'accepted'}"
+                f"{self.number}/{record.offset} {command.verb} {command.id!r}: "
+                f"{found or 'accepted'}, not {expected or 'accepted'}"
             )
         if expected == "forwarded":
             assert command.id is not None
@@ -142,10 +163,14 @@ class ShardModel:
     def _known(self, message_id: bytes) -> Settled | None:
         """Return the last message of the id, if it is settled.
 
-        What ended under a generated id is known for `retention.delivered`, or longer: the master says which.
-        """
+        What ended under a generated id is known for `retention.delivered`, or longer: the master
+        says which."""
         settled = self.settled.get(message_id)
-        if settled is None and self._found == "too-late" and self.generated_by(message_id) is not None:
+        if (
+            settled is None
+            and self._found == "too-late"
+            and self.generated_by(message_id) is not None
+        ):
             return self.forgotten.get(message_id)
         if settled is None or not self._is_old(settled) or settled.state != "delivered":
             return settled
@@ -161,7 +186,8 @@ class ShardModel:
         return self._now.timestamp_ms - settled.settled_ms > self.terms.delivered_ms
 
     def _decide(self, record: Record, command: Command) -> str | None:
-        """Return the reason for which the record is refused, None if it is accepted; change the model accordingly."""
+        """Return the reason for which the record is refused, None if it is accepted; change the
+        model accordingly."""
         if record.create_time:
             return "create-time"
         if command.verb == "probe":
@@ -179,7 +205,8 @@ class ShardModel:
         return self._move(record, command, source, first_ms)
 
     def _first(self, record: Record, command: Command) -> tuple[int, int]:
-        """Return the partition to which the record came first, and its first timestamp as accepted."""
+        """Return the partition to which the record came first, and its first timestamp as
+        accepted."""
         if command.hop is None:
             return self.number, record.timestamp_ms
         source, _, first_ms = command.hop
@@ -190,7 +217,11 @@ class ShardModel:
 
     def _schedule(self, record: Record, command: Command, source: int, first_ms: int) -> str | None:
         due_ms = self.service.due_ms(command, first_ms)
-        message_id = command.id if command.id is not None else b"%d-%d-%d" % (self.number, due_ms, record.offset)
+        message_id = (
+            command.id
+            if command.id is not None
+            else b"%d-%d-%d" % (self.number, due_ms, record.offset)
+        )
         if command.id is not None:
             refused = self._refuse_message(message_id, command, source, first_ms)
             if refused:
@@ -199,14 +230,23 @@ class ShardModel:
         if pending is not None:
             self._settle(pending, "replaced")
         message = Message(
-            id=message_id, offset=record.offset, command=command, due_ms=due_ms, place_ms=0, first_ms=first_ms,
-            source=source, expire_at_ms=command.expire_at_ms, planned_ms=due_ms,
+            id=message_id,
+            offset=record.offset,
+            command=command,
+            due_ms=due_ms,
+            place_ms=0,
+            first_ms=first_ms,
+            source=source,
+            expire_at_ms=command.expire_at_ms,
+            planned_ms=due_ms,
             occurrence=0 if command.leaves_first_time else 1,
-        )  # fmt: skip
+        )
         self._put(message, due_ms + self._shift_ms(message), min(first_ms, record.timestamp_ms))
         return None
 
-    def _refuse_message(self, message_id: bytes, command: Command, source: int, first_ms: int) -> str:
+    def _refuse_message(
+        self, message_id: bytes, command: Command, source: int, first_ms: int
+    ) -> str:
         """Return why a message with an id is refused; empty: it is accepted."""
         for cancel in self.cancels.get(message_id, ()):
             if cancel.source != source and cancel.first_ms >= first_ms - TOLERANCE_MS:
@@ -241,7 +281,9 @@ class ShardModel:
             raise wrong(f"a spread of {spread_ms} ms shifts {message.id!r} by {shift_ms} ms")
         return shift_ms
 
-    def _put(self, message: Message, place_ms: int, late_ms: int, cursor: Position | None = None) -> None:
+    def _put(
+        self, message: Message, place_ms: int, late_ms: int, cursor: Position | None = None
+    ) -> None:
         """Place the message: never before `place_ms`, and never at or behind the cursor."""
         cursor = cursor or self.cursor
         message.place_ms = max(place_ms, late_ms, cursor[0] + 1)
@@ -258,7 +300,8 @@ class ShardModel:
             self._note(message_id, source, first_ms)
             self._settle(pending, "cancelled")
             return None
-        # A cancel of a generated id overtakes nothing: the record of the message itself gives it its id.
+        # A cancel of a generated id overtakes nothing: the record of the message itself gives it
+        # its id.
         if self.generated_by(message_id) is None:
             self._note(message_id, source, first_ms)
         if settled is None:
@@ -285,7 +328,9 @@ class ShardModel:
         late_ms = min(first_ms, record.timestamp_ms)
         if command.verb == "fire-now":
             # The first time of a cron expression is later than any place at which it is decided.
-            is_earlier = pending.occurrence == 0 or max(late_ms, self.cursor[0] + 1) < pending.place_ms
+            is_earlier = (
+                pending.occurrence == 0 or max(late_ms, self.cursor[0] + 1) < pending.place_ms
+            )
             if pending.lane is None and is_earlier:
                 pending.due_ms, pending.aside = late_ms, True
                 pending.occurrence = max(1, pending.occurrence)
@@ -315,12 +360,16 @@ class ShardModel:
             self.service.commands[found.partition, found.record.offset] = copy
 
     def _check_held(self, step: Step) -> None:
-        """A record that was not written waits: its destination took nothing, and the progress record says so."""
+        """A record that was not written waits: its destination took nothing, and the progress
+        record says so."""
         queues = {REJECTED_TOPIC: [record for record, _ in self.refusals], **self.forwards}
         for destination, queue in queues.items():
             for record in queue:
                 if self.held.get(record.offset) != destination:
-                    raise wrong(f"{self.number}/{record.offset} is refused, not held, and not written to {destination}")
+                    raise wrong(
+                        f"{self.number}/{record.offset} is refused, not held, and not written to "
+                        f"{destination}"
+                    )
                 why = self.service.facts.may_hold(destination)
                 if why:
                     raise wrong(f"{self.number}/{record.offset} waits for {destination}: {why}")
@@ -337,9 +386,15 @@ class ShardModel:
         selected = [
             message
             for message in self.pending.values()
-            if (message.position <= left.get(message.lane, (-1, -1)) if message.lane else message.position <= cursor)
+            if (
+                message.position <= left.get(message.lane, (-1, -1))
+                if message.lane
+                else message.position <= cursor
+            )
         ]
-        decisions = {(decision.due_ms, decision.offset): decision for decision in progress.decisions}
+        decisions = {
+            (decision.due_ms, decision.offset): decision for decision in progress.decisions
+        }
         counts = [0] * len(Outcome)
         for message in sorted(selected, key=lambda message: message.position):
             decision = decisions.pop(message.position, None)
@@ -347,7 +402,10 @@ class ShardModel:
             counts[outcome - 1] += 1
             self._follow(message, outcome, decision, step, output, cursor)
         if decisions:
-            raise wrong(f"a decision about a message that was not selected: {next(iter(decisions.values()))}")
+            raise wrong(
+                "a decision about a message that was not selected: "
+                f"{next(iter(decisions.values()))}"
+            )
         if tuple(counts) != progress.counts:
             raise wrong(f"the progress record counts {progress.counts}, there were {counts}")
 
@@ -362,7 +420,8 @@ class ShardModel:
     ) -> None:
         if message.place_ms > step.sent_ms or message.place_ms > step.timestamp_ms + TOLERANCE_MS:
             raise wrong(
-                f"{message.id!r} is selected {message.place_ms - step.sent_ms} ms before its time: {outcome.name}"
+                f"{message.id!r} is selected {message.place_ms - step.sent_ms} ms before its "
+                f"time: {outcome.name}"
             )
         unread = self.service.unread_action(self.number, step.progress.pull_offset, message)
         if unread and outcome is not Outcome.PARKED:
@@ -371,7 +430,10 @@ class ShardModel:
             output.delivery(message, self.service.partitions[message.command.target])
             self.delivered += 1
             if message.expire_at_ms is not None and step.began_ms > message.expire_at_ms:
-                raise wrong(f"{message.id!r} is delivered {step.began_ms - message.expire_at_ms} ms after it expired")
+                raise wrong(
+                    f"{message.id!r} is delivered {step.began_ms - message.expire_at_ms} ms after "
+                    "it expired"
+                )
         reason = Reason(decision.reason).label if decision is not None and decision.reason else ""
         next_ms = 0 if decision is None else decision.next_due_ms
         if outcome in (Outcome.EXPIRED, Outcome.DEAD):
@@ -407,11 +469,15 @@ class ShardModel:
             why = ""
         else:
             is_over = message.expire_at_ms is not None and message.expire_at_ms < step.sent_ms
-            why = "" if is_over else f"it expires at {message.expire_at_ms}, and it is {step.sent_ms}"
+            why = (
+                "" if is_over else f"it expires at {message.expire_at_ms}, and it is {step.sent_ms}"
+            )
         if why:
             raise wrong(f"{message.id!r} is dead-lettered with {reason}: {why}")
 
-    def _follow_retry(self, message: Message, decision: Decision, step: Step, cursor: Position) -> None:
+    def _follow_retry(
+        self, message: Message, decision: Decision, step: Step, cursor: Position
+    ) -> None:
         attempts = message.attempt + (decision.outcome is Outcome.RETRY)
         if decision.attempt != attempts or decision.occurrence != message.occurrence:
             raise wrong(f"{message.id!r} was at attempt {message.attempt}: {decision}")
@@ -421,7 +487,10 @@ class ShardModel:
         is_possible = facts.may_die if decision.outcome is Outcome.RETRY else facts.may_wait
         why = is_possible(message, message.reason, step)
         if why:
-            raise wrong(f"{message.id!r} is tried again with {message.reason}, {decision.outcome.name}: {why}")
+            raise wrong(
+                f"{message.id!r} is tried again with {message.reason}, {decision.outcome.name}: "
+                f"{why}"
+            )
         message.attempt, message.aside = decision.attempt, True
         self._put(message, decision.next_due_ms, 0, cursor)
 
@@ -437,20 +506,27 @@ class ShardModel:
         if rhythm is None:
             return
         if all(self._turn(message, now_ms) for now_ms in self._moments(message, step, 0)):
-            raise wrong(f"the series {message.id!r} ends with occurrence {message.occurrence}: {rhythm}")
+            raise wrong(
+                f"the series {message.id!r} ends with occurrence {message.occurrence}: {rhythm}"
+            )
 
     def _moments(self, message: Message, step: Step, next_ms: int) -> list[int]:
-        """Return moments at which the master may have selected: the first, the last, and those around its decision.
+        """Return moments at which the master may have selected: the first, the last, and those
+        around its decision.
 
         Later occurrences are due as well up to the watermark, which the cursor does not pass.
         """
         first, last = min(step.began_ms, step.sent_ms, step.progress.cursor_due_ms), step.sent_ms
         turned_ms = next_ms + self._shift_ms(message)
-        return [first, last, *(moment for moment in (turned_ms - 1, turned_ms) if first <= moment <= last)]
+        return [
+            first,
+            last,
+            *(moment for moment in (turned_ms - 1, turned_ms) if first <= moment <= last),
+        ]
 
     def _turn(self, message: Message, now_ms: int) -> tuple[str, int, int] | None:
-        """Return what becomes of an occurrence selected at this moment: delivered or skipped, and the time and number of
-        the next one; None: it is the last."""
+        """Return what becomes of an occurrence selected at this moment: delivered or skipped, and
+        the time and number of the next one; None: it is the last."""
         rhythm = message.command.rhythm
         assert rhythm is not None
         reached_ms = now_ms - self._shift_ms(message)
@@ -475,11 +551,19 @@ class ShardModel:
         rhythm = message.command.rhythm
         if rhythm is None:
             raise wrong(f"{message.id!r} is no series: {decision}")
-        found = ("skipped" if outcome is Outcome.SKIPPED else "again", decision.next_due_ms, decision.occurrence)
-        turns = [self._turn(message, now_ms) for now_ms in self._moments(message, step, decision.next_due_ms)]
+        found = (
+            "skipped" if outcome is Outcome.SKIPPED else "again",
+            decision.next_due_ms,
+            decision.occurrence,
+        )
+        turns = [
+            self._turn(message, now_ms)
+            for now_ms in self._moments(message, step, decision.next_due_ms)
+        ]
         if found not in turns:
             raise wrong(
-                f"{message.id!r} occurrence {message.occurrence} at {message.planned_ms}: {decision}, not {turns}"
+                f"{message.id!r} occurrence {message.occurrence} at {message.planned_ms}: "
+                f"{decision}, not {turns}"
             )
         moves = outcome is Outcome.SKIPPED and decision.occurrence == message.occurrence
         if message.expire_at_ms is not None:
@@ -505,7 +589,8 @@ class Service:
         raise NotImplementedError
 
     def unread_action(self, shard: int, pull_offset: int, message: Message) -> str:
-        """Return a record that the shard had not read, which acts on the message and could be read more than 0.5 s before it was due."""
+        """Return a record that the shard had not read, which acts on the message and could be read
+        more than 0.5 s before it was due."""
         raise NotImplementedError
 
     def command(self, partition: int, record: Record) -> Command:
@@ -529,5 +614,6 @@ class Service:
         """Return the due time of a record with this first timestamp."""
         if command.at_ms is not None:
             return command.at_ms
-        # The first time of a cron expression may be left to it: it is decided when the message is selected, at once.
+        # The first time of a cron expression may be left to it: it is decided when the message is
+        # selected, at once.
         return first_ms + (command.delay_ms or 0)

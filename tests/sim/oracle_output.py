@@ -1,4 +1,5 @@
-"""What one transaction wrote, compared record by record with what the model expects: keys, values, headers and receipts."""
+"""What one transaction wrote, compared record by record with what the model expects: keys, values,
+headers and receipts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Output:
         _compare_headers(what, command.headers, self._receipt(message), found.record)
         if found.record.key != command.target_key or found.record.value != command.value:
             raise wrong(f"{what} has key {found.record.key!r} and value {found.record.value!r}")
-        if command.target_key is not None and found.partition != partition_of(command.target_key, partitions):
+        if command.target_key is not None and found.partition != partition_of(
+            command.target_key, partitions
+        ):
             raise wrong(f"{what} is in partition {found.partition} of {partitions}")
 
     def letter(self, message: Message, reason: str) -> None:
@@ -52,11 +55,15 @@ class Output:
             receipt["chronos-attempts"] = b"%d" % command.attempts_max
         receipt["chronos-detail"] = _detail(what, found.record)
         _compare_headers(what, command.headers, receipt, found.record)
-        if found.record.key != (command.id if command.is_keyed else None) or found.record.value != command.value:
+        if (
+            found.record.key != (command.id if command.is_keyed else None)
+            or found.record.value != command.value
+        ):
             raise wrong(f"{what} has key {found.record.key!r} and value {found.record.value!r}")
 
     def forwards(self, queues: Mapping[int, list[Record]]) -> list[tuple[Record, Written]]:
-        """Compare what was written on with the queues of the other partitions, and take it from these.
+        """Compare what was written on with the queues of the other partitions, and take it from
+        these.
 
         It is the beginning of each queue, in order; the records are unchanged but for the hop.
         """
@@ -65,7 +72,10 @@ class Output:
             self.left.remove(found)
             queue = queues.get(found.partition)
             if not queue:
-                raise wrong(f"a record that is not to be forwarded is written to partition {found.partition}: {found}")
+                raise wrong(
+                    "a record that is not to be forwarded is written to partition "
+                    f"{found.partition}: {found}"
+                )
             record = queue.pop(0)
             what = f"the forwarded {self.shard}/{record.offset}"
             hop = b"%b;%d" % (self.source(record.offset), record.timestamp_ms)
@@ -76,7 +86,8 @@ class Output:
         return taken
 
     def refusals(self, queue: list[tuple[Record, str]], held: Container[int]) -> None:
-        """Compare what was rejected with the beginning of the queue of refused records, and take it from there.
+        """Compare what was rejected with the beginning of the queue of refused records, and take it
+        from there.
 
         `held`: offsets of records that waited; their details may be cut or missing.
         """
@@ -138,10 +149,18 @@ def _detail(what: str, record: Record) -> bytes:
 
 
 def _compare_headers(
-    what: str, own: Sequence[tuple[str, bytes | None]], receipt: Mapping[str, bytes | None], record: Record
+    what: str,
+    own: Sequence[tuple[str, bytes | None]],
+    receipt: Mapping[str, bytes | None],
+    record: Record,
 ) -> None:
-    """The producer's own headers come first, unchanged and in order; then the receipt, each header once."""
+    """The producer's own headers come first, unchanged and in order; then the receipt, each header
+    once."""
     headers = list(record.headers or ())
     count = len(own)
-    if headers[:count] != list(own) or dict(headers[count:]) != receipt or len(headers) != count + len(receipt):
+    if (
+        headers[:count] != list(own)
+        or dict(headers[count:]) != receipt
+        or len(headers) != count + len(receipt)
+    ):
         raise wrong(f"{what} has the headers {headers}, not {[*own, *receipt.items()]}")

@@ -1,4 +1,5 @@
-"""The rhythm of a series, as docs/reference/headers.md and docs/how-to/repeat.md describe it. Part of the oracle's model."""
+"""The rhythm of a series, as docs/reference/headers.md and docs/how-to/repeat.md describe it. Part
+of the oracle's model."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """The times of a series: at an interval, with growing intervals, or every so many seconds by the clock (cron)."""
+    """The times of a series: at an interval, with growing intervals, or every so many seconds by
+    the clock (cron)."""
 
     kind: str
     """`every`, `backoff` or `cron`."""
@@ -21,24 +23,33 @@ class Rhythm:
     late_policy: str = "fire-once"
 
     def next_ms(self, planned_ms: int, occurrence: int, after_ms: int) -> int | None:
-        """Return the first time behind `planned_ms` and after `after_ms`; None: the series ends before."""
+        """Return the first time behind `planned_ms` and after `after_ms`; None: the series ends
+        before."""
         if self.times and occurrence >= self.times:
             return None
         *_, time_ms = self._times(planned_ms, occurrence, max(planned_ms, after_ms))
         return None if self.until_ms and time_ms > self.until_ms else time_ms
 
     def last_ms(self, planned_ms: int, occurrence: int, until_ms: int) -> int:
-        """Return the last time up to `until_ms`, that of `planned_ms` at least, whatever the number of occurrences."""
+        """Return the last time up to `until_ms`, that of `planned_ms` at least, whatever the number
+        of occurrences."""
         until_ms = min(until_ms, self.until_ms or until_ms)
-        return [planned_ms, *self._times(planned_ms, occurrence, until_ms)][-2] if until_ms > planned_ms else planned_ms
+        return (
+            [planned_ms, *self._times(planned_ms, occurrence, until_ms)][-2]
+            if until_ms > planned_ms
+            else planned_ms
+        )
 
     def _times(self, planned_ms: int, occurrence: int, after_ms: int) -> list[int]:
-        """Return times behind `planned_ms`, the last two of them around `after_ms`; those long before it are left out."""
+        """Return times behind `planned_ms`, the last two of them around `after_ms`; those long
+        before it are left out."""
         times = [planned_ms]
         while times[-1] <= after_ms:
             interval_ms = self._interval_ms(times[-1], occurrence)
             left_ms = after_ms - times[-1]
-            is_steady = interval_ms == (self.base_ms if self.kind != "backoff" or self.factor == 1 else self.cap_ms)
+            is_steady = interval_ms == (
+                self.base_ms if self.kind != "backoff" or self.factor == 1 else self.cap_ms
+            )
             intervals = left_ms // interval_ms if is_steady and left_ms > 3 * interval_ms else 1
             times.append(times[-1] + intervals * interval_ms)
             occurrence += 1
@@ -48,7 +59,9 @@ class Rhythm:
         if self.kind == "cron":
             return self.base_ms - time_ms % self.base_ms
         if self.kind == "backoff":
-            return int(min(self.cap_ms, self.base_ms * self.factor ** max(0, min(occurrence - 1, 60))))
+            return int(
+                min(self.cap_ms, self.base_ms * self.factor ** max(0, min(occurrence - 1, 60)))
+            )
         return self.base_ms
 
     def headers(self) -> list[tuple[str, bytes | None]]:

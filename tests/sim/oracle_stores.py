@@ -1,15 +1,15 @@
-"""Compares what users can ask of a replica with the oracle's model: every lookup, every page, every count."""
+"""Compares what users can ask of a replica with the oracle's model: every lookup, every page, every
+count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
 
-from chronos.core.codec import State
-from chronos.core.filter import Filter
 from chronos.core.message import Reason
-from chronos.core.query import find, page, timeline
+from chronos.core.query import Filter, find, page, timeline
 from chronos.core.reach import EVERYTHING
+from chronos.core.shard.codec import State
 from tests.sim.oracle_model import ShardModel
 from tests.sim.oracle_values import wrong
 from tests.sim.store import SimStore
@@ -23,10 +23,14 @@ def compare(store: SimStore, model: ShardModel, ids: Sequence[bytes], dice: Rand
     state = store.state
     assert state is not None
     if state.pull_offset != model.pull_offset or state.cursor != model.cursor:
-        raise wrong(f"shard {model.number} is at {state}, not at {model.pull_offset} and {model.cursor}")
+        raise wrong(
+            f"shard {model.number} is at {state}, not at {model.pull_offset} and {model.cursor}"
+        )
     # Every lookup now and then; those that are likely to have changed always.
     known = (
-        [*ids, *NEVER_USED] if dice.random() < 0.1 else [*model.pending, *ids[:8], *dice.sample(ids, min(3, len(ids)))]
+        [*ids, *NEVER_USED]
+        if dice.random() < 0.1
+        else [*model.pending, *ids[:8], *dice.sample(ids, min(3, len(ids)))]
     )
     for message_id in known:
         _compare_lookup(store, state, model, message_id)
@@ -41,8 +45,20 @@ def _compare_lookup(store: SimStore, state: State, model: ShardModel, message_id
     if pending is not None:
         if found is None or found.state != "pending" or found.entry is None:
             raise wrong(f"{what} finds {found}, pending is {pending}")
-        shown = (found.place_ms, found.offset, found.entry.due_ms, found.entry.occurrence, found.entry.attempt)
-        expected = (pending.place_ms, pending.offset, pending.due_ms, pending.occurrence, pending.attempt)
+        shown = (
+            found.place_ms,
+            found.offset,
+            found.entry.due_ms,
+            found.entry.occurrence,
+            found.entry.attempt,
+        )
+        expected = (
+            pending.place_ms,
+            pending.offset,
+            pending.due_ms,
+            pending.occurrence,
+            pending.attempt,
+        )
         if (
             shown != expected
             or found.entry.target != pending.command.target
@@ -52,7 +68,9 @@ def _compare_lookup(store: SimStore, state: State, model: ShardModel, message_id
         if (found.lane or None) != pending.lane:
             raise wrong(f"{what} finds the lane {found.lane}, not {pending.lane}")
         if found.entry.expire_at_ms != pending.expire_at_ms:
-            raise wrong(f"{what} finds the expiry {found.entry.expire_at_ms}, not {pending.expire_at_ms}")
+            raise wrong(
+                f"{what} finds the expiry {found.entry.expire_at_ms}, not {pending.expire_at_ms}"
+            )
         reason = "" if found.failure is None else Reason(found.failure.reason).label
         if reason != pending.reason:
             raise wrong(f"{what} finds the failure {found.failure}, not {pending.reason!r}")
@@ -79,13 +97,16 @@ def _compare_pages(store: SimStore, state: State, model: ShardModel, dice: Rando
         found, begin = page(store, state, model.number, begin=begin, matching=matching, limit=limit)
         if len(found) > limit:
             raise wrong(f"a page of {limit} messages has {len(found)}")
-        rows += [(row.id, row.place_ms, row.offset, row.entry.due_ms, row.is_parked) for row in found]
+        rows += [
+            (row.id, row.place_ms, row.offset, row.entry.due_ms, row.is_parked) for row in found
+        ]
         if begin is None:
             break
     expected = [
         (message.id, message.place_ms, message.offset, message.due_ms, message.lane is not None)
         for message in sorted(model.pending.values(), key=lambda message: message.position)
-        if matching.target in (None, message.command.target) and message.id.startswith(matching.id_prefix)
+        if matching.target in (None, message.command.target)
+        and message.id.startswith(matching.id_prefix)
     ]
     if rows != expected:
         raise wrong(f"the pages of shard {model.number} have {rows}, pending are {expected}")
@@ -95,8 +116,8 @@ def _compare_counts(store: SimStore, state: State, model: ShardModel) -> None:
     parked = sum(message.lane is not None for message in model.pending.values())
     if (state.pending, state.parked) != (len(model.pending), parked):
         raise wrong(
-            f"shard {model.number} counts {state.pending} pending and {state.parked} parked, there are"
-            f" {len(model.pending)} and {parked}"
+            f"shard {model.number} counts {state.pending} pending and {state.parked} parked, "
+            f"there are {len(model.pending)} and {parked}"
         )
     waiting = len(model.refusals) + sum(map(len, model.forwards.values()))
     if state.held != waiting:

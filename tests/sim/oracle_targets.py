@@ -1,4 +1,5 @@
-"""The targets of the oracle's messages, their faults, and which outcomes of a delivery these permit."""
+"""The targets of the oracle's messages, their faults, and which outcomes of a delivery these
+permit."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ WHOLE_TOPIC, UNCREATED, LIMITED = -1, -2, -3
 
 
 class Targets(Facts):
-    """All targets: `keyed` is compacted, `tiny` takes small records, `limited` has a rate, `flaky` comes and goes."""
+    """All targets: `keyed` is compacted, `tiny` takes small records, `limited` has a rate, `flaky`
+    comes and goes."""
 
     def __init__(self, world: World, brokers: Brokers, dice: Random) -> None:
         self.world = world
@@ -45,9 +47,11 @@ class Targets(Facts):
         self.leaderless_ms: dict[str, int] = {}
         """Until when a partition of each topic has no leader, as far as it ever had none."""
         self.refusing_ms: dict[str, int] = {}
-        """Until when a topic refused records. A refusal may be decided at the next step only, however much later that is."""
+        """Until when a topic refused records. A refusal may be decided at the next step only,
+        however much later that is."""
         self.closed_ms: dict[int, int] = {}
-        """Until when a partition of the delay topic, or the rejected topic (-1), took no records."""
+        """Until when a partition of the delay topic, or the rejected topic (-1), took no
+        records."""
         self.disturbs_own = dice.random() < 0.5
         self.poisoned: set[str] = set()
         """Targets for which a poison record was sent."""
@@ -97,15 +101,31 @@ class Targets(Facts):
     def may_die(self, message: Message, reason: str, step: Step) -> str:
         command = message.command
         if reason == "too-large":
-            return "" if command.target == "tiny" and len(command.value or b"") > TINY_BYTES else "it is small"
+            return (
+                ""
+                if command.target == "tiny" and len(command.value or b"") > TINY_BYTES
+                else "it is small"
+            )
         if reason == "no-key":
-            return "" if command.target == "keyed" and command.target_key is None else "it has a key, or needs none"
+            return (
+                ""
+                if command.target == "keyed" and command.target_key is None
+                else "it has a key, or needs none"
+            )
         if reason == "target-missing":
-            missed = "flaky" not in self.brokers.topics or self.missing_ms > self.world.now_ms - 10 * KNOWN_MS
+            missed = (
+                "flaky" not in self.brokers.topics
+                or self.missing_ms > self.world.now_ms - 10 * KNOWN_MS
+            )
             return "" if command.target == "flaky" and missed else "its target exists"
         if reason == "refused-by-broker":
-            # What shares a transaction with a refused message is tried again alone, and is no poison then.
-            if command.value == POISON or command.target in self.refusing_ms or command.target == "flaky":
+            # What shares a transaction with a refused message is tried again alone, and is no
+            # poison then.
+            if (
+                command.value == POISON
+                or command.target in self.refusing_ms
+                or command.target == "flaky"
+            ):
                 return ""
             return "its target takes it"
         if reason in ("no-leader", "rate-limited"):
@@ -113,18 +133,22 @@ class Targets(Facts):
         return f"{reason} is no reason for it"
 
     def may_wait(self, message: Message, reason: str, step: Step) -> str:
-        # A target with poison records is set aside: its other messages wait too.
-        # So does a dead letter after a transaction that failed: the dead-letter topic may be the cause.
+        # A target with poison records is set aside: its other messages wait too. So does a dead
+        # letter after a transaction that failed: the dead-letter topic may be the cause.
         topic = message.command.target
-        if reason == "expired" and (message.expire_at_ms is not None or message.command.rhythm is not None):
+        if reason == "expired" and (
+            message.expire_at_ms is not None or message.command.rhythm is not None
+        ):
             return ""
-        if reason == "refused-by-broker" and (topic in self.poisoned or topic in self.refusing_ms or topic == "flaky"):
+        if reason == "refused-by-broker" and (
+            topic in self.poisoned or topic in self.refusing_ms or topic == "flaky"
+        ):
             return ""
         return self.may_die(message, reason, step)
 
     def may_hold(self, destination: int) -> str:
-        # A master that did not look since may still take it for closed.
-        # A transaction that a message made fail, or the rejected topic, may look as if its destination had refused it.
+        # A master that did not look since may still take it for closed. A transaction that a
+        # message made fail, or the rejected topic, may look as if its destination had refused it.
         failed = self.poisoned or self.refusing_ms or self.missing_ms >= 0 or -1 in self.closed_ms
         return "" if destination in self.closed_ms or failed else "it takes records"
 

@@ -1,4 +1,5 @@
-"""The values of the oracle's model: what a producer asked for, what became of it, and what one transaction wrote."""
+"""The values of the oracle's model: what a producer asked for, what became of it, and what one
+transaction wrote."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chronos.core.message import Record
-from chronos.core.progress import Progress
+from chronos.core.shard.progress import Progress
 from tests.sim.oracle_series import Rhythm
 from tests.sim.world import CORRECTNESS, Finding
 
@@ -14,7 +15,8 @@ TOLERANCE_MS = 500
 """How far a broker's clock may be from a machine's."""
 
 SKEW_MS = 240
-"""How far the clock of a broker or machine is off at most: two of them differ by less than the tolerance."""
+"""How far the clock of a broker or machine is off at most: two of them differ by less than the
+tolerance."""
 
 Position = tuple[int, int]
 Pairs = list[tuple[str, bytes | None]]
@@ -27,7 +29,8 @@ def wrong(text: str) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a producer asks for with a record. The workload writes the record and the command side by side; nothing is parsed."""
+    """What a producer asks for with a record. The workload writes the record and the command side
+    by side; nothing is parsed."""
 
     verb: str = "schedule"
     id: bytes | None = None
@@ -35,7 +38,8 @@ class Command:
     is_keyed: bool = False
     """The id is the record's key."""
     flaw: str = ""
-    """The reason with which the record is refused wherever it is read; empty: nothing is wrong with it."""
+    """The reason with which the record is refused wherever it is read; empty: nothing is wrong with
+    it."""
     at_ms: int | None = None
     delay_ms: int | None = None
     target: str = ""
@@ -77,7 +81,8 @@ class Message:
     planned_ms: int = 0
     """The time of the occurrence in the rhythm."""
     aside: bool = False
-    """It is late for a reason of its own: a retry, a lane, a reschedule, or because missed ones were put together."""
+    """It is late for a reason of its own: a retry, a lane, a reschedule, or because missed ones
+    were put together."""
     lane: tuple[str, int] | None = None
     reason: str = ""
     """Why it was not delivered when it was tried last."""
@@ -137,7 +142,8 @@ class Facts:
     """What the model is told about the world: which outcomes of a delivery were possible."""
 
     def may_die(self, message: Message, reason: str, step: Step) -> str:
-        """Return why the message cannot have been dead-lettered or tried again for this reason; empty: it can."""
+        """Return why the message cannot have been dead-lettered or tried again for this reason;
+        empty: it can."""
         raise NotImplementedError
 
     def may_wait(self, message: Message, reason: str, step: Step) -> str:
@@ -145,7 +151,8 @@ class Facts:
         raise NotImplementedError
 
     def may_hold(self, destination: int) -> str:
-        """Return why a partition of the delay topic, or the rejected topic (-1), takes records; empty: perhaps it does not."""
+        """Return why a partition of the delay topic, or the rejected topic (-1), takes records;
+        empty: perhaps it does not."""
         raise NotImplementedError
 
     def may_park(self, message: Message, lane: int, step: Step) -> str:

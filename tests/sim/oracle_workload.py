@@ -1,4 +1,5 @@
-"""The producers of the oracle: every header, action and mistake, on few ids and close times, so that collisions are frequent.
+"""The producers of the oracle: every header, action and mistake, on few ids and close times, so
+that collisions are frequent.
 
 Each record is written together with the `Command` that the documentation says it is.
 """
@@ -76,7 +77,14 @@ class Producers:
     """Writes records to the delay topic."""
 
     def __init__(
-        self, world: World, brokers: Brokers, service: Service, targets: Targets, dice: Random, *, seed: int
+        self,
+        world: World,
+        brokers: Brokers,
+        service: Service,
+        targets: Targets,
+        dice: Random,
+        *,
+        seed: int,
     ) -> None:
         self.world = world
         self.targets = targets
@@ -96,7 +104,8 @@ class Producers:
         self.misspelled = self.names_dice.choice([0.0, 0.2, 0.5])
         """Records whose headers are in another case, or have `_` for `-`."""
         self.long_past = self.names_dice.choice([0.0, 0.1])
-        """Messages and changes to a time that is refused because it is too long ago, or accepted as a backfill."""
+        """Messages and changes to a time that is refused because it is too long ago, or accepted as
+        a backfill."""
         self.ends_series = False
         """New series have an end."""
 
@@ -109,7 +118,9 @@ class Producers:
             self.transaction = Transaction(None, 0)
             for _ in range(dice.randint(1, 3)):
                 self._send_one()
-            self.world.after(dice.choice([1, 50, 900, 4_000]), self._end, self.transaction, dice.random() < 0.7)
+            self.world.after(
+                dice.choice([1, 50, 900, 4_000]), self._end, self.transaction, dice.random() < 0.7
+            )
             self.transaction = None
         else:
             self._send_one()
@@ -123,7 +134,9 @@ class Producers:
         shard, count = self.dice.randrange(self.shards), self.dice.randint(1, 3)
         partition = self.brokers.topics[DELAY][shard]
         first = partition.high
-        partition.unreadable |= dict.fromkeys(range(first, first + count), (first, first + count - 1))
+        partition.unreadable |= dict.fromkeys(
+            range(first, first + count), (first, first + count - 1)
+        )
         for offset in range(first, first + count):
             self.brokers.append(partition, b"id-0", b"unreadable", [])
             self.service.commands[shard, offset] = Command(flaw="unreadable")
@@ -131,7 +144,12 @@ class Producers:
     def _send_one(self) -> None:
         dice = self.dice
         if dice.random() < 0.02:
-            self._write(dice.randrange(self.shards), Command(verb="probe"), [("chronos-action", b"probe")], None)
+            self._write(
+                dice.randrange(self.shards),
+                Command(verb="probe"),
+                [("chronos-action", b"probe")],
+                None,
+            )
         elif dice.random() < self.habits.flawed:
             self._send_flawed()
         elif dice.random() < self.habits.actions:
@@ -146,7 +164,9 @@ class Producers:
 
     def _decides_by(self, rules: int) -> bool:
         """Return whether every master decides by these rules, or by later ones."""
-        return self.first_rules >= rules or all(shard.rules >= rules for shard in self.service.shards)
+        return self.first_rules >= rules or all(
+            shard.rules >= rules for shard in self.service.shards
+        )
 
     def cancel_series(self) -> None:
         """Cancel every series without an end, at its own partition."""
@@ -211,7 +231,9 @@ class Producers:
             rhythm = replace(command.rhythm, until_ms=0)
             command = replace(command, at_ms=None, delay_ms=None, rhythm=rhythm)
             headers = [pair for pair in headers if pair[0] != "chronos-repeat-until"]
-            headers = [pair for pair in headers if pair[0] not in ("chronos-deliver-at", "chronos-delay")]
+            headers = [
+                pair for pair in headers if pair[0] not in ("chronos-deliver-at", "chronos-delay")
+            ]
         if dice.random() < habits.expiring and command.at_ms is not None:
             expire_at_ms = due_ms + command.spread_ms + dice.choice([0, 100, 3_000])
             command = replace(command, expire_at_ms=expire_at_ms)
@@ -226,7 +248,11 @@ class Producers:
             headers.append(("chronos-action", verb.encode()))
         if dice.random() < 0.1:
             # A consumer sends a message again: its receipt is dropped.
-            headers += [("chronos-due-at", b"5"), ("chronos-source", b"delay/0/5"), ("chronos-attempt", b"2")]
+            headers += [
+                ("chronos-due-at", b"5"),
+                ("chronos-source", b"delay/0/5"),
+                ("chronos-attempt", b"2"),
+            ]
             if key is None:
                 headers.append(("chronos-id", b"another"))
         return command, headers, key
@@ -234,7 +260,11 @@ class Producers:
     def _rhythm(self, due_ms: int) -> Rhythm:
         dice = self.dice
         kind = dice.choice(["every", "every", "backoff", "cron"])
-        base_ms = dice.choice([2_000, 5_000, 20_000]) if kind == "cron" else dice.choice([300, 700, 20_000])
+        base_ms = (
+            dice.choice([2_000, 5_000, 20_000])
+            if kind == "cron"
+            else dice.choice([300, 700, 20_000])
+        )
         ends = self.ends_series or dice.random() < 0.7
         return Rhythm(
             kind=kind,
@@ -252,13 +282,17 @@ class Producers:
         self._write(self._partition(command), command, headers, key)
 
     def _as_long_past(self, command: Command, headers: Pairs) -> tuple[Command, Pairs]:
-        """Move some due times so far into the past that they are refused, unless the record is a backfill's."""
+        """Move some due times so far into the past that they are refused, unless the record is a
+        backfill's."""
         if command.at_ms is None or command.rhythm is not None or command.expire_at_ms is not None:
             return command, headers
         if not self._decides_by(3) or self.names_dice.random() >= self.long_past:
             return command, headers
         at_ms = self.world.now_ms - MAX_PAST_MS - 10_000
-        headers = [(name, b"%d" % at_ms if name == "chronos-deliver-at" else value) for name, value in headers]
+        headers = [
+            (name, b"%d" % at_ms if name == "chronos-deliver-at" else value)
+            for name, value in headers
+        ]
         if command.verb != "schedule" or self.names_dice.random() < 0.5:
             return replace(command, at_ms=at_ms, flaw="past"), headers
         return replace(command, at_ms=at_ms), [*headers, ("chronos-action", b"backfill")]
@@ -271,7 +305,9 @@ class Producers:
         if verb == "replay":
             self._send_replay()
             return
-        generated = [message.id for shard in self.service.shards for message in shard.pending.values()]
+        generated = [
+            message.id for shard in self.service.shards for message in shard.pending.values()
+        ]
         generated = [found for found in generated if found not in self.ids]
         generated += [found for found in self.named if found not in self.ids][-5:]
         is_keyed = not generated or dice.random() < 0.7
@@ -311,13 +347,24 @@ class Producers:
         due_ms = self.world.now_ms
         own = [pair for pair in letter.headers or () if not pair[0].startswith("chronos-")]
         command = Command(
-            verb="replay", id=message_id, is_keyed=is_keyed, at_ms=due_ms, target=target.decode(),
-            target_key=headers.get("chronos-target-key"), value=letter.value, headers=own, replayed=replayed,
-        )  # fmt: skip
+            verb="replay",
+            id=message_id,
+            is_keyed=is_keyed,
+            at_ms=due_ms,
+            target=target.decode(),
+            target_key=headers.get("chronos-target-key"),
+            value=letter.value,
+            headers=own,
+            replayed=replayed,
+        )
         pairs: Pairs = [
-            *own, ("chronos-action", b"replay"), ("chronos-deliver-at", b"%d" % due_ms), ("chronos-replayed", replayed),
-            ("chronos-target-topic", target), ("chronos-id", message_id),
-        ]  # fmt: skip
+            *own,
+            ("chronos-action", b"replay"),
+            ("chronos-deliver-at", b"%d" % due_ms),
+            ("chronos-replayed", replayed),
+            ("chronos-target-topic", target),
+            ("chronos-id", message_id),
+        ]
         if command.target_key is not None:
             pairs.append(("chronos-target-key", command.target_key))
         self._write(self._partition(command), command, pairs, message_id if is_keyed else None)
@@ -327,29 +374,50 @@ class Producers:
     def _send_flawed(self) -> None:
         dice = self.dice
         command, headers, key = self._message("schedule")
-        kind = dice.choice([
-            *FLAWS, "no-time", "no-target", "reserved-target", "forbidden-target", "bad-id", "reserved-id",
-            "no-id", "beyond-max-delay", "unreadable-headers", "create-time", "hop", "expiry",
-        ])  # fmt: skip
+        kind = dice.choice(
+            [
+                *FLAWS,
+                "no-time",
+                "no-target",
+                "reserved-target",
+                "forbidden-target",
+                "bad-id",
+                "reserved-id",
+                "no-id",
+                "beyond-max-delay",
+                "unreadable-headers",
+                "create-time",
+                "hop",
+                "expiry",
+            ]
+        )
         names = [name for name, _ in headers]
         create_time_ms = None
         if kind in FLAWS:
             added: Pairs = list(FLAWS[kind])
             headers = [
-                pair for pair in headers if pair[0] not in [name for name, _ in added] or kind == "repeated-header"
+                pair
+                for pair in headers
+                if pair[0] not in [name for name, _ in added] or kind == "repeated-header"
             ]
             headers += added
             if kind == "unknown-header" and self._decides_by(3):
-                near = self.names_dice.choice(["chronos-wish", "chronos_dely", "ChronosTarget-Key", "chronos.spread"])
+                near = self.names_dice.choice(
+                    ["chronos-wish", "chronos_dely", "ChronosTarget-Key", "chronos.spread"]
+                )
                 headers[-1] = (near, b"1")
         elif kind == "no-time":
             if command.leaves_first_time:
                 return
             headers = [
-                pair for pair in headers if pair[0] not in ("chronos-deliver-at", "chronos-delay", "chronos-expire-at")
+                pair
+                for pair in headers
+                if pair[0] not in ("chronos-deliver-at", "chronos-delay", "chronos-expire-at")
             ]
             headers = [
-                pair for pair in headers if not pair[0].startswith(("chronos-repeat", "chronos-late", "chronos-spread"))
+                pair
+                for pair in headers
+                if not pair[0].startswith(("chronos-repeat", "chronos-late", "chronos-spread"))
             ]
             if key is not None and command.value is None:
                 return
@@ -357,7 +425,10 @@ class Producers:
             headers = [pair for pair in headers if pair[0] != "chronos-target-topic"]
         elif kind in ("reserved-target", "forbidden-target"):
             topic = REJECTED.encode() if kind == "reserved-target" else b"forbidden"
-            headers = [(name, topic if name == "chronos-target-topic" else value) for name, value in headers]
+            headers = [
+                (name, topic if name == "chronos-target-topic" else value)
+                for name, value in headers
+            ]
         elif kind == "bad-id":
             key = dice.choice([b"", b"i" * 1_025])
         elif kind == "reserved-id":
@@ -368,12 +439,16 @@ class Producers:
             if "chronos-expire-at" in names or "chronos-repeat-until" in names:
                 return
             far = b"%d" % (self.world.now_ms + 2 * MAX_DELAY_MS)
-            headers = [pair for pair in headers if pair[0] not in ("chronos-deliver-at", "chronos-delay")]
+            headers = [
+                pair for pair in headers if pair[0] not in ("chronos-deliver-at", "chronos-delay")
+            ]
             headers.append(("chronos-deliver-at", far))
         elif kind == "hop":
             kind = "bad-value"
             shard = self._partition(command)
-            source = dice.choice([b"delay/%d/3" % shard, b"another/0/3", b"delay/%d/3" % self.shards, b"nowhere"])
+            source = dice.choice(
+                [b"delay/%d/3" % shard, b"another/0/3", b"delay/%d/3" % self.shards, b"nowhere"]
+            )
             headers.append(("chronos-forwarded", b"%b;%d" % (source, self.world.now_ms)))
             self._write(shard, replace(command, flaw=kind, hop=None), headers, key)
             return
@@ -386,14 +461,22 @@ class Producers:
             create_time_ms = 1_000 * self.world.now_ms
         command = replace(command, flaw=kind)
         self._write(
-            self._partition(command), command, None if kind == "unreadable-headers" else headers, key, create_time_ms
+            self._partition(command),
+            command,
+            None if kind == "unreadable-headers" else headers,
+            key,
+            create_time_ms,
         )
 
     # Writing
 
     def _partition(self, command: Command) -> int:
         dice = self.dice
-        if command.id is None or command.flaw or (self.is_upgraded and dice.random() < self.habits.elsewhere):
+        if (
+            command.id is None
+            or command.flaw
+            or (self.is_upgraded and dice.random() < self.habits.elsewhere)
+        ):
             return dice.randrange(self.shards)
         return self.service.home(command)
 
@@ -408,10 +491,20 @@ class Producers:
         partition = self.brokers.topics[DELAY][shard]
         if headers is not None and not command.flaw and command.id is not None and self.shards > 1:
             command = self._pretend(shard, command, headers)
-        if headers is not None and self._decides_by(3) and self.names_dice.random() < self.misspelled:
+        if (
+            headers is not None
+            and self._decides_by(3)
+            and self.names_dice.random() < self.misspelled
+        ):
             headers = self._misspell(headers)
-        value = command.value if command.verb not in ("probe", "cancel", "reschedule", "fire-now") else None
-        offset = self.brokers.append(partition, key, value, headers, self.transaction, create_time_ms)
+        value = (
+            command.value
+            if command.verb not in ("probe", "cancel", "reschedule", "fire-now")
+            else None
+        )
+        offset = self.brokers.append(
+            partition, key, value, headers, self.transaction, create_time_ms
+        )
         self.service.commands[shard, offset] = command
         self.sent += 1
         if key is None and command.verb == "schedule" and not command.flaw:
@@ -421,15 +514,24 @@ class Producers:
             self.named.append(b"%d-%d-%d" % (shard, due_ms, offset))
         elif command.id is not None and command.id not in self.named:
             self.named.append(command.id)
-        self.world.trace(f"send {shard}/{offset} {command.verb} {(command.id or b'').decode()} {command.flaw}")
+        self.world.trace(
+            f"send {shard}/{offset} {command.verb} {(command.id or b'').decode()} {command.flaw}"
+        )
 
     def _misspell(self, headers: Pairs) -> Pairs:
-        """Write headers of Chronos in another case, or with `_` for `-`: they mean the same. A hop is only as Chronos writes it."""
+        """Write headers of Chronos in another case, or with `_` for `-`: they mean the same. A hop
+        is only as Chronos writes it."""
         spell = self.names_dice.choice([str.title, str.upper, lambda name: name.replace("-", "_")])
-        return [(spell(name) if self._may_be_spelled(name) else name, value) for name, value in headers]
+        return [
+            (spell(name) if self._may_be_spelled(name) else name, value) for name, value in headers
+        ]
 
     def _may_be_spelled(self, name: str) -> bool:
-        return name.startswith("chronos-") and name != "chronos-forwarded" and self.names_dice.random() < 0.8
+        return (
+            name.startswith("chronos-")
+            and name != "chronos-forwarded"
+            and self.names_dice.random() < 0.8
+        )
 
     def _pretend(self, shard: int, command: Command, headers: Pairs) -> Command:
         """Write a hop that Chronos did not write: the record looks as if it had been forwarded."""
@@ -439,5 +541,7 @@ class Producers:
         first_ms = self.world.now_ms - self.dice.choice([0, 9, 400, 900, 5_000, -300, -2_000])
         if command.delay_ms is not None:
             return command
-        headers.append(("chronos-forwarded", b"%b/%d/%d;%d" % (DELAY.encode(), source, 0, first_ms)))
+        headers.append(
+            ("chronos-forwarded", b"%b/%d/%d;%d" % (DELAY.encode(), source, 0, first_ms))
+        )
         return replace(command, hop=(source, 0, first_ms))

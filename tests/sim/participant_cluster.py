@@ -1,8 +1,9 @@
-"""A simulated cluster whose coordinator is Kafka: one seed, faults in a first phase, then healing, then judgement.
+"""A simulated cluster whose coordinator is Kafka: one seed, faults in a first phase, then healing,
+then judgement.
 
-Judged are: no two epochs commit in turn; nobody is called gone because of a clock, or of the pause of the judge alone; a
-controller answers within the timeout times the number of members after healing; in the end all have the last roles.
-"""
+Judged are: no two epochs commit in turn; nobody is called gone because of a clock, or of the pause
+of the judge alone; a controller answers within the timeout times the number of members after
+healing; in the end all have the last roles."""
 
 from __future__ import annotations
 
@@ -11,10 +12,17 @@ from itertools import count
 
 from msgspec import Struct
 
-from chronos.core.cluster_records import HEARTBEATS, ROLES, RolesRecord, Submission, pack_record, unpack_roles
-from chronos.core.controllership import Stage
-from chronos.core.participant import Place
-from chronos.core.roles import Request
+from chronos.core.cluster.controllership import Stage
+from chronos.core.cluster.heartbeats import (
+    HEARTBEATS,
+    ROLES,
+    RolesRecord,
+    Submission,
+    pack_record,
+    unpack_roles,
+)
+from chronos.core.cluster.participant import Place
+from chronos.core.cluster.roles import Request
 from tests.sim.cluster_topic import Entry
 from tests.sim.participants import TIMING, Process, Topic
 from tests.sim.world import CORRECTNESS, LIVENESS, Finding, World
@@ -36,7 +44,7 @@ class Checker:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.lives: dict[str, Process] = {}
+        self.incarnations: dict[str, Process] = {}
         self.roles: list[RolesRecord] = []
         """All records that were committed, in order."""
         self.answered_ms: dict[str, int] = {}
@@ -50,48 +58,68 @@ class Checker:
     def committed(self, offset: int, value: bytes) -> None:
         """Two controllers never commit in turn, and each record follows from the one before."""
         record = unpack_roles(value)
-        self.world.trace(f"{record.life} commits {record.epoch}.{record.version} {dict(record.roles.shards)}")
+        self.world.trace(
+            f"{record.incarnation} commits {record.epoch}.{record.version} "
+            f"{dict(record.roles.shards)}"
+        )
         before = self.roles[-1] if self.roles else None
         if before is not None:
             if record.epoch < before.epoch:
-                raise self.found(f"{record.life} commits epoch {record.epoch} after {before.epoch}")
-            if record.epoch == before.epoch and record.life != before.life:
-                raise self.found(f"{record.life} and {before.life} both commit epoch {record.epoch}")
+                raise self.found(
+                    f"{record.incarnation} commits epoch {record.epoch} after {before.epoch}"
+                )
+            if record.epoch == before.epoch and record.incarnation != before.incarnation:
+                raise self.found(
+                    f"{record.incarnation} and {before.incarnation} both commit epoch "
+                    f"{record.epoch}"
+                )
             if record.version <= before.version and not self.unclean:
-                raise self.found(f"{record.life} commits version {record.version} after {before.version}")
+                raise self.found(
+                    f"{record.incarnation} commits version {record.version} after {before.version}"
+                )
             lost = set(before.roles.limited) - set(record.roles.limited)
             if lost and not self.unclean:
-                raise self.found(f"{record.life} commits roles without what was answered before: {lost}")
+                raise self.found(
+                    f"{record.incarnation} commits roles without what was answered before: {lost}"
+                )
         self.roles.append(record)
         for pattern in record.roles.limited:
             self.answered_ms.setdefault(pattern, self.world.now_ms)
 
     def judged(self, judge: Process) -> None:
-        """A process that is not frozen, cut or stopped, beside a log that answers, is not called gone."""
-        gone = judge.participant.lives.gone()
-        for life in sorted(gone - judge.gone):
-            accused = self.lives.get(life)
-            self.world.trace(f"{judge.life} calls {life} gone")
+        """A process that is not frozen, cut or stopped, beside a log that answers, is not called
+        gone."""
+        gone = judge.participant.incarnations.gone()
+        for incarnation in sorted(gone - judge.gone):
+            accused = self.incarnations.get(incarnation)
+            self.world.trace(f"{judge.incarnation} calls {incarnation} gone")
             since_ms = self.world.now_ms - CLEAN_MS
             if (
                 accused is None
-                or accused.life != life
+                or accused.incarnation != incarnation
                 or accused.ended
                 or accused.left
                 or accused.excused_ms >= since_ms
                 or judge.topic.excused_ms >= since_ms
             ):
                 continue
-            raise self.found(f"{judge.life} calls {life} gone, which was well all the time")
+            raise self.found(
+                f"{judge.incarnation} calls {incarnation} gone, which was well all the time"
+            )
         judge.gone = set(gone)
 
     def stopped(self, process: Process) -> None:
         """A process stops only because another one has, or had lately, its name."""
         others = [
-            other for other in self.lives.values() if other.node == process.node and other is not process
-        ]  # fmt: skip
+            other
+            for other in self.incarnations.values()
+            if other.node == process.node and other is not process
+        ]
         if not others:
-            raise self.found(f"{process.life} is {process.participant.place} although no other process had its name")
+            raise self.found(
+                f"{process.incarnation} is {process.participant.place} although no other process "
+                "had its name"
+            )
 
 
 class Cluster:
@@ -102,7 +130,7 @@ class Cluster:
         self.began_ms = world.now_ms
         self.checker = Checker(world)
         self.topic = Topic(world, self.checker)
-        self.lives = count(1)
+        self.incarnations = count(1)
         self.unclear = 0.0
         """Share of the commits whose answer is lost."""
         self.broken: Process | None = None
@@ -116,7 +144,7 @@ class Cluster:
 
     def start(self, node: str, instance: str) -> None:
         self.processes.append(Process(self, node, instance))
-        self.world.trace(f"{self.processes[-1].life} of {instance} starts")
+        self.world.trace(f"{self.processes[-1].incarnation} of {instance} starts")
 
     def running(self) -> list[Process]:
         return [process for process in self.processes if not process.ended]
@@ -124,16 +152,28 @@ class Cluster:
     # --- faults
 
     def draw_faults(self) -> None:
-        """Each kind of fault is absent from some seeds, so that no fault hides what another one would show."""
+        """Each kind of fault is absent from some seeds, so that no fault hides what another one
+        would show."""
         draw = self.world.random
         kinds = [
             kind
             for kind in (
-                self.freeze, self.freeze, self.freeze_all, self.kill, self.leave, self.double, self.contend, self.cut,
-                self.silence, self.elect, self.slow, self.freeze_controller, self.mute_reader,
+                self.freeze,
+                self.freeze,
+                self.freeze_all,
+                self.kill,
+                self.leave,
+                self.double,
+                self.contend,
+                self.cut,
+                self.silence,
+                self.elect,
+                self.slow,
+                self.freeze_controller,
+                self.mute_reader,
             )
             if draw.random() < 0.5
-        ]  # fmt: skip
+        ]
         self.unclear = draw.choice([0.0, 0.0, 0.1])
         may_lose = draw.random() < 0.1
         for _ in range(draw.choice([0, 2, 5, 12]) if kinds else 0):
@@ -153,7 +193,7 @@ class Cluster:
     def freeze(self) -> None:
         if process := self._one():
             wait_ms = self._some_ms()
-            self.world.trace(f"{process.life} freezes for {wait_ms}")
+            self.world.trace(f"{process.incarnation} freezes for {wait_ms}")
             process.freeze(wait_ms)
 
     def freeze_all(self) -> None:
@@ -166,12 +206,16 @@ class Cluster:
         """Whichever process is taking over or controlling, at any point of it."""
         for process in self.running():
             if process.participant.stage is not Stage.FOLLOWING:
-                process.freeze(self.world.random.choice([self._some_ms(), self.world.random.randrange(1_500, 2_600)]))
-                self.world.trace(f"{process.life} freezes while {process.participant.stage}")
+                process.freeze(
+                    self.world.random.choice(
+                        [self._some_ms(), self.world.random.randrange(1_500, 2_600)]
+                    )
+                )
+                self.world.trace(f"{process.incarnation} freezes while {process.participant.stage}")
 
     def kill(self) -> None:
         if process := self._one():
-            self.world.trace(f"{process.life} is killed")
+            self.world.trace(f"{process.incarnation} is killed")
             process.ended = True
             self.world.after(self.world.random.randrange(4_000), self._restart, process)
 
@@ -183,13 +227,13 @@ class Cluster:
         process = self._one()
         if process is None or process.left:
             return
-        farewell = process.participant.leave()
-        self.world.trace(f"{process.life} leaves")
+        leave_record = process.participant.leave()
+        self.world.trace(f"{process.incarnation} leaves")
         process.left = True
-        if farewell is None:
+        if leave_record is None:
             process.ended = True
         else:
-            process.write(farewell)
+            process.write(leave_record)
         self.world.after(self.world.random.randrange(100, 4_000), self._return, process)
 
     def _return(self, process: Process) -> None:
@@ -207,26 +251,28 @@ class Cluster:
         """Another directory under the same name; sometimes two at once."""
         if process := self._one():
             for _ in range(self.world.random.choice([1, 2])):
-                self.start(process.node, f"{process.instance}+{next(self.lives)}")
+                self.start(process.node, f"{process.instance}+{next(self.incarnations)}")
 
     def cut(self) -> None:
         if process := self._one():
             verb, partition = self.world.random.choice(list(process.cut_ms))
             wait_ms = self._some_ms()
-            self.world.trace(f"{process.life} can not {verb} {partition} for {wait_ms}")
+            self.world.trace(f"{process.incarnation} can not {verb} {partition} for {wait_ms}")
             process.cut(verb, partition, wait_ms)
 
     def mute_reader(self) -> None:
         """Can write but not read."""
         if process := self._one():
             wait_ms = self._some_ms()
-            self.world.trace(f"{process.life} can not read for {wait_ms}")
+            self.world.trace(f"{process.incarnation} can not read for {wait_ms}")
             for partition in (HEARTBEATS, ROLES):
                 process.cut("read", partition, wait_ms)
 
     def silence(self) -> None:
         wait_ms = self._some_ms()
-        chosen = self.world.random.choice([(HEARTBEATS,), (ROLES,), (HEARTBEATS, ROLES), (HEARTBEATS, ROLES)])
+        chosen = self.world.random.choice(
+            [(HEARTBEATS,), (ROLES,), (HEARTBEATS, ROLES), (HEARTBEATS, ROLES)]
+        )
         self.world.trace(f"partitions {chosen} are silent for {wait_ms}")
         for partition in chosen:
             self.topic.partitions[partition].silence(wait_ms)
@@ -245,7 +291,9 @@ class Cluster:
         partition = self.world.random.choice([HEARTBEATS, ROLES])
         self.world.trace(f"partition {partition} elects a leader that lacks records")
         self.checker.unclean = True
-        self.topic.partitions[partition].elect(300, keeps_tail=False, loses=self.world.random.randrange(1, 6))
+        self.topic.partitions[partition].elect(
+            300, keeps_tail=False, loses=self.world.random.randrange(1, 6)
+        )
         self.topic.excuse(TIMING.timeout_ms)
 
     def slow(self) -> None:
@@ -284,20 +332,26 @@ class Cluster:
         self.world.trace("healed")
         running = self.running()
         if len(running) == len(self.names()) >= 2 and self.world.chance(0.5):
-            controllers = [process for process in running if process.participant.stage is Stage.CONTROLLING]
+            controllers = [
+                process for process in running if process.participant.stage is Stage.CONTROLLING
+            ]
             self._break(self.world.random.choice([self.world.random.choice(running), *controllers]))
 
     def names(self) -> set[str]:
         return {process.node for process in self.running()}
 
     def _break(self, process: Process) -> None:
-        kind = self.world.random.choice(["frozen", "no reads", "no reads of roles", "no writes of roles", "no writes"])
-        self.world.trace(f"{process.life} stays broken: {kind}")
+        kind = self.world.random.choice(
+            ["frozen", "no reads", "no reads of roles", "no writes of roles", "no writes"]
+        )
+        self.world.trace(f"{process.incarnation} stays broken: {kind}")
         self.broken, self.still_heard = process, kind == "no writes of roles"
         if kind == "frozen":
             process.freeze(FOREVER_MS)
         for verb, partition in process.cut_ms:
-            if kind in {f"no {verb}s", f"no {verb}s of roles"} and (partition == ROLES or not kind.endswith("roles")):
+            if kind in {f"no {verb}s", f"no {verb}s of roles"} and (
+                partition == ROLES or not kind.endswith("roles")
+            ):
                 process.cut(verb, partition, FOREVER_MS)
         process.excuse(FOREVER_MS)
 
@@ -312,17 +366,22 @@ class Cluster:
         patterns = {self.ask()}
         while not (answered := patterns & set(self.checker.answered_ms)):
             if world.now_ms - healed_ms >= bound_ms:
-                raise Finding(LIVENESS, f"no controller {bound_ms} ms after healing, with {len(self.names())} members")
+                raise Finding(
+                    LIVENESS,
+                    f"no controller {bound_ms} ms after healing, with {len(self.names())} members",
+                )
             world.pass_time(50)
             if self.checker.unclean:
-                # Positions began again: a request at an old position counts as answered. An operator asks again.
+                # Positions began again: a request at an old position counts as answered. An
+                # operator asks again.
                 patterns.add(self.ask())
         world.pass_time(healed_ms + SETTLE_MS - world.now_ms)
         self._agree()
         return min(self.checker.answered_ms[pattern] for pattern in answered) - healed_ms
 
     def _agree(self) -> None:
-        """All processes that are well have the last roles, know each other, and one of them is the controller."""
+        """All processes that are well have the last roles, know each other, and one of them is the
+        controller."""
         last = self.checker.roles[-1]
         well = [process for process in self.running() if process is not self.broken]
         names = sorted(process.node for process in well)
@@ -334,12 +393,23 @@ class Cluster:
         for process in well:
             participant = process.participant
             if participant.place is not Place.MEMBER or not participant.confirmed(process.now_ms()):
-                raise Finding(LIVENESS, f"{process.life} is a {participant.place}, and not confirmed")
+                raise Finding(
+                    LIVENESS, f"{process.incarnation} is a {participant.place}, and not confirmed"
+                )
             if participant.control.last != last:
-                raise self.checker.found(f"{process.life} has other roles than the last ones")
+                raise self.checker.found(
+                    f"{process.incarnation} has other roles than the last ones"
+                )
             if set(participant.members()) != known and not self.checker.unclean:
-                raise self.checker.found(f"{process.life} knows {sorted(participant.members())}, not {sorted(known)}")
-        controllers = [process.life for process in well if process.participant.may_decide(process.now_ms())]
+                raise self.checker.found(
+                    f"{process.incarnation} knows {sorted(participant.members())}, not "
+                    f"{sorted(known)}"
+                )
+        controllers = [
+            process.incarnation
+            for process in well
+            if process.participant.may_decide(process.now_ms())
+        ]
         if len(controllers) != 1 and not (self.broken is not None and self.checker.unclean):
             raise Finding(LIVENESS, f"controllers: {controllers}")
 
@@ -361,7 +431,9 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Outcome:
     cluster.world.pass_time(FAULTS_MS)
     cluster.heal()
     controlled_ms = cluster.judge()
-    return Outcome(members=len(cluster.names()), controlled_ms=controlled_ms, digest=cluster.world.digest())
+    return Outcome(
+        members=len(cluster.names()), controlled_ms=controlled_ms, digest=cluster.world.digest()
+    )
 
 
 def summary(results: Sequence[Outcome]) -> str:

@@ -1,10 +1,11 @@
-"""Faults planted in `core.participant` and the modules below it: the simulation of participants must find each of them."""
+"""Faults planted in `core.cluster.participant` and the modules below it: the simulation of
+participants must find each of them."""
 
 from __future__ import annotations
 
-from chronos.core.controllership import Controllership
-from chronos.core.heartbeats import Lives, OwnHeartbeats
-from chronos.core.participant import Participant
+from chronos.core.cluster.controllership import Controllership
+from chronos.core.cluster.heartbeats import OwnHeartbeats, SeenIncarnations
+from chronos.core.cluster.participant import Participant
 from tests.sim.faults import Change
 
 PARTICIPANT_FAULTS: dict[str, list[Change]] = {
@@ -16,21 +17,31 @@ PARTICIPANT_FAULTS: dict[str, list[Change]] = {
             "if written_ms is None or before_ms is None or not (self._prompt and was_prompt):",
             "if written_ms is None or before_ms is None:",
         ),
-        (Lives, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
+        (SeenIncarnations, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
     ],
     "silence is counted by the time at which heartbeats come back": [
-        (OwnHeartbeats, "came_back", "self._returned_ms = written_ms", "self._returned_ms = written_ms = now_ms"),
+        (
+            OwnHeartbeats,
+            "came_back",
+            "self._returned_ms = written_ms",
+            "self._returned_ms = written_ms = now_ms",
+        ),
         (OwnHeartbeats, "came_back", "if between_ms > self._timing.prompt_ms:", "if False:"),
-        (Lives, "heard", "known.silence.happened()", "known.silence.ms = 0"),
-        (Lives, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
+        (SeenIncarnations, "heard", "known.silence.happened()", "known.silence.ms = 0"),
+        (SeenIncarnations, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
     ],
     "the silence before a pause is kept, and there is no grace": [
-        (Lives, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
-        (Lives, "passed", "known.silence.restart()", "pass"),
+        (SeenIncarnations, "passed", " and self._counted_ms >= self._timing.grace_ms", ""),
+        (SeenIncarnations, "passed", "known.silence.restart()", "pass"),
         (OwnHeartbeats, "came_back", "if between_ms > self._timing.prompt_ms:", "if False:"),
     ],
     "the roles are not read again after fencing": [
-        (Controllership, "fenced", "self._move(Stage.READING_AGAIN, now_ms)", "self._move(Stage.OPENING, now_ms)"),
+        (
+            Controllership,
+            "fenced",
+            "self._move(Stage.READING_AGAIN, now_ms)",
+            "self._move(Stage.OPENING, now_ms)",
+        ),
     ],
     "a fenced controller does not step down": [
         (Controllership, "failed", "self.restart()", "return"),
@@ -49,22 +60,32 @@ PARTICIPANT_FAULTS: dict[str, list[Change]] = {
     ],
     "the last one of two newcomers wins": [
         (
-            Lives,
+            SeenIncarnations,
             "_of",
             "if generation > (0 if known is None else known.generation):",
             "if generation >= (1 if known is None else known.generation):",
         ),
     ],
     "a restarted process does not count instead of the one before": [
-        (Participant, "_find_place", "max(0 if known is None else known.generation, self._start) + 1", "1"),
+        (
+            Participant,
+            "_find_place",
+            "max(0 if known is None else known.generation, self._start) + 1",
+            "1",
+        ),
     ],
     "a replaced process goes on": [
-        (Participant, "_find_place", "elif known is not None and known.generation >= self._generation:", "elif False:"),
+        (
+            Participant,
+            "_find_place",
+            "elif known is not None and known.generation >= self._generation:",
+            "elif False:",
+        ),
     ],
     "an epoch that only heartbeats report is given out again": [
         (Controllership, "_move", "max(self.epoch, self.epoch_seen) + 1", "self.epoch + 1"),
     ],
     "a member that does not read the roles is present": [
-        (Lives, "passed", "known.lag.passed(ms)", "pass"),
+        (SeenIncarnations, "passed", "known.lag.passed(ms)", "pass"),
     ],
 }

@@ -1,8 +1,7 @@
 """The simulated processes of a cluster whose coordinator is Kafka.
 
-Each process runs `core.participant` as the adapter does: it reads both partitions, writes what `step` returns, and takes over as
-`stage` says. Its clock has any offset and drifts.
-"""
+Each process runs `core.cluster.participant` as the adapter does: it reads both partitions, writes
+what `step` returns, and takes over as `stage` says. Its clock has any offset and drifts."""
 
 from __future__ import annotations
 
@@ -11,22 +10,29 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from chronos.core.cluster_records import (
+from chronos.core.cluster.controllership import Stage
+from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
-    Farewell,
     Heartbeat,
+    LeaveRecord,
     RolesRecord,
+    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.controllership import Stage
-from chronos.core.heartbeats import Timing
-from chronos.core.participant import STOPPED, Participant
-from chronos.core.roles import Member, Request, Roles, ShardRoles
-from tests.sim.cluster_topic import Entry, FencedProducer, Kind, SimPartition, Transactions, Truncated
+from chronos.core.cluster.participant import STOPPED, Participant
+from chronos.core.cluster.roles import Member, Request, Roles, ShardRoles
+from tests.sim.cluster_topic import (
+    Entry,
+    FencedProducer,
+    Kind,
+    SimPartition,
+    Transactions,
+    Truncated,
+)
 from tests.sim.world import CRASH, Finding, World
 
 if TYPE_CHECKING:
@@ -82,7 +88,9 @@ class Process:
         self.node = node
         self.instance = instance
         self.frozen_ms = 0
-        self.cut_ms = {(verb, partition): 0 for verb in ("read", "write") for partition in (HEARTBEATS, ROLES)}
+        self.cut_ms = {
+            (verb, partition): 0 for verb in ("read", "write") for partition in (HEARTBEATS, ROLES)
+        }
         """Until when it can not read or write a partition."""
         self._waiting: list[tuple[Callable[[], None], str]] = []
         """What is to be done once it is no longer frozen."""
@@ -97,17 +105,21 @@ class Process:
         self.world.after(self.world.random.randrange(50), self.tick)
 
     def register(self) -> None:
-        """Begin as a new life."""
-        self.life = f"{self.node}/{next(self.cluster.lives)}"
+        """Begin as a new incarnation."""
+        self.incarnation = f"{self.node}/{next(self.cluster.incarnations)}"
         self.positions = [0, 0]
         self._cuts = [len(partition.cuts) for partition in self.topic.partitions]
-        member = Member(node=self.node, instance=self.instance, address=self.node, version="1", started_ms=0)
-        self.participant = Participant(member, self.life, timing=TIMING, epoch_seen=self._epoch_seen)
+        member = Member(
+            node=self.node, instance=self.instance, address=self.node, version="1", started_ms=0
+        )
+        self.participant = Participant(
+            member, self.incarnation, timing=TIMING, epoch_seen=self._epoch_seen
+        )
         self.producer: int | None = None
         self._asked: Stage | None = None
         self.gone: set[str] = set()
         """Lives that it calls gone."""
-        self.cluster.checker.lives[self.life] = self
+        self.cluster.checker.incarnations[self.incarnation] = self
 
     # --- faults
 
@@ -122,8 +134,8 @@ class Process:
     def _thaw(self) -> None:
         if self.world.now_ms >= self.frozen_ms:
             waiting, self._waiting = self._waiting, []
-            for do, life in waiting:
-                self._awake(do, life)
+            for do, incarnation in waiting:
+                self._awake(do, incarnation)
 
     def cut(self, verb: str, partition: int, wait_ms: int) -> None:
         key = (verb, partition)
@@ -137,21 +149,25 @@ class Process:
             self.cut_ms[key] = 0
 
     def reaches(self, verb: str, partition: int) -> bool:
-        return self.topic.partitions[partition].answering and self.world.now_ms >= self.cut_ms[verb, partition]
+        return (
+            self.topic.partitions[partition].answering
+            and self.world.now_ms >= self.cut_ms[verb, partition]
+        )
 
     def now_ms(self) -> int:
         """The monotonic clock of this process."""
         return self._offset_ms + int((self.world.now_ms - self.cluster.began_ms) * self._rate)
 
-    def later(self, wait_ms: int, do: Callable[[], None], life: str | None = None) -> None:
-        """Call after a delay, or once the process is no longer frozen; not at all if the process or this life has ended."""
-        self.world.after(wait_ms, self._awake, do, life or self.life)
+    def later(self, wait_ms: int, do: Callable[[], None], incarnation: str | None = None) -> None:
+        """Call after a delay, or once the process is no longer frozen; not at all if the process or
+        this incarnation has ended."""
+        self.world.after(wait_ms, self._awake, do, incarnation or self.incarnation)
 
-    def _awake(self, do: Callable[[], None], life: str) -> None:
-        if self.ended or life != self.life:
+    def _awake(self, do: Callable[[], None], incarnation: str) -> None:
+        if self.ended or incarnation != self.incarnation:
             return
         if self.world.now_ms < self.frozen_ms:
-            self._waiting.append((do, life))
+            self._waiting.append((do, incarnation))
         else:
             do()
 
@@ -162,28 +178,34 @@ class Process:
             self._read()
             self._act()
         except Truncated:
-            self.world.trace(f"{self.life} was truncated")
+            self.world.trace(f"{self.incarnation} was truncated")
             self._epoch_seen = self.participant.control.epoch_seen
             self.excuse(TIMING.timeout_ms)
             self.register()
         except Finding:
             raise
         except Exception as error:
-            raise Finding(CRASH, f"{self.life}: {error!r}") from error
+            raise Finding(CRASH, f"{self.incarnation}: {error!r}") from error
         self.later(self.world.random.randrange(10, 100), self.tick)
 
     def _read(self) -> None:
         both = [HEARTBEATS, ROLES] if self.world.chance(0.5) else [ROLES, HEARTBEATS]
         for number in both:
-            if not self.topic.partitions[number].has_more(self.positions[number], self._cuts[number]):
+            if not self.topic.partitions[number].has_more(
+                self.positions[number], self._cuts[number]
+            ):
                 continue
             if not self.reaches("read", number):
                 continue
-            for entry in self.topic.partitions[number].read(self.positions[number], self._cuts[number]):
+            for entry in self.topic.partitions[number].read(
+                self.positions[number], self._cuts[number]
+            ):
                 offset = self.positions[number]
                 self.positions[number] += 1
                 if number == HEARTBEATS:
-                    self.participant.read_heartbeat(offset, unpack_record(entry.value), self.now_ms())
+                    self.participant.read_heartbeat(
+                        offset, unpack_record(entry.value), self.now_ms()
+                    )
                 elif entry.kind is Kind.COMMITTED:
                     self.participant.read_roles(offset, unpack_roles(entry.value))
                 else:
@@ -197,19 +219,21 @@ class Process:
         for record in participant.step(self.now_ms()):
             self.write(record)
         if participant.place in STOPPED:
-            self.world.trace(f"{self.life} is {participant.place}")
+            self.world.trace(f"{self.incarnation} is {participant.place}")
             self.cluster.checker.stopped(self)
             self.ended = True
             return
         if participant.stage is not stage:
-            self.world.trace(f"{self.life}: {stage} -> {participant.stage}")
+            self.world.trace(f"{self.incarnation}: {stage} -> {participant.stage}")
         stage = participant.stage
         if stage in {Stage.READING, Stage.READING_AGAIN} and self._asked is not stage:
             self._asked = stage
             self.later(self.topic.latency_ms(), lambda: self._ask_end(stage))
         elif stage is Stage.FENCING and self._asked is not stage:
             self._asked = stage
-            wait_ms = self.world.random.choice([60, 60, 300]) + (500 if self.topic.transactions.is_open else 0)
+            wait_ms = self.world.random.choice([60, 60, 300]) + (
+                500 if self.topic.transactions.is_open else 0
+            )
             self.later(wait_ms, self._fence)
         elif stage is Stage.OPENING and self._asked is not stage:
             self._asked = stage
@@ -229,7 +253,10 @@ class Process:
             if self.world.now_ms >= deadline_ms:
                 self._settled(record)
             else:
-                self.later(self.world.random.randrange(20, RETRY_MS), lambda: self._try(record, deadline_ms))
+                self.later(
+                    self.world.random.randrange(20, RETRY_MS),
+                    lambda: self._try(record, deadline_ms),
+                )
             return
         partition = self.topic.partitions[HEARTBEATS]
         partition.append(Entry(pack_record(record)))
@@ -238,7 +265,7 @@ class Process:
     def _settled(self, record: ClusterRecord) -> None:
         if isinstance(record, Heartbeat):
             self.participant.settled(record)
-        elif isinstance(record, Farewell):
+        elif isinstance(record, LeaveRecord):
             self.ended = True
 
     # --- taking over and controlling
@@ -247,7 +274,9 @@ class Process:
         partition = self.topic.partitions[ROLES]
         if self.participant.stage is not stage:
             return
-        if not self.reaches("read", ROLES) or (stage is Stage.READING_AGAIN and partition.stable != partition.high):
+        if not self.reaches("read", ROLES) or (
+            stage is Stage.READING_AGAIN and partition.stable != partition.high
+        ):
             self.later(50, lambda: self._ask_end(stage))
         else:
             self.participant.control.ended(stage, partition.stable)
@@ -263,10 +292,16 @@ class Process:
     def _control(self) -> None:
         participant = self.participant
         requests = participant.requests()
-        roles = plan(participant.roles or Roles(), participant.members(), [request for _, request in requests])
+        roles = plan(
+            participant.roles or Roles(),
+            participant.members(),
+            [request for _, request in requests],
+        )
         answered = requests[-1][0] + 1 if requests else 0
         last = participant.control.last
-        record = participant.publish(roles, max(answered, 0 if last is None else last.answered), self.now_ms())
+        record = participant.publish(
+            roles, max(answered, 0 if last is None else last.answered), self.now_ms()
+        )
         if record is not None:
             self._send(record)
 
@@ -294,18 +329,23 @@ class Process:
             try:
                 if producer is None or not self.reaches("write", ROLES):
                     raise FencedProducer
-                is_known = self.topic.transactions.commit(producer) and not self.world.chance(self.cluster.unclear)
+                is_known = self.topic.transactions.commit(producer) and not self.world.chance(
+                    self.cluster.unclear
+                )
             except FencedProducer:
                 is_known = False
             if not is_known:
                 self._lost(record)
             else:
-                self.later(self.topic.latency_ms(), lambda: self.participant.control.committed(record, self.now_ms()))
+                self.later(
+                    self.topic.latency_ms(),
+                    lambda: self.participant.control.committed(record, self.now_ms()),
+                )
 
         self.later(self.topic.latency_ms(), send)
 
     def _lost(self, record: RolesRecord) -> None:
         if self.participant.control.writing is record:
-            self.world.trace(f"{self.life} is fenced, or does not know the outcome")
+            self.world.trace(f"{self.incarnation} is fenced, or does not know the outcome")
             self.participant.control.failed()
             self.producer = None

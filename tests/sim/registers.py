@@ -1,16 +1,17 @@
-"""The register of `chronos/core/raft`, simulated with the election: the same nodes, and the same faults.
+"""The register of `chronos/core/cluster/raft`, simulated with the election: the same nodes, and the
+same faults.
 
-The log whose end decides a vote is the register itself, so leaders write values, and a node keeps the last one on its disk
-together with its term and vote.
+The log whose end decides a vote is the register itself, so leaders write values, and a node keeps
+the last one on its disk together with its term and vote.
 
-The checker sees only the messages that leave a node, its disk, and the values that it names committed.
-"""
+The checker sees only the messages that leave a node, its disk, and the values that it names
+committed."""
 
 from __future__ import annotations
 
-from chronos.core.raft import values
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.register import (
+from chronos.core.cluster.raft import values
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.register import (
     Acceptance,
     Begin,
     Committed,
@@ -24,7 +25,7 @@ from chronos.core.raft.register import (
     Stored,
     Voter,
 )
-from chronos.core.raft.values import BecameLeader, LogEnd, Role
+from chronos.core.cluster.raft.values import BecameLeader, LogEnd, Role
 from tests.sim.elections import Elections, Node, Result
 from tests.sim.world import CORRECTNESS, CRASH, LIVENESS, Finding
 
@@ -91,7 +92,9 @@ class RegisterNode(Node):
         self.world.at(self._written_ms, self._finish_store, elector, disk, draw.random() < 0.5)
 
     def _finish_store(self, elector: Elector, disk: Disk, survives: bool) -> None:
-        if elector is self.elector or (survives and self.elector is None and self.disk_is_before(disk.saved)):
+        if elector is self.elector or (
+            survives and self.elector is None and self.disk_is_before(disk.saved)
+        ):
             self.file, self.disk = disk, disk.saved
             self.end = self.file.entry.stamp if self.file.entry is not None else LogEnd()
             self.receive_any(elector, Stored(disk))
@@ -103,7 +106,9 @@ class Registers(Elections):
     nodes: dict[str, RegisterNode]  # type: ignore[assignment]
     kind = RegisterNode
 
-    def __init__(self, seed: int, *, nodes: int | None = None, lines: list[str] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, nodes: int | None = None, lines: list[str] | None = None
+    ) -> None:
         self.values: dict[LogEnd, bytes] = {}
         """Stamp -> its value."""
         self.parents: dict[LogEnd, LogEnd | None] = {}
@@ -114,22 +119,33 @@ class Registers(Elections):
         super().__init__(seed, nodes=nodes, lines=lines)
 
     def run(self) -> Result:
-        """Both phases of the election; then all nodes must agree on one value, offered after the healing."""
+        """Both phases of the election; then all nodes must agree on one value, offered after the
+        healing."""
         result = super().run()
         ends = {node.file.entry.stamp if node.file.entry else None for node in self.nodes.values()}
         if len(ends) > 1:
-            raise Finding(LIVENESS, f"the nodes have agreed on a leader, and have different entries: {ends}")
+            raise Finding(
+                LIVENESS, f"the nodes have agreed on a leader, and have different entries: {ends}"
+            )
         offered = self.offered + 1
         self._offer()
         for _ in range(100):
             self.world.pass_time(self.timing.heartbeat_ms // 2)
-            entries = {node.file.entry.stamp if node.file.entry else None for node in self.nodes.values()}
+            entries = {
+                node.file.entry.stamp if node.file.entry else None for node in self.nodes.values()
+            }
             last = self.done[-1] if self.done else None
-            if entries == {last} and any(int(self.values[stamp] or b"0") >= offered for stamp in self.done):
+            if entries == {last} and any(
+                int(self.values[stamp] or b"0") >= offered for stamp in self.done
+            ):
                 return result
-            if not any(node.elector and node.elector.role is Role.LEADER for node in self.nodes.values()):
+            if not any(
+                node.elector and node.elector.role is Role.LEADER for node in self.nodes.values()
+            ):
                 self._offer()
-        raise Finding(LIVENESS, f"a value offered after the healing is not on all nodes: {self.done[-1:]}")
+        raise Finding(
+            LIVENESS, f"a value offered after the healing is not on all nodes: {self.done[-1:]}"
+        )
 
     def _append(self) -> None:
         """A leader, which may be deposed, is offered a value."""
@@ -138,7 +154,11 @@ class Registers(Elections):
         self.world.after(self.world.random.randrange(1, self.timing.election_ms // 2), self._append)
 
     def _offer(self) -> None:
-        leading = [node for node in self.nodes.values() if node.elector and node.elector.role is Role.LEADER]
+        leading = [
+            node
+            for node in self.nodes.values()
+            if node.elector and node.elector.role is Role.LEADER
+        ]
         if leading:
             self.offered += 1
             node = self.world.random.choice(leading)
@@ -147,14 +167,18 @@ class Registers(Elections):
     def _forgets(self, node: Node, away_ms: int) -> None:
         """The disk keeps the register."""
 
-    def send_entry(self, node: RegisterNode, elector: Elector, message: Proposal | Acceptance) -> None:
+    def send_entry(
+        self, node: RegisterNode, elector: Elector, message: Proposal | Acceptance
+    ) -> None:
         """Check and deliver a message of the register."""
         if isinstance(message, Proposal):
             self._check_value(message.entry)
         else:
             stored = node.file.entry
             if stored is None or stored.stamp < message.stamp:
-                raise Finding(CORRECTNESS, f"{node.name} confirmed {message.stamp} before it was durable")
+                raise Finding(
+                    CORRECTNESS, f"{node.name} confirmed {message.stamp} before it was durable"
+                )
         self._transmit((node.name, message.to), message)
 
     def _deliver(self, way: tuple[str, str], message: Message) -> None:
@@ -165,14 +189,15 @@ class Registers(Elections):
         else:
             super()._deliver(way, message)
 
-    # ---------------------------------------------------------------------------------------------- the checker
+    # ---------------------------------------------------------------------------------- the checker
 
     def _check_value(self, entry: Entry) -> None:
         if self.values.setdefault(entry.stamp, entry.value) != entry.value:
             raise Finding(CORRECTNESS, f"two values have the stamp {entry.stamp}")
 
     def proposed(self, before: LogEnd | None, entry: Entry | None, *, carried: bool) -> None:
-        """A leader wrote an entry after the one it had. `carried`: it must be the same value, under its own term."""
+        """A leader wrote an entry after the one it had. `carried`: it must be the same value, under
+        its own term."""
         if entry is not None and entry.stamp != before:
             self._check_value(entry)
             if carried and entry.value != (b"" if before is None else self.values[before]):
@@ -184,12 +209,17 @@ class Registers(Elections):
         """Of two committed entries the later one descends from the earlier one."""
         self._check_value(entry)
         stamp = entry.stamp
-        copies = sum(bool(each.file.entry and each.file.entry.stamp >= stamp) for each in self.nodes.values())
+        copies = sum(
+            bool(each.file.entry and each.file.entry.stamp >= stamp) for each in self.nodes.values()
+        )
         if copies < len(self.names) // 2 + 1:
             raise Finding(CORRECTNESS, f"{node.name} committed {stamp}, which {copies} nodes have")
         for other in self.done:
             if not self._descends(max(stamp, other), min(stamp, other)):
-                raise Finding(CORRECTNESS, f"{max(stamp, other)} was written without the committed {min(stamp, other)}")
+                raise Finding(
+                    CORRECTNESS,
+                    f"{max(stamp, other)} was written without the committed {min(stamp, other)}",
+                )
         self.done = sorted({*self.done, stamp})
         self.world.trace(f"{node.name} committed {stamp.epoch}.{stamp.applied}")
 

@@ -1,11 +1,14 @@
-"""Simulation of the registries: nodes that register with all of them over a network that loses, repeats and reorders messages.
+"""Simulation of the registries: nodes that register with all of them over a network that loses,
+repeats and reorders messages.
 
-The code under test is `core.registry` and `core.registration`, the requests between them as `admin.registry` reads and writes them, and
-the routes that a client keeps (`client.servers`). The rest is simulated: processes that freeze, end in order or not, and start again with
-an empty registry, under another address, or with their clock set back; a controller that moves shards; members that are known late.
+The code under test is `core.cluster.registry` and `core.cluster.registry`, the requests between
+them as `admin.cluster.registry` reads and writes them, and the routes that a client keeps
+(`client.servers`). The rest is simulated: processes that freeze, end in order or not, and start
+again with an empty registry, under another address, or with their clock set back; a controller that
+moves shards; members that are known late.
 
-Phase one is about safety: each registry is compared with what was registered there. In phase two nothing fails, and one interval later
-all registries answer the same routes, which are the roles.
+Phase one is about safety: each registry is compared with what was registered there. In phase two
+nothing fails, and one interval later all registries answer the same routes, which are the roles.
 """
 
 from __future__ import annotations
@@ -18,32 +21,36 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.admin.registry import read_registration, registration_body, routes_info
-from chronos.admin.registry_schemas import RegistrationBody
+from chronos.admin.cluster.registry import read_registration, registration_body, routes_info
+from chronos.admin.http.schemas import RegistrationBody
 from chronos.client.requests import get
 from chronos.client.servers import ROUTES_S, Servers
-from chronos.core.keys import partition_of
-from chronos.core.registration import RETRY_MS, OwnRegistration, Peer
-from chronos.core.registry import (
+from chronos.core.cluster.registry import (
     EXPIRE_AFTER_MS,
     READ,
+    RETRY_MS,
     WRITE,
     Answer,
     Holding,
+    OwnRegistration,
+    Peer,
     Registration,
     Registry,
     Taken,
     TopicConfig,
 )
+from chronos.core.keys import partition_of
 from tests.sim.world import CORRECTNESS, CRASH, LIVENESS, Finding, World
 
 CLUSTER, DELAY = "c", "chronos.delay"
 
 AFTER_MS, EVERY_MS, SCAN_AFTER_MS, SCAN_EVERY_MS = 10_000, 30_000, 5_000, 10_000
-"""Defaults of the section `registry`: initial delay and interval of registrations, and of the scan (NS-13, NS-03)."""
+"""Defaults of the section `registry`: initial delay and interval of registrations, and of the scan
+(NS-13, NS-03)."""
 
 LOOK_MS = 1_000
-"""How often a process looks for a change of its own registration and for registries that are due."""
+"""How often a process looks for a change of its own registration and for registries that are
+due."""
 
 ASK_MS = 5_000
 """Time after which a registration without an answer has failed."""
@@ -55,7 +62,8 @@ CLIENT_MS = 2_500
 """Interval between two requests of a client."""
 
 SETTLED_MS = ASK_MS + RETRY_MS + EVERY_MS + KNOWN_MS + 2 * LOOK_MS
-"""Longest time without faults until every live node is registered everywhere: the last failure, and one interval."""
+"""Longest time without faults until every live node is registered everywhere: the last failure, and
+one interval."""
 
 PROMPT_MS = KNOWN_MS + 2 * LOOK_MS
 """Longest time until a change is registered everywhere: a process learns of it, and looks."""
@@ -73,7 +81,7 @@ class Place(Struct, frozen=True):
 
 
 class Process:
-    """One life of a node: its registry, and its registration with all others."""
+    """One incarnation of a node: its registry, and its registration with all others."""
 
     def __init__(self, cluster: Cluster, node: SimulatedNode) -> None:
         world = cluster.world
@@ -85,10 +93,11 @@ class Process:
         self.places: dict[str, Place] = {}
         """What the registry must hold."""
         self.masters: dict[int, tuple[str, bool, int]] = {}
-        """Shard -> the node that counts as its master, whether it registered itself, and its role epoch."""
+        """Shard -> the node that counts as its master, whether it registered itself, and its role
+        epoch."""
         self.own = OwnRegistration(started_ms=world.now_ms, after_ms=AFTER_MS, every_ms=EVERY_MS)
         self.roles, self.holders = cluster.given()
-        self.lives: dict[str, int] = {}
+        self.incarnations: dict[str, int] = {}
         """Start of the other members' processes, as this one knows them."""
         self._scan_ms = world.now_ms + SCAN_AFTER_MS
         world.after(0, self._step)
@@ -106,7 +115,7 @@ class Process:
             act()
 
     def _step(self) -> None:
-        """As `admin.registration.Registrar._step`."""
+        """As `admin.cluster.registry.Registrar._step`."""
         world = self.cluster.world
         if self.ended:
             return
@@ -116,7 +125,7 @@ class Process:
         registration = self.own.renew(self._describe(), world.now_ms + self.node.clock_ms)
         if self.own.own_is_due(world.now_ms):
             self.cluster.register(self, registration)
-        for peer in self.own.due(self.lives, world.now_ms):
+        for peer in self.own.due(self.incarnations, world.now_ms):
             self.cluster.send(self, peer, registration)
         if world.now_ms >= self._scan_ms:
             self._scan_ms = world.now_ms + SCAN_EVERY_MS
@@ -231,11 +240,29 @@ class Cluster:
         for node in self.nodes:
             self.start(node)
         first, *others = [node.address for node in self.nodes]
-        self.clients = [Client(self, [*draw.sample(others, 1), first]), Client(self, [first, *others])]
+        self.clients = [
+            Client(self, [*draw.sample(others, 1), first]),
+            Client(self, [first, *others]),
+        ]
         self.fault_ms = draw.randrange(60_000, 400_000)
-        kinds = [self._kill, self._kill, self._stop, self._freeze, self._freeze, self._move, self._move, self._place, self._place, self._drain,
-                 self._set_clock, self._change_address, self._swap_addresses, self._go,
-                 self._register_by_token, self._register_by_token]  # fmt: skip
+        kinds = [
+            self._kill,
+            self._kill,
+            self._stop,
+            self._freeze,
+            self._freeze,
+            self._move,
+            self._move,
+            self._place,
+            self._place,
+            self._drain,
+            self._set_clock,
+            self._change_address,
+            self._swap_addresses,
+            self._go,
+            self._register_by_token,
+            self._register_by_token,
+        ]
         for _ in range(draw.choice([0, 4, 12, 25])):
             world.after(draw.randrange(self.fault_ms), self._inject, draw.choice(kinds))
 
@@ -249,7 +276,9 @@ class Cluster:
 
     def at(self, address: str) -> Process | None:
         """The process that answers at an address."""
-        found = [node.process for node in self.nodes if node.address == address and not node.is_frozen]
+        found = [
+            node.process for node in self.nodes if node.address == address and not node.is_frozen
+        ]
         return next((process for process in found if process is not None), None)
 
     def running(self) -> list[Process]:
@@ -257,7 +286,9 @@ class Cluster:
 
     def given(self) -> tuple[dict[int, tuple[str, int]], dict[int, frozenset[str]]]:
         """The roles and the holders of all shards, as the controller publishes them now."""
-        return dict(self.roles), {shard: frozenset(holders) for shard, holders in self.holders.items()}
+        return dict(self.roles), {
+            shard: frozenset(holders) for shard, holders in self.holders.items()
+        }
 
     def _give(self, shard: int, name: str) -> None:
         """Make a node the master of a shard."""
@@ -272,8 +303,10 @@ class Cluster:
 
     def _learn(self, process: Process) -> None:
         process.roles, process.holders = self.given()
-        process.lives = {
-            other.node.name: other.started_ms for other in self.running() if other.node is not process.node
+        process.incarnations = {
+            other.node.name: other.started_ms
+            for other in self.running()
+            if other.node is not process.node
         }
 
     # --- messages
@@ -300,7 +333,9 @@ class Cluster:
             receiver.call(0, partial(self._receive, receiver, request, body))
 
     def _receive(self, receiver: Process, request: _Request, body: bytes) -> None:
-        registration = read_registration(request.sender.node.name, msgspec.json.decode(body, type=RegistrationBody))
+        registration = read_registration(
+            request.sender.node.name, msgspec.json.decode(body, type=RegistrationBody)
+        )
         answer = self.register(receiver, registration)
         if not (self.world.faulty and self.world.chance(self.lost)):
             wait_ms = self.world.random.randrange(self._late_ms)
@@ -323,7 +358,8 @@ class Cluster:
     # --- registries, and their checks
 
     def register(self, process: Process, registration: Registration) -> Answer:
-        """Register, and compare with the rule: the newer state of a node counts, and the newer one of an address (NS-22)."""
+        """Register, and compare with the rule: the newer state of a node counts, and the newer one
+        of an address (NS-22)."""
         self.registered += 1
         places = process.places
         rivals = {
@@ -342,14 +378,18 @@ class Cluster:
                 self._forget(process, name)
             self._remember(process, Place(registration, self.world.now_ms))
         if answer.accepted == is_older:
-            raise _broken(f"{process.node.name} {'takes' if is_older else 'refuses'} {registration}, beside {rivals}")
+            raise _broken(
+                f"{process.node.name} {'takes' if is_older else 'refuses'} {registration}, beside "
+                f"{rivals}"
+            )
         if isinstance(answer.masters, dict):
             answer.masters.clear()
         self._check(process)
         return answer
 
     def _remember(self, process: Process, place: Place) -> None:
-        """Of two that register as master, one that registered itself counts, then the one with the greater role epoch."""
+        """Of two that register as master, one that registered itself counts, then the one with the
+        greater role epoch."""
         registration = place.registration
         process.places[registration.node] = place
         for shard, holding in registration.shards.items():
@@ -358,21 +398,28 @@ class Cluster:
                 process.masters[shard] = (registration.node, *claim)
 
     def register_by_token(self, process: Process, registration: Registration) -> None:
-        """The holder of a token registers a node; one that registered itself, or has its address, stays."""
+        """The holder of a token registers a node; one that registered itself, or has its address,
+        stays."""
         known = process.places.get(registration.node)
         is_taken = (known is not None and known.by_itself) or any(
             name != registration.node and place.registration.address == registration.address
             for name, place in process.places.items()
         )
-        is_older = known is not None and known.registration.state_version > registration.state_version
+        is_older = (
+            known is not None and known.registration.state_version > registration.state_version
+        )
         try:
             answer = process.registry.register(registration, self.world.now_ms, by_itself=False)
         except Taken:
             if not is_taken:
-                raise _broken(f"{process.node.name} refuses {registration}, beside {process.places}") from None
+                raise _broken(
+                    f"{process.node.name} refuses {registration}, beside {process.places}"
+                ) from None
             return
         if answer.accepted == (is_taken or is_older):
-            raise _broken(f"{process.node.name} takes {registration} of a token, beside {process.places}")
+            raise _broken(
+                f"{process.node.name} takes {registration} of a token, beside {process.places}"
+            )
         if answer.accepted:
             self._forget(process, registration.node)
             self._remember(process, Place(registration, self.world.now_ms, by_itself=False))
@@ -380,7 +427,9 @@ class Cluster:
 
     def _forget(self, process: Process, name: str) -> None:
         process.places.pop(name, None)
-        process.masters = {shard: master for shard, master in process.masters.items() if master[0] != name}
+        process.masters = {
+            shard: master for shard, master in process.masters.items() if master[0] != name
+        }
 
     def unregister(self, process: Process, name: str, state_version: int) -> None:
         place = process.places.get(name)
@@ -393,24 +442,40 @@ class Cluster:
         """A node is gone at the first scan after its time, and not before it (NS-14)."""
         now_ms = self.world.now_ms
         expired = process.registry.expire(now_ms)
-        due = {name for name, place in process.places.items() if now_ms - place.at_ms > EXPIRE_AFTER_MS}
+        due = {
+            name for name, place in process.places.items() if now_ms - place.at_ms > EXPIRE_AFTER_MS
+        }
         if {each.registration.node for each in expired} != due:
-            raise _broken(f"{process.node.name} lets {[each.registration.node for each in expired]} expire, not {due}")
+            raise _broken(
+                f"{process.node.name} lets {[each.registration.node for each in expired]} expire, "
+                f"not {due}"
+            )
         for name in due:
             self._forget(process, name)
         self._check(process)
 
     def _check(self, process: Process) -> None:
-        """The registry holds what was registered, its routes lead to registered nodes, and nothing is left of others (NS-17)."""
+        """The registry holds what was registered, its routes lead to registered nodes, and nothing
+        is left of others (NS-17)."""
         registry, places = process.registry, process.places
-        found = {node.registration.node: (node.registration, node.registered_ms) for node in registry.nodes()}
+        found = {
+            node.registration.node: (node.registration, node.registered_ms)
+            for node in registry.nodes()
+        }
         if found != {name: (place.registration, place.at_ms) for name, place in places.items()}:
             raise _broken(f"{process.node.name} holds {found}, not {places}")
         held = {shard for place in places.values() for shard in place.registration.shards}
         clusters = registry.clusters()
         shards = {shard for cluster in clusters.values() for shard in cluster.shards}
-        if bool(clusters) != bool(places) or not shards <= held or (registry.topics(CLUSTER) and not shards):
-            raise _broken(f"{process.node.name} keeps {clusters} and {registry.topics(CLUSTER)} of {sorted(places)}")
+        if (
+            bool(clusters) != bool(places)
+            or not shards <= held
+            or (registry.topics(CLUSTER) and not shards)
+        ):
+            raise _broken(
+                f"{process.node.name} keeps {clusters} and {registry.topics(CLUSTER)} of "
+                f"{sorted(places)}"
+            )
         routes = registry.routes(CLUSTER, DELAY)
         for route in () if routes is None else routes.routes:
             listed = [*([] if route.master is None else [route.master]), *route.followers]
@@ -418,7 +483,10 @@ class Cluster:
                 raise _broken(f"{process.node.name} routes to {listed}")
             master = process.masters.get(route.shard, ("",))[0]
             if (route.master.node if route.master else "") != master:
-                raise _broken(f"{process.node.name} routes shard {route.shard} to {route.master}, not to {master}")
+                raise _broken(
+                    f"{process.node.name} routes shard {route.shard} to {route.master}, not to "
+                    f"{master}"
+                )
 
     # --- faults
 
@@ -443,7 +511,8 @@ class Cluster:
             self.world.after(self.world.random.choice([500, 15_000, 150_000]), self.start, node)
 
     def _stop(self) -> None:
-        """Stop in order: the node un-registers, and its earlier registrations may still be on their way."""
+        """Stop in order: the node un-registers, and its earlier registrations may still be on their
+        way."""
         node = self._any()
         process, draw = node.process, self.world.random
         if process is None or node.is_frozen or process.own.state is None:
@@ -451,7 +520,10 @@ class Cluster:
         for other in self.running():
             if other is not process and not self.world.chance(self.lost):
                 version = process.own.state.state_version
-                other.call(draw.randrange(self._late_ms), partial(self.unregister, other, node.name, version))
+                other.call(
+                    draw.randrange(self._late_ms),
+                    partial(self.unregister, other, node.name, version),
+                )
         self._end(node, "stops")
 
     def _go(self) -> None:
@@ -497,7 +569,8 @@ class Cluster:
         self._any().clock_ms = self.world.random.choice([-3_600_000, -10_000, 0, 10_000, 3_600_000])
 
     def _change_address(self) -> None:
-        """A node starts again at another address. The first node keeps its own: a client needs one that it knows."""
+        """A node starts again at another address. The first node keeps its own: a client needs one
+        that it knows."""
         node = self._any()
         if node.process is None and node is not self.nodes[0]:
             node.address = f"http://{node.name}:{next(self.ports)}"
@@ -523,7 +596,9 @@ class Cluster:
                     version="1",
                     state_version=self.world.now_ms + draw.choice([-1_000_000, 0, 3_600_000]),
                     shards={
-                        draw.randrange(self.shards): Holding(master=draw.random() < 0.7, epoch=draw.choice([0, 5, 99]))
+                        draw.randrange(self.shards): Holding(
+                            master=draw.random() < 0.7, epoch=draw.choice([0, 5, 99])
+                        )
                     },
                     topics={DELAY: TopicConfig(partitions=self.shards, permissions=READ | WRITE)},
                 ),
@@ -544,7 +619,8 @@ class Cluster:
         self._spread()
 
     def judge(self) -> None:
-        """All registries answer the roles, and clients go to the masters; nodes that are gone are forgotten after their time."""
+        """All registries answer the roles, and clients go to the masters; nodes that are gone are
+        forgotten after their time."""
         self.world.pass_time(SETTLED_MS)
         self._agree(replace(self._expected(), gone=False))
         self.world.pass_time(int(ROUTES_S * 1_000) + CLIENT_MS)
@@ -559,7 +635,8 @@ class Cluster:
         self._agree(self._expected())
 
     def _change_and_restart(self) -> None:
-        """A change is registered at once, and with the empty registry of a process that starts again."""
+        """A change is registered at once, and with the empty registry of a process that starts
+        again."""
         shard, node = self.world.random.randrange(self.shards), self.running()[-1].node
         self._give(shard, self.running()[0].node.name)
         self._spread()
@@ -579,7 +656,9 @@ class Cluster:
                 shard: [name for name in names if name != master and name in self.holders[shard]]
                 for shard, (master, _) in self.roles.items()
             },
-            writable={shard: master not in self.drained for shard, (master, _) in self.roles.items()},
+            writable={
+                shard: master not in self.drained for shard, (master, _) in self.roles.items()
+            },
         )
 
     def _agree(self, expected: _Expected) -> None:
@@ -590,14 +669,18 @@ class Cluster:
             seen = _Expected(
                 masters={route.shard: route.master.node if route.master else "" for route in found},
                 followers={
-                    route.shard: [each.node for each in route.followers if expected.gone or each.node in live]
+                    route.shard: [
+                        each.node for each in route.followers if expected.gone or each.node in live
+                    ]
                     for route in found
                 },
                 writable={route.shard: bool(route.permissions & WRITE) for route in found},
                 gone=expected.gone,
             )
             if seen != expected:
-                raise Finding(LIVENESS, f"the registry of {process.node.name} says {seen}, not {expected}")
+                raise Finding(
+                    LIVENESS, f"the registry of {process.node.name} says {seen}, not {expected}"
+                )
 
 
 class _Request(Struct):

@@ -1,36 +1,66 @@
-"""Faults planted in the registries, the registrations and the routes of clients: the simulation of registries must find each of them."""
+"""Faults planted in the registries, the registrations and the routes of clients: the simulation of
+registries must find each of them."""
 
 from __future__ import annotations
 
 from chronos.client.servers import Servers
-from chronos.core.registration import OwnRegistration
-from chronos.core.registry import Registry
+from chronos.core.cluster.registry import OwnRegistration, Registry
 from tests.sim.faults import Change
 
 REGISTRY_FAULTS: dict[str, list[Change]] = {
     "an older state displaces a newer one": [
-        (Registry, "register", "if rival.registration.state_version > registration.state_version:", "if False:"),
+        (
+            Registry,
+            "register",
+            "if other.registration.state_version > registration.state_version:",
+            "if False:",
+        ),
     ],
     "a token registers a node that registers itself": [
-        (Registry, "register", "if not by_itself and (rival.by_itself or rival is not live):", "if False:"),
+        (
+            Registry,
+            "register",
+            "if not by_itself and (other.by_itself or other is not live):",
+            "if False:",
+        ),
     ],
     "a node that a token registered keeps the node itself out": [
-        (Registry, "register", "if by_itself and not rival.by_itself:", "if False:"),
+        (Registry, "register", "if by_itself and not other.by_itself:", "if False:"),
     ],
     "a token takes a shard from its master": [
-        (Registry, "register", "holder = self._live[cluster, master].by_itself, holders[master].epoch", "holder = by_itself, holders[master].epoch"),
+        (
+            Registry,
+            "register",
+            "holder = self._live[cluster, master].by_itself, holders[master].epoch",
+            "holder = by_itself, holders[master].epoch",
+        ),
     ],
     "two nodes have one address": [
-        (Registry, "register", "self._remove(namesake)", "pass"),
+        (Registry, "register", "self._remove(same_address)", "pass"),
     ],
     "the older master keeps its shard": [
-        (Registry, "register", "if holder > (by_itself, holding.epoch):", "if holder < (by_itself, holding.epoch):"),
+        (
+            Registry,
+            "register",
+            "if holder > (by_itself, holding.epoch):",
+            "if holder < (by_itself, holding.epoch):",
+        ),
     ],
     "a node that stopped takes its next process with it": [
-        (Registry, "unregister", "if live.registration.state_version > state_version:", "if False:"),
+        (
+            Registry,
+            "unregister",
+            "if live.registration.state_version > state_version:",
+            "if False:",
+        ),
     ],
     "a node expires although it registers again": [
-        (Registry, "register", "_Live(registration, now_ms, by_itself)", "_Live(registration, now_ms if live is None else live.registered_ms, by_itself)"),
+        (
+            Registry,
+            "register",
+            "_Live(registration, now_ms, by_itself)",
+            "_Live(registration, now_ms if live is None else live.registered_ms, by_itself)",
+        ),
     ],
     "a node does not expire": [
         (Registry, "expire", "< now_ms", "< now_ms - 30_000"),
@@ -45,7 +75,7 @@ REGISTRY_FAULTS: dict[str, list[Change]] = {
         (Registry, "register", "self._drop_holder((cluster, shard), node)", "pass"),
     ],
     "a registry that starts again is not told before the interval is over": [
-        (OwnRegistration, "due", "or peer.life != life", ""),
+        (OwnRegistration, "due", "or peer.incarnation != incarnation", ""),
     ],
     "a change is not registered before the interval is over": [
         (OwnRegistration, "due", " or is_changed", ""),
@@ -62,4 +92,4 @@ REGISTRY_FAULTS: dict[str, list[Change]] = {
     "a client does not ask for routes again": [
         (Servers, "needs_routes", "now_s >= self._expires_s or", ""),
     ],
-}  # fmt: skip
+}

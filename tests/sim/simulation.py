@@ -1,8 +1,9 @@
-"""One seed from start to end: draw a cluster, inject faults, remove them, and check that every due message is settled.
+"""One seed from start to end: draw a cluster, inject faults, remove them, and check that every due
+message is settled.
 
-Phase one is about safety: anything may fail while the checker watches. Phase two is about liveness: all faults are
-removed, and within a bounded time every message that is due must be settled, on every replica alike.
-"""
+Phase one is about safety: anything may fail while the checker watches. Phase two is about liveness:
+all faults are removed, and within a bounded time every message that is due must be settled, on
+every replica alike."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from functools import partial
 import structlog
 from msgspec import Struct
 
-from chronos.core.codec import FRESH
+from chronos.core.cluster.roles import ShardRoles
 from chronos.core.keys import MINUTE_MS
-from chronos.core.progress import RULES
 from chronos.core.rates import Rate, parse_rate
-from chronos.core.roles import ShardRoles
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.workers.follow import Follower
-from chronos.workers.replica_state import IN_PLACE
+from chronos.core.shard.codec import FRESH
+from chronos.core.shard.progress import RULES
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.workers.replica.follow import Follower
+from chronos.workers.replica.state import IN_PLACE
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
 from tests.sim.checker import RateBound
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
@@ -34,16 +35,19 @@ from tests.sim.trials import Trials
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
 HEALED_MS_MAX = 120_000
-"""Longest time until everything due is settled once all faults are gone: a session, a take-over, every attempt."""
+"""Longest time until everything due is settled once all faults are gone: a session, a take-over,
+every attempt."""
 
 ALONE_MS_MAX = 300_000
-"""The same without a coordinator: a deposed node waits for 90 s of silence, and may be deposed twice."""
+"""The same without a coordinator: a deposed node waits for 90 s of silence, and may be deposed
+twice."""
 
 RESTARTED_MS_MAX = 60_000
 """Longest time until all nodes are members again after one of them was restarted."""
 
 AWAKE_MS = 13_000
-"""More than the longest freeze: a node frozen at the end of phase one learns only then that its session is over."""
+"""More than the longest freeze: a node frozen at the end of phase one learns only then that its
+session is over."""
 
 HORIZON_MS = 3 * MINUTE_MS + 10_000
 """Time in which a master looks twice at the other shards, and then forgets: three heartbeats."""
@@ -58,10 +62,12 @@ LOOK_MS = 2_000
 """Interval at which the second phase checks whether it is over."""
 
 PROBED_LOOK_MS = 2_137
-"""The same where observers send probes at intervals of whole seconds: each look must not find one on its way."""
+"""The same where observers send probes at intervals of whole seconds: each look must not find one
+on its way."""
 
 LIMITED_AFTER_MS = 20_000
-"""Time until every node has a limit that was set: a frozen one thaws, and one that was cut off joins again."""
+"""Time until every node has a limit that was set: a frozen one thaws, and one that was cut off
+joins again."""
 
 LIMITED_MESSAGES = 60
 """Messages that are sent then."""
@@ -90,7 +96,9 @@ class Result(Struct, frozen=True, kw_only=True):
 class Simulation(ClusterPart):
     """Runs one seed."""
 
-    def __init__(self, seed: int, *, lines: list[str] | None = None, observed: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, lines: list[str] | None = None, observed: bool = False
+    ) -> None:
         super().__init__(Cluster(seed, lines=lines, observed=observed))
         self.seed = seed
         self.limits: dict[str, Rate] = {}
@@ -113,7 +121,8 @@ class Simulation(ClusterPart):
         if self.limits and self.shards == 1 and self.producers.share_poison < 0.2:
             self._keep_rates()
             self._settle()
-        # A node that waits for its id holds the simulated time of other threads, and a master could look stuck.
+        # A node that waits for its id holds the simulated time of other threads, and a master could
+        # look stuck.
         if self.cluster.moves is not None and not self.cluster.duplicated:
             Trials(self.cluster, self._wait_for_all).run()
             self._settle()
@@ -123,7 +132,9 @@ class Simulation(ClusterPart):
         if self.cluster.forgets:
             self._forget()
         present = self.cluster.present()
-        for node in self.cluster.leave_dice.sample(present, min(self.cluster.leavers, len(present))):
+        for node in self.cluster.leave_dice.sample(
+            present, min(self.cluster.leavers, len(present))
+        ):
             self._leave_while_healthy(node)
             self._settle()
         if self.cluster.duplicated:
@@ -174,11 +185,16 @@ class Simulation(ClusterPart):
         world = self.world
         last_due_ms = world.now_ms + self.producers.spread_ms
         give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
-        # A target that is set aside is attempted with one message at a time, after pauses of up to RETRY_CAP_MS.
+        # A target that is set aside is attempted with one message at a time, after pauses of up to
+        # RETRY_CAP_MS.
         poison = self.checker.poison_pending()
         give_up_ms += poison * self.checker.attempts_max * RETRY_CAP_MS
         # Each attempt defers all other messages of the target, in the worst case one in a step.
-        events_max = world.events + self.events_max + poison * self.checker.attempts_max * poison * STEP_EVENTS
+        events_max = (
+            world.events
+            + self.events_max
+            + poison * self.checker.attempts_max * poison * STEP_EVENTS
+        )
         while True:
             left = self.checker.unsettled(self.shards, last_due_ms)
             left += [] if left else self._misplaced() + self._behind()
@@ -187,28 +203,42 @@ class Simulation(ClusterPart):
             if world.now_ms >= give_up_ms:
                 alarm = "reported" if self._is_stall_reported() else "not reported by any node"
                 raise Finding(
-                    LIVENESS, f"after {give_up_ms - last_due_ms} ms without faults, {alarm}: {'; '.join(left[:5])}"
+                    LIVENESS,
+                    (
+                        f"after {give_up_ms - last_due_ms} ms without faults, {alarm}: "
+                        f"{'; '.join(left[:5])}"
+                    ),
                 )
             if world.events > events_max:
                 raise Finding(LIVENESS, f"no end after {events_max} events: {'; '.join(left[:5])}")
             world.pass_time(self.look_ms)
 
     def _is_stall_reported(self) -> bool:
-        """Return whether some replica is called stalled, or is not in its place: no node that has one is ready."""
-        threads = [thread for node in self.nodes if node.process is not None for thread in node.process.threads]
+        """Return whether some replica is called stalled, or is not in its place: no node that has
+        one is ready."""
+        threads = [
+            thread
+            for node in self.nodes
+            if node.process is not None
+            for thread in node.process.threads
+        ]
         return any(
             thread.judge.stalled_ms or thread.replica.paused or thread.replica.role not in IN_PLACE
             for thread in threads
         )
 
     def _misplaced(self) -> list[str]:
-        """Node ids without a member; shards with too few or too many holders, or with one that did not give it up."""
+        """Node ids without a member; shards with too few or too many holders, or with one that did
+        not give it up."""
         ids = {node.node_id for node in self.nodes if not node.gone}
         vacant = sorted(ids - {node.node_id for node in self.cluster.present()})
         if vacant:
             return [f"no node has joined as {node_id}" for node_id in vacant]
         if self.ensemble is not None and self.ensemble.roles.rules != RULES:
-            return [f"rules {self.ensemble.roles.rules} are published, although every node knows {RULES}"]
+            return [
+                f"rules {self.ensemble.roles.rules} are published, although every node knows "
+                f"{RULES}"
+            ]
         if self.ensemble is None or self.cluster.replication is None:
             return []
         present = self.cluster.present()
@@ -216,8 +246,14 @@ class Simulation(ClusterPart):
         for shard in range(self.shards):
             holders = self.cluster.holders(shard)
             given = self.ensemble.roles.shards.get(shard, ShardRoles())
-            if not len(holders) == len(given.replicas) == min(self.cluster.replication, len(present)):
-                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'no node'}")
+            if (
+                not len(holders)
+                == len(given.replicas)
+                == min(self.cluster.replication, len(present))
+            ):
+                misplaced.append(
+                    f"shard {shard} is held by {', '.join(given.replicas) or 'no node'}"
+                )
             misplaced += [
                 f"{node.name} does not give up shard {shard}"
                 for node in present
@@ -238,7 +274,8 @@ class Simulation(ClusterPart):
         return behind
 
     def _all_up(self) -> bool:
-        """Return whether every node that is not gone runs, and every replica has its role where a controller assigns them."""
+        """Return whether every node that is not gone runs, and every replica has its role where a
+        controller assigns them."""
         if self.ensemble is None:
             return all(node.process is not None for node in self.nodes)
         members, given = self.ensemble.members(), self.ensemble.roles.shards
@@ -254,7 +291,9 @@ class Simulation(ClusterPart):
         world.pass_time(AWAKE_MS)
         while not self._all_up():
             if world.now_ms >= up_ms:
-                raise Finding(LIVENESS, f"a node has not taken up its role after {RESTARTED_MS_MAX} ms")
+                raise Finding(
+                    LIVENESS, f"a node has not taken up its role after {RESTARTED_MS_MAX} ms"
+                )
             world.pass_time(self.look_ms)
 
     def _leave_while_healthy(self, node: SimulatedNode) -> None:
@@ -266,12 +305,16 @@ class Simulation(ClusterPart):
             assert self.cluster.duplicated
             return  # another node with its id is a member: it is refused, and begins again later
         shared = [
-            shard for shard in range(self.shards) if self.ensemble is not None and len(self.cluster.holders(shard)) > 1
+            shard
+            for shard in range(self.shards)
+            if self.ensemble is not None and len(self.cluster.holders(shard)) > 1
         ]
         for _ in range(self.cluster.leave_dice.choice([0, 3, 10])):
             world.after(self.cluster.leave_dice.randrange(3_000), self.producers.send)
         world.after(
-            self.cluster.leave_dice.randrange(1_000), node.leave, self.cluster.leave_dice.choice([100, 3_000, 10_000])
+            self.cluster.leave_dice.randrange(1_000),
+            node.leave,
+            self.cluster.leave_dice.choice([100, 3_000, 10_000]),
         )
         while not process.dead:
             world.pass_time(self.look_ms)
@@ -280,26 +323,36 @@ class Simulation(ClusterPart):
             raise Finding(LIVENESS, f"{node.name} leaves and is still master of shard {kept[0]}")
 
     def _swap_duplicates(self) -> None:
-        """Of two nodes with one id, the second is refused while the first is a member, and takes its place afterwards."""
+        """Of two nodes with one id, the second is refused while the first is a member, and takes
+        its place afterwards."""
         self._wait_for_all()
-        pairs = [(one, other) for one in self.nodes for other in self.nodes
-                 if one is not other and one.node_id == other.node_id and one.joined and not other.gone]  # fmt: skip
+        pairs = [
+            (one, other)
+            for one in self.nodes
+            for other in self.nodes
+            if one is not other and one.node_id == other.node_id and one.joined and not other.gone
+        ]
         for first, second in pairs:
             self.world.pass_time(TURN_MS)
             if self._joined(first, second) != (True, False):
-                raise broken("5", f"{second.name} took the place of {first.name}, which was a member")
+                raise broken(
+                    "5", f"{second.name} took the place of {first.name}, which was a member"
+                )
             first.crash(TURN_MS)
             self._settle()
             self.world.pass_time(2 * TURN_MS)
             if self._joined(first, second) != (False, True):
-                raise broken("5", f"{first.name} took the place of {second.name}, which was a member")
+                raise broken(
+                    "5", f"{first.name} took the place of {second.name}, which was a member"
+                )
 
     @staticmethod
     def _joined(first: SimulatedNode, second: SimulatedNode) -> tuple[bool, bool]:
         return first.joined, second.joined
 
     def _sleep(self) -> None:
-        """All nodes are down for longer than an id is taken, and read what was written in the middle of that time."""
+        """All nodes are down for longer than an id is taken, and read what was written in the
+        middle of that time."""
         for node in self.nodes:
             node.crash(HOUR_MS + 10 * MINUTE_MS)
         self.world.pass_time(HOUR_MS // 2)
@@ -308,9 +361,13 @@ class Simulation(ClusterPart):
         self.world.pass_time(HOUR_MS // 2 + 10 * MINUTE_MS)
 
     def _forget(self) -> None:
-        """Ids grow old, and are named again while the replicas delete their states at different times."""
+        """Ids grow old, and are named again while the replicas delete their states at different
+        times."""
         dice = self.cluster.delete_dice
-        old_ms = max(self.cluster.settings.delivered_ms or 0, self.cluster.settings.deduplication_ms) + FORGOTTEN_MS
+        old_ms = (
+            max(self.cluster.settings.delivered_ms or 0, self.cluster.settings.deduplication_ms)
+            + FORGOTTEN_MS
+        )
         for _ in range(dice.choice([1, 2, 3])):
             for node in self.nodes:
                 node.crash(old_ms + dice.randrange(2_000))
@@ -328,7 +385,8 @@ class Simulation(ClusterPart):
             self._settle()
 
     def _lose_every_disk(self) -> None:
-        """All stores are lost at one moment: every pending message is in the checkpoints, or in the logs after them."""
+        """All stores are lost at one moment: every pending message is in the checkpoints, or in the
+        logs after them."""
         for _ in range(self.cluster.trim_dice.choice([0, 10])):
             self.world.after(self.cluster.trim_dice.randrange(10_000), self.producers.send)
         self.world.pass_time(AWAKE_MS)
@@ -336,14 +394,23 @@ class Simulation(ClusterPart):
             node.lose_stores()
 
     def _replay(self) -> None:
-        """Law 9: a replay of both logs from their start gives the same state at every progress record."""
+        """Law 9: a replay of both logs from their start gives the same state at every progress
+        record."""
         for shard in range(self.shards):
             store = SimStore(self.world, Disk(), partial(self.checker.wrote, shard))
-            rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
+            rules = Rules(
+                shard=shard,
+                shards=self.shards,
+                own_topics=("a", "b"),
+                max_delay_ms=1,
+                deduplication_ms=0,
+            )
             shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
-            follower = Follower(log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS)
+            follower = Follower(
+                log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS
+            )
             while follower.step():
                 pass
             steps = self.checker.steps[shard]
@@ -351,9 +418,17 @@ class Simulation(ClusterPart):
                 raise broken("9", f"a replay of shard {shard} ended before the end of the log")
             delay = self.brokers.topics[DELAY][shard]
             pulled = steps[-1].progress.pull_offset
-            pending = self.checker.account(shard, [it for it in delay.committed() if it.offset < pulled])
+            pending = self.checker.account(
+                shard, [it for it in delay.committed() if it.offset < pulled]
+            )
             if store.state.pending != len(pending):
-                raise broken("1", f"shard {shard} holds {store.state.pending} messages, {len(pending)} are pending")
+                raise broken(
+                    "1",
+                    (
+                        f"shard {shard} holds {store.state.pending} messages, {len(pending)} are "
+                        "pending"
+                    ),
+                )
 
 
 class Observer:
@@ -386,7 +461,9 @@ class Observer:
 def quiet() -> Iterator[None]:
     """Suppress the log lines of the code under test."""
     known = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False
+    )
     try:
         yield
     finally:
@@ -413,8 +490,15 @@ def simulate_observed(seed: int, *, lines: list[str] | None = None) -> Result:
 
 def summary(results: Sequence[Result]) -> str:
     """Describe many seeds without a finding."""
-    names = {"sent": "records", "commits": "commits", "deliveries": "deliveries", "events": "events"}
-    return ", ".join(f"{sum(getattr(result, name) for result in results)} {noun}" for name, noun in names.items())
+    names = {
+        "sent": "records",
+        "commits": "commits",
+        "deliveries": "deliveries",
+        "events": "events",
+    }
+    return ", ".join(
+        f"{sum(getattr(result, name) for result in results)} {noun}" for name, noun in names.items()
+    )
 
 
 __all__ = ["START_MS", "Result", "Simulation", "simulate", "simulate_observed", "summary"]

@@ -1,8 +1,7 @@
 """The store of one shard on a simulated disk.
 
-Flushed writes survive a crash. Writes fail while the disk is full or failing; reads fail while it is damaged or no file
-can be opened.
-"""
+Flushed writes survive a crash. Writes fail while the disk is full or failing; reads fail while it
+is damaged or no file can be opened."""
 
 from __future__ import annotations
 
@@ -10,11 +9,21 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, State, unpack_id_state, unpack_state
-from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, PLACED_KEY, STATE_KEY, entry_position
-from chronos.core.order import is_forgotten
+from chronos.core.keys import (
+    COUNT,
+    ENTRY,
+    ID_STATE,
+    LANE,
+    LANE_STATE,
+    PARKED,
+    PLACED_KEY,
+    STATE_KEY,
+    entry_position,
+)
+from chronos.core.shard.codec import FRESH, State, unpack_id_state, unpack_state
+from chronos.core.shard.order import is_forgotten
 from chronos.errors import NoSpace, Retry, StoreCorrupt
+from tests.harness.memory import MemoryStore
 from tests.sim.world import World
 
 NOWHERE = Path("simulated/0")
@@ -55,7 +64,9 @@ class SimStore(MemoryStore):
             self._check_readable()
         return super().get(keys)
 
-    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+    ) -> list[tuple[bytes, bytes]]:
         self._check_sound()
         self._check_readable()
         return super().scan(start, stop, count_max, bytes_max)
@@ -141,8 +152,9 @@ class SimStore(MemoryStore):
         return FRESH if data is None else unpack_state(data)
 
     def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
-        """The rows that must be equal on all replicas: state, pending messages, counts, ids that are not forgotten, lanes; other
-        settled rows on demand, because the delete worker of each replica removes them when it likes."""
+        """The rows that must be equal on all replicas: state, pending messages, counts, ids that
+        are not forgotten, lanes; other settled rows on demand, because the delete worker of each
+        replica removes them when it likes."""
         state = self.state
         horizon_ms = 0 if state is None else state.horizon_ms
         cursor = (0, -1) if state is None else state.cursor

@@ -1,4 +1,5 @@
-"""The election of `chronos/core/raft`: simulated, explored, and both of them tested with planted faults."""
+"""The election of `chronos/core/cluster/raft`: simulated, explored, and both of them tested with
+planted faults."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ FEW_SEEDS = 100
 
 
 def test_a_hundred_elections_have_one_leader_per_term_and_end_after_the_healing() -> None:
-    """DL-01 to DL-33: 3, 5 and 7 nodes; one leader per term, one vote per node and term, no message before its write."""
+    """DL-01 to DL-33: 3, 5 and 7 nodes; one leader per term, one vote per node and term, no message
+    before its write."""
     leaders = sum(simulate(seed).leaders for seed in range(FEW_SEEDS))
     assert leaders > 2 * FEW_SEEDS
 
@@ -35,13 +37,15 @@ def test_a_thousand_elections_have_one_leader_per_term_and_end_after_the_healing
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_of_the_election_is_found(fault: str) -> None:
     with planted(fault, FAULTS):
-        assert any(finds(simulate, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
+        assert any(finds(simulate, seed) for seed in range(SEEDS)), (
+            f"{SEEDS} seeds did not find: {fault}"
+        )
 
 
 @pytest.mark.slow
 def test_a_hundred_and_fifty_elections_with_a_register_lose_no_committed_value() -> None:
-    """Of two committed values the later one follows from the earlier one, through every change of leader; and after the healing
-    a value is written on all nodes."""
+    """Of two committed values the later one follows from the earlier one, through every change of
+    leader; and after the healing a value is written on all nodes."""
     committed = 0
     for seed in range(SEEDS // 2):
         run = registers.Registers(seed)
@@ -53,7 +57,9 @@ def test_a_hundred_and_fifty_elections_with_a_register_lose_no_committed_value()
 @pytest.mark.parametrize("fault", REGISTER_FAULTS)
 def test_a_planted_fault_of_the_register_is_found(fault: str) -> None:
     with planted(fault, REGISTER_FAULTS):
-        assert any(finds(registers.simulate, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
+        assert any(finds(registers.simulate, seed) for seed in range(SEEDS)), (
+            f"{SEEDS} seeds did not find: {fault}"
+        )
 
 
 def test_the_same_seed_gives_the_same_election() -> None:
@@ -70,11 +76,21 @@ def test_other_numbers_of_nodes_elect_too(nodes: int) -> None:
 
 @pytest.mark.slow
 def test_every_short_election_of_three_nodes_is_safe() -> None:
-    """DL-16, DL-19, DL-28, DL-29: from the start, below a leader, and without one; with a restart, and with slow writes."""
-    assert explore(started(durable_at_once=True), depth=5, crashes=1, durable_at_once=True).states > 5_000
-    assert explore(started(durable_at_once=False), depth=7, crashes=1, durable_at_once=False).states > 5_000
+    """DL-16, DL-19, DL-28, DL-29: from the start, below a leader, and without one; with a restart,
+    and with slow writes."""
     assert (
-        explore(started(durable_at_once=True, ends=(1, 0, 0)), depth=4, crashes=1, durable_at_once=True).states > 1_000
+        explore(started(durable_at_once=True), depth=5, crashes=1, durable_at_once=True).states
+        > 5_000
+    )
+    assert (
+        explore(started(durable_at_once=False), depth=7, crashes=1, durable_at_once=False).states
+        > 5_000
+    )
+    assert (
+        explore(
+            started(durable_at_once=True, ends=(1, 0, 0)), depth=4, crashes=1, durable_at_once=True
+        ).states
+        > 1_000
     )
     assert explore(elected(), depth=6, crashes=1, durable_at_once=True).states > 5_000
     explored = explore(without_leader(), depth=7, crashes=0, durable_at_once=True)

@@ -1,4 +1,5 @@
-"""The simulation of the coordinator on Kafka finds no fault in the present code, and finds every planted fault."""
+"""The simulation of the coordinator on Kafka finds no fault in the present code, and finds every
+planted fault."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_a_thousand_clusters_agree_on_one_controller() -> None:
 @pytest.mark.parametrize("fault", PARTICIPANT_FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     with planted(fault, PARTICIPANT_FAULTS):
-        assert any(finds(simulate, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
+        assert any(finds(simulate, seed) for seed in range(SEEDS)), (
+            f"{SEEDS} seeds did not find: {fault}"
+        )
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -1,4 +1,5 @@
-"""The simulation of the registries finds no fault in the present code, and finds every planted fault."""
+"""The simulation of the registries finds no fault in the present code, and finds every planted
+fault."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_registries_that_share_nothing_answer_the_roles_in_many_clusters() -> No
 @pytest.mark.parametrize("fault", REGISTRY_FAULTS)
 def test_a_planted_fault_of_the_registries_is_found(fault: str) -> None:
     with planted(fault, REGISTRY_FAULTS):
-        assert any(finds(simulate, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
+        assert any(finds(simulate, seed) for seed in range(SEEDS)), (
+            f"{SEEDS} seeds did not find: {fault}"
+        )
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -26,20 +26,22 @@ SCENARIOS = {
     "a poison record is isolated although refused records are in the same step": 58,
     "an end of the log found under a wrong clock is asked for again once the clock is right": 177,
     "a refusal whose decision was committed without an answer is not counted again": 16,
-    "a replica that was frozen before it fenced does not lead under a role that another node has": 524,
+    "a replica that was frozen before it fenced does not lead under a role that another node has": 524,  # noqa: E501
     "a committed step is not committed again when the store cannot be read": 150,
     "a node that returns with an empty disk before it was missed gets a later role": 144,
     "a replica that was just given a shard is counted when the log is trimmed": 84,
     "logs that are trimmed while a checkpoint is fetched do not end the process": 6558,
-    "a follower that finds its log trimmed restores a checkpoint": 1396,
     "a log that is trimmed while a replica starts does not end the process": 1748,
-    "many poison records of a target that is set aside are settled, however many pauses that takes": 80034,
+    (
+        "many poison records of a target that is set aside are settled, however many pauses that "
+        "takes"
+    ): 80034,
     "a message may share the attempt that follows twenty poison records of its target": 83344,
 }
 """Seeds that show a bug that was found once, each as long as its fault is in `faults.FAULTS`.
 
-After a change of the simulator or of the calls of a port, other seeds show it: plant the fault and look for one.
-"""
+After a change of the simulator or of the calls of a port, other seeds show it: plant the fault and
+look for one. """
 
 
 LATE = {
@@ -48,10 +50,9 @@ LATE = {
     "a message is moved beyond its expiry": 71,
     "one description is enough to dead-letter": 135,
     "an end found under a wrong clock counts after the clock was corrected": 874,
-    "a replica that was frozen before it fenced leads under an old role": 209,
+    "a replica that was frozen before it fenced leads under an old role": 721,
     "a log is trimmed ahead of other replicas": 84,
     "a store older than the start of the logs is kept": 51,
-    "a follower that finds its log trimmed restores a checkpoint": 1396,
     "a message forgets the partition that it came through": 321,
     "a message leaves its lane although an action has taken it out": 220,
     "a message stays in the lane that it left": 27,
@@ -66,15 +67,15 @@ LATE = {
     "a message is parked again in the lane of a limited target": 21,
     "a message that is older by more than the tolerance replaces a younger one": 48,
     "a node that returns with a new data directory never gets a later role": 27,
-    "the rules number is raised while a node is away": 81,
+    "the rules number is raised while a node is away": 385,
     "a repetition of an id is judged by the time of the copy": 24,
     "an action through the same partition is refused for its time": 73,
-    "one cancel of an id is remembered, not two": 131,
+    "one cancel of an id is remembered, not two": 169,
     "a new message forgets the cancels of its id": 106,
     "a replay is ignored for a message that is not a replay of the same dead letter": 135,
 }
-"""The first seed that finds a planted fault, of those that are found late: it is tried first, which saves minutes. If it no
-longer finds its fault, any other may."""
+"""The first seed that finds a planted fault, of those that are found late: it is tried first, which
+saves minutes. If it no longer finds its fault, any other may."""
 
 
 def test_ten_clusters_break_no_law_and_finish_their_work() -> None:
@@ -116,7 +117,7 @@ def test_a_shard_that_stops_for_good_is_reported() -> None:
         planted("refused records that cannot be written stop the shard"),
         pytest.raises(Finding, match="without faults, reported"),
     ):
-        simulate(10)
+        simulate(16)
 
 
 def test_a_planted_fault_is_removed_again() -> None:
@@ -129,13 +130,19 @@ def test_a_planted_fault_is_removed_again() -> None:
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
     program = (
         "from tests.sim.simulation import simulate, simulate_observed\n"
-        "print([simulate(seed).digest for seed in (5, 6, 10, 11, 13, 16, 23)] + [simulate_observed(1).digest])"
+        "print([simulate(seed).digest for seed in (5, 6, 10, 11, 13, 16, 23)] + "
+        "[simulate_observed(1).digest])"
     )
     outputs = set()
     for hash_seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         ran = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         outputs.add(ran.stdout)
     assert len(outputs) == 1

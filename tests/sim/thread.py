@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chronos.core.codec import State
+from chronos.core.cluster.roles import AWAY_MS
 from chronos.core.cron import next_cron
 from chronos.core.message import Record
-from chronos.core.progress import RULES, unpack_progress
-from chronos.core.roles import AWAY_MS
-from chronos.core.rules import Rules
+from chronos.core.shard.codec import State
+from chronos.core.shard.progress import RULES, unpack_progress
+from chronos.core.shard.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
-from chronos.workers.delete import DELETE_EVERY_MS
-from chronos.workers.push import Pusher
-from chronos.workers.rates import ShardRates
-from chronos.workers.replica import Replica
-from chronos.workers.replica_state import ReplicaState
-from chronos.workers.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
+from chronos.workers.push.lanes import ShardRates
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Retries
+from chronos.workers.replica.replica import Replica, ReplicaSettings
+from chronos.workers.replica.retention import DELETE_EVERY_MS
+from chronos.workers.replica.state import ReplicaState
+from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog
 from tests.sim.world import CRASH, Crashed, Finding, broken
@@ -36,7 +37,8 @@ REFUSED_MS = 2_000
 
 
 class DeletingReplica(Replica):
-    """A replica whose delete worker runs when its node says so: what is decided must not depend on it."""
+    """A replica whose delete worker runs when its node says so: what is decided must not depend on
+    it."""
 
     deletes: Callable[[], bool | None]
     """True: now; False: not now; None: at its own times."""
@@ -85,6 +87,7 @@ class ReplicaThread:
             own_topics=(DELAY, PROGRESS, REJECTED, DEAD_LETTER),
             deny=("forbidden",),
             max_delay_ms=settings.max_delay_ms,
+            max_past_ms=settings.max_past_ms,
             deduplication_ms=settings.deduplication_ms,
             misplaced=settings.misplaced,
             delay_topic=DELAY,
@@ -95,26 +98,32 @@ class ReplicaThread:
             store=node.store(shard),
             clock=node.clock,
             rules=rules,
+            settings=ReplicaSettings(
+                limits=settings.limits,
+                delay_topic=DELAY,
+                progress_topic=PROGRESS,
+                cluster=CLUSTER,
+                node=node.node_id,
+                instance=node.instance,
+                delivered_ms=settings.delivered_ms,
+                deduplication_ms=settings.deduplication_ms,
+            ),
             pusher=lambda: Pusher(
                 self.log,
                 rules,
-                delay_topic=DELAY,
-                rejected_topic=REJECTED,
-                dead_letter_topic=DEAD_LETTER,
-                create_topics=False,
-                attempts_max=settings.attempts_max,
-                retry_base_ms=settings.retry_base_ms,
-                retry_cap_ms=RETRY_CAP_MS,
+                PushSettings(
+                    delay_topic=DELAY,
+                    rejected_topic=REJECTED,
+                    dead_letter_topic=DEAD_LETTER,
+                    create_topics=False,
+                    retries=Retries(
+                        attempts_max=settings.attempts_max,
+                        base_ms=settings.retry_base_ms,
+                        cap_ms=RETRY_CAP_MS,
+                    ),
+                ),
                 rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
             ),
-            limits=settings.limits,
-            delay_topic=DELAY,
-            progress_topic=PROGRESS,
-            cluster=CLUSTER,
-            node=node.node_id,
-            instance=node.instance,
-            delivered_ms=settings.delivered_ms,
-            deduplication_ms=settings.deduplication_ms,
             guard=lambda: "the disk is below its reserve" if node.disk.low else None,
             assigned=lambda: process.role(shard),
             restore=lambda cost: process.restore(shard, cost),
@@ -123,7 +132,7 @@ class ReplicaThread:
         self.replica.deletes = node.deletes
 
     def judge_stall(self) -> None:
-        """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""
+        """Judge as `chronos/node/shards.py` does; law 8: an alarm is true."""
         brokers, replica = self.node.brokers, self.replica
         facts = facts_of(
             replica,
@@ -132,11 +141,21 @@ class ReplicaThread:
             progress_end=brokers.topics[PROGRESS][self.shard].stable,
         )
         # A thread that was held between a commit and its application is behind the log.
-        if self.judge.step(self.world.now_ms, facts) and replica.role == ReplicaState.MASTER and not self.was_held:
+        if (
+            self.judge.step(self.world.now_ms, facts)
+            and replica.role == ReplicaState.MASTER
+            and not self.was_held
+        ):
             delivers = self.judge.work == WORK_DUE
             moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance, delivers=delivers)
             if self.world.now_ms - moved_ms < STALLED_MS:
-                raise broken("8", f"{self.name} is called stalled, and moved {self.world.now_ms - moved_ms} ms ago")
+                raise broken(
+                    "8",
+                    (
+                        f"{self.name} is called stalled, and moved {self.world.now_ms - moved_ms} "
+                        "ms ago"
+                    ),
+                )
 
     # What the node shows of it, see `node.shards.Shown`
 
@@ -146,7 +165,9 @@ class ReplicaThread:
 
     @property
     def paused(self) -> str | None:
-        return self.replica.paused or (f"no progress although {self.judge.work}" if self.judge.stalled_ms else None)
+        return self.replica.paused or (
+            f"no progress although {self.judge.work}" if self.judge.stalled_ms else None
+        )
 
     @property
     def state(self) -> State:
@@ -157,7 +178,8 @@ class ReplicaThread:
         return self.stuck_ms > self.world.now_ms
 
     def stick(self, wait_ms: int, at: str | None) -> None:
-        """Make no progress for a time, from the next call of a port at this place on; None: from the next step on."""
+        """Make no progress for a time, from the next call of a port at this place on; None: from
+        the next step on."""
         self.world.trace(f"{self.name} is stuck for {wait_ms} {at or ''}")
         self.stuck_ms, self.stuck_at = self.world.now_ms + wait_ms, at
         self.held_ms = self.world.now_ms if at is None else None
@@ -278,7 +300,8 @@ class ReplicaThread:
             waited_for = waited_for and self.process.coordinator.joined_ms < trimmed_ms
         if waited_for and self.node.is_registered(self.shard):
             raise broken("9", f"{self.name} is still counted on: {text}")
-        # Not a member yet, not heard of yet by the node that trims, or frozen for longer than trimming waits for it.
+        # Not a member yet, not heard of yet by the node that trims, or frozen for longer than
+        # trimming waits for it.
         self.world.trace(f"{self.name} is behind: {text}")
 
     def _check_rules(self, partition: Partition, record: Record) -> None:

@@ -1,4 +1,5 @@
-"""Trials of observed masters in a cluster without other faults: what may move a shard, what must, and how soon.
+"""Trials of observed masters in a cluster without other faults: what may move a shard, what must,
+and how soon.
 
 `moves.Moves` checks every change of roles meanwhile.
 """
@@ -9,10 +10,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from chronos.core.assignment import CUT_OFF
-from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS
-from chronos.core.replication import SYNC
-from chronos.core.roles import ShardRoles
+from chronos.core.cluster.assignment import CUT_OFF
+from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS
+from chronos.core.cluster.replication import SYNC
+from chronos.core.cluster.roles import ShardRoles
 from tests.sim.broker import DELAY, TRANSACTION_MS, Transaction
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
 from tests.sim.expectations import Expectation
@@ -74,7 +75,8 @@ class Trials(ClusterPart):
     # --- No false alarm
 
     def _disturb_observers(self) -> None:
-        """Pauses of observers, steps of clocks, and a transaction that a producer leaves open move no role."""
+        """Pauses of observers, steps of clocks, and a transaction that a producer leaves open move
+        no role."""
         rules, dice = self.settings.rules, self.dice
         began_ms = self.world.now_ms
         hold_ms = (rules.in_a_row + 2) * rules.every_ms
@@ -84,9 +86,16 @@ class Trials(ClusterPart):
                 process.observer.pause(dice.choice([rules.every_ms, hold_ms // 2]))
             if dice.random() < 0.4:
                 is_master = any(thread.role == "master" for thread in process.threads)
-                # A master whose clock is further off pauses deliveries, and is no example of a healthy one.
-                step_ms = dice.choice([-200, 200]) if is_master else dice.choice([-HOUR_MS, -10_000, 10_000, HOUR_MS])
-                self.world.after(dice.randrange(hold_ms // 2), setattr, process.node.clock, "skew_ms", step_ms)
+                # A master whose clock is further off pauses deliveries, and is no example of a
+                # healthy one.
+                step_ms = (
+                    dice.choice([-200, 200])
+                    if is_master
+                    else dice.choice([-HOUR_MS, -10_000, 10_000, HOUR_MS])
+                )
+                self.world.after(
+                    dice.randrange(hold_ms // 2), setattr, process.node.clock, "skew_ms", step_ms
+                )
         if dice.random() < 0.5:
             self._leave_transaction_open(dice.randrange(self.shards), hold_ms)
         self.world.pass_time(hold_ms + rules.every_ms)
@@ -102,9 +111,12 @@ class Trials(ClusterPart):
             raise Finding(LIVENESS, f"a role moved in a healthy cluster: {moved}")
 
     def _leave_transaction_open(self, shard: int, wait_ms: int) -> None:
-        """No reader of committed records gets what is behind it, and what is pending goes on to be delivered."""
+        """No reader of committed records gets what is behind it, and what is pending goes on to be
+        delivered."""
         transaction, partition = Transaction(None, 0), self.brokers.topics[DELAY][shard]
-        offset = self.brokers.append(partition, None, None, [("chronos-action", b"probe")], transaction)
+        offset = self.brokers.append(
+            partition, None, None, [("chronos-action", b"probe")], transaction
+        )
         self.checker.expect(partition, offset, Expectation(verb="probe"))
         self.world.after(wait_ms, self._end_transaction, transaction)
 
@@ -115,7 +127,8 @@ class Trials(ClusterPart):
 
     @property
     def _found_ms(self) -> int:
-        """Longest time until a quorum that observes it has a stuck master replaced: the bound of the rules, and the publication."""
+        """Longest time until a quorum that observes it has a stuck master replaced: the bound of
+        the rules, and the publication."""
         return self.settings.found_ms + PUBLISHED_MS
 
     def _stick_a_master(self) -> None:
@@ -131,8 +144,11 @@ class Trials(ClusterPart):
             self._try_permission(shard)
         elif mode == AUTO and not lone:
             self._outlast_the_last_move(shard)
-            # A transaction that the master leaves open hides probes in the delay partitions that it forwards to, until it expires.
-            self._require_to_move(shard, self._found_ms + TRANSACTION_MS, self.dice.choice([None, *STUCK_PLACES]))
+            # A transaction that the master leaves open hides probes in the delay partitions that it
+            # forwards to, until it expires.
+            self._require_to_move(
+                shard, self._found_ms + TRANSACTION_MS, self.dice.choice([None, *STUCK_PLACES])
+            )
         else:
             self._require_to_stay(shard, self.dice.choice([None, *STUCK_PLACES]))
         self._release()
@@ -145,7 +161,8 @@ class Trials(ClusterPart):
             self._wait_for_all()
 
     def _stick(self, shard: int, wait_ms: int, at: str | None) -> _Stuck | None:
-        """Stick the master of a shard, or all replicas of its node; None: the master did not come to the place."""
+        """Stick the master of a shard, or all replicas of its node; None: the master did not come
+        to the place."""
         given, thread = self._roles()[shard], self._master_thread(shard)
         if thread is None:
             return None
@@ -164,7 +181,11 @@ class Trials(ClusterPart):
 
     def _pause_all_observers_but_one(self) -> None:
         rules, processes = self.settings.rules, self._processes()
-        paused = [process.observer for process in self.dice.sample(processes, len(processes) - 1) if process.observer]
+        paused = [
+            process.observer
+            for process in self.dice.sample(processes, len(processes) - 1)
+            if process.observer
+        ]
         for observer in paused:
             observer.pause(2 * rules.forgotten_ms + 4 * self._found_ms + LOST_MS)
         self.world.pass_time(rules.forgotten_ms + 2 * rules.timeout_ms)
@@ -181,17 +202,22 @@ class Trials(ClusterPart):
 
     def _require_to_stay(self, shard: int, at: str | None) -> _Stuck | None:
         """Switched off, without permission, or observed by one node alone, a stuck master stays."""
-        stuck = self._stick(shard, 4 * self._found_ms if at is None else self._found_ms + MARGIN_MS, at)
+        stuck = self._stick(
+            shard, 4 * self._found_ms if at is None else self._found_ms + MARGIN_MS, at
+        )
         if stuck is None:
             return None
         moves = len(self.moves.by_verdict[shard])
         self._pass_until(stuck, self._found_ms)
         if len(self.moves.by_verdict[shard]) > moves:
-            raise Finding(LIVENESS, f"shard {shard} was moved without permission, or by a lone observer")
+            raise Finding(
+                LIVENESS, f"shard {shard} was moved without permission, or by a lone observer"
+            )
         return stuck
 
     def _require_to_move(self, shard: int, within_ms: int, at: str | None) -> None:
-        """The bound follows from the rules: a row of failures after the next look, and the publication of verdict and roles."""
+        """The bound follows from the rules: a row of failures after the next look, and the
+        publication of verdict and roles."""
         stuck = self._stick(shard, within_ms + MARGIN_MS, at)
         if stuck is None:
             return
@@ -199,7 +225,9 @@ class Trials(ClusterPart):
         assert stuck.thread.held_ms is not None
         moved_ms = self.moves.given_after_ms(shard, stuck.epoch)
         if moved_ms is None or moved_ms > stuck.thread.held_ms + within_ms:
-            raise Finding(LIVENESS, f"shard {shard} keeps a master that is stuck for {within_ms} ms")
+            raise Finding(
+                LIVENESS, f"shard {shard} keeps a master that is stuck for {within_ms} ms"
+            )
 
     def _pass_until(self, stuck: _Stuck, after_ms: int) -> None:
         assert stuck.thread.held_ms is not None
@@ -215,7 +243,10 @@ class Trials(ClusterPart):
         self.cluster.arm(shard, self.dice.choice(self.nodes).clock.now_ms())
         self.world.pass_time(PUBLISHED_MS)
         if self._roles()[shard].epoch == stuck.epoch:
-            raise Finding(LIVENESS, f"shard {shard} keeps a stuck master although an operator permits to replace it")
+            raise Finding(
+                LIVENESS,
+                f"shard {shard} keeps a stuck master although an operator permits to replace it",
+            )
         self._release()
         give_up_ms = self.world.now_ms + TAKEN_OVER_MS
         while self._master_thread(shard) is None and self.world.now_ms < give_up_ms:
@@ -223,9 +254,14 @@ class Trials(ClusterPart):
         self._require_to_stay(shard, None)
 
     def _arm_while_the_clock_is_ahead(self, shard: int) -> None:
-        """A permission that a controller gives whose clock is an hour ahead does not last longer than any other one."""
+        """A permission that a controller gives whose clock is an hour ahead does not last longer
+        than any other one."""
         assert self.ensemble is not None
-        controllers = [node for node in self.cluster.present() if node.node_id == self.ensemble.roles.controller]
+        controllers = [
+            node
+            for node in self.cluster.present()
+            if node.node_id == self.ensemble.roles.controller
+        ]
         for node in controllers:
             node.clock.skew_ms = HOUR_MS
             self.cluster.arm(shard, node.clock.now_ms())
@@ -248,7 +284,8 @@ class Trials(ClusterPart):
     # --- Followers in sync
 
     def _know_followers_in_sync(self) -> None:
-        """Every node knows all followers of a healthy cluster to be in sync, and the shards that have too few of them."""
+        """Every node knows all followers of a healthy cluster to be in sync, and the shards that
+        have too few of them."""
         give_up_ms = self.world.now_ms + 3 * MAX_LAG_MS
         while wrong := self._wrongly_in_sync():
             if self.world.now_ms >= give_up_ms:
@@ -260,17 +297,23 @@ class Trials(ClusterPart):
         for process in self._processes():
             assert process.in_sync is not None
             for shard, given in self._roles().items():
-                expected = sorted(node.node_id for node in self.cluster.holders(shard) if node.node_id != given.master)
+                expected = sorted(
+                    node.node_id
+                    for node in self.cluster.holders(shard)
+                    if node.node_id != given.master
+                )
                 found, shortage = process.in_sync.followers(shard), process.in_sync.shortage(shard)
                 is_short = rules.mode == SYNC and len(expected) < rules.min_in_sync
                 if list(found) != expected or (shortage is not None) != is_short:
                     return (
-                        f"{process.node.name} says of shard {shard}: in sync {found}, {shortage}; followers: {expected}"
+                        f"{process.node.name} says of shard {shard}: in sync {found}, {shortage}; "
+                        f"followers: {expected}"
                     )
         return ""
 
     def _lose_a_master_beside_a_paused_follower(self) -> None:
-        """A follower that is paused is not in sync, however far it has come; `Moves` checks that another one is promoted."""
+        """A follower that is paused is not in sync, however far it has come; `Moves` checks that
+        another one is promoted."""
         self._wait_for_all()
         shard = self.dice.randrange(self.shards)
         master = self._roles()[shard].master
@@ -290,14 +333,19 @@ class Trials(ClusterPart):
     # --- An outage of all brokers
 
     def _silence_the_log(self) -> None:
-        """No broker answers for a time, and the nodes see its end one after the other: no role moves."""
+        """No broker answers for a time, and the nodes see its end one after the other: no role
+        moves."""
         self._wait_for_all()
         dice, began_ms = self.cluster.silence_dice, self.world.now_ms
         end_ms = began_ms + UNREACHABLE_MS + dice.randrange(500, 4_000)
         for node in self.nodes:
             node.log_cut_ms = end_ms + dice.randrange(UNREACHABLE_MS - 2 * TICK_MS)
         self.world.pass_time(end_ms - began_ms + 3 * UNREACHABLE_MS)
-        moved = [(shard, why) for at_ms, shard, why in self.moves.changes if at_ms > began_ms and why == CUT_OFF]
+        moved = [
+            (shard, why)
+            for at_ms, shard, why in self.moves.changes
+            if at_ms > began_ms and why == CUT_OFF
+        ]
         if moved:
             raise Finding(LIVENESS, f"a role moved although no node reached the brokers: {moved}")
 
@@ -309,4 +357,6 @@ class Trials(ClusterPart):
 
     def _processes(self) -> list[Process]:
         found = [node.process for node in self.cluster.present()]
-        return [process for process in found if process is not None and process.observer is not None]
+        return [
+            process for process in found if process is not None and process.observer is not None
+        ]

@@ -1,8 +1,8 @@
 """The scheduler: the true clock, one source of randomness, one heap of events, one trace.
 
-Everything runs in one thread. Code under test is interrupted only where it calls a port: other threads may run then
-(`World.pass_time`), and its process may be killed. The same seed gives the same trace, byte for byte.
-"""
+Everything runs in one thread. Code under test is interrupted only where it calls a port: other
+threads may run then (`World.pass_time`), and its process may be killed. The same seed gives the
+same trace, byte for byte."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class World:
         self._digest = blake2b(digest_size=16)
 
     def at(self, when_ms: int, do: Callable[..., Any], *arguments: Any) -> None:
-        """Schedule a call; calls scheduled for the same moment run in the order in which they were scheduled."""
+        """Schedule a call; calls scheduled for the same moment run in the order in which they were
+        scheduled."""
         self._order += 1
         heapq.heappush(self._heap, (max(when_ms, self.now_ms), self._order, do, arguments))
 
@@ -67,7 +68,8 @@ class World:
         self.at(self.now_ms + wait_ms, do, *arguments)
 
     def pass_time(self, wait_ms: int) -> None:
-        """Run all events of the next `wait_ms`. Events may call it too: they go on after the time has passed."""
+        """Run all events of the next `wait_ms`. Events may call it too: they go on after the time
+        has passed."""
         until_ms = self.now_ms + wait_ms
         heap = self._heap
         while heap and heap[0][0] <= until_ms:

@@ -1,4 +1,5 @@
-"""Small archives written by hand: one shard and one target for each case, so that one Spark job judges all cases."""
+"""Small archives written by hand: one shard and one target for each case, so that one Spark job
+judges all cases."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PULLED = 1_000
 
 
 class Case:
-    """One shard. `expects` maps `(source offset, occurrence)` of its promised deliveries to `(outcome, reason)`."""
+    """One shard. `expects` maps `(source offset, occurrence)` of its promised deliveries to
+    `(outcome, reason)`."""
 
     def __init__(self, name: str, expects: dict[tuple[int, int], tuple[str, str | None]]) -> None:
         self.name = name
@@ -46,24 +48,51 @@ class Case:
     def send(self, offset: int, due_ms: int | None, /, **changed: Any) -> Case:
         """A record; sent a minute before the window begins, without a key."""
         row = {
-            "shard": 0, "offset": offset, "timestamp_ms": T - 60_000 + offset, "key": None, "value": b"v",
-            "headers": None, "verb": "schedule", "id": b"0-%d-%d" % (due_ms or 0, offset), "target": "target",
-            "target_key": None, "requested_due_ms": due_ms, "due_ms": due_ms, "expire_at_ms": None,
-            "on_conflict": None, "reason": None, "first_ms": None,
-        }  # fmt: skip
+            "shard": 0,
+            "offset": offset,
+            "timestamp_ms": T - 60_000 + offset,
+            "key": None,
+            "value": b"v",
+            "headers": None,
+            "verb": "schedule",
+            "id": b"0-%d-%d" % (due_ms or 0, offset),
+            "target": "target",
+            "target_key": None,
+            "requested_due_ms": due_ms,
+            "due_ms": due_ms,
+            "expire_at_ms": None,
+            "on_conflict": None,
+            "reason": None,
+            "first_ms": None,
+        }
         self.messages.append(row | changed)
         return self
 
     def act(
-        self, verb: str, offset: int, message_id: bytes, *, at_ms: int, due_ms: int | None = None, **changed: Any
+        self,
+        verb: str,
+        offset: int,
+        message_id: bytes,
+        *,
+        at_ms: int,
+        due_ms: int | None = None,
+        **changed: Any,
     ) -> Case:
         """A record that acts on an existing message."""
-        row = {"verb": verb, "id": message_id, "timestamp_ms": at_ms, "target": None, "requested_due_ms": due_ms}
+        row = {
+            "verb": verb,
+            "id": message_id,
+            "timestamp_ms": at_ms,
+            "target": None,
+            "requested_due_ms": due_ms,
+        }
         return self.send(offset, due_ms, **row | changed)
 
     # --- the progress topic
 
-    def step(self, at_ms: int, cursor_ms: int, pulled: int, *, cursor_offset: int = OFFSET_MAX) -> Case:
+    def step(
+        self, at_ms: int, cursor_ms: int, pulled: int, *, cursor_offset: int = OFFSET_MAX
+    ) -> Case:
         """A progress record; the first call replaces the default steps."""
         self._own_steps = True
         return self._step(at_ms, cursor_ms, pulled, cursor_offset)
@@ -71,29 +100,57 @@ class Case:
     def _step(self, at_ms: int, cursor_ms: int, pulled: int, cursor_offset: int) -> Case:
         self.steps.append(
             {
-                "shard": 0, "offset": 2 * len(self.steps), "timestamp_ms": at_ms, "role_epoch": 1, "log_epoch": 1,
-                "node": "n", "instance": "i", "cursor_due_ms": cursor_ms, "cursor_offset": str(cursor_offset),
-                "pull_offset": pulled, **dict.fromkeys(schema.COUNTS, 0), "refused": 0, "value": b"",
-                "unreadable": None, "rules": None,
+                "shard": 0,
+                "offset": 2 * len(self.steps),
+                "timestamp_ms": at_ms,
+                "role_epoch": 1,
+                "log_epoch": 1,
+                "node": "n",
+                "instance": "i",
+                "cursor_due_ms": cursor_ms,
+                "cursor_offset": str(cursor_offset),
+                "pull_offset": pulled,
+                **dict.fromkeys(schema.COUNTS, 0),
+                "refused": 0,
+                "value": b"",
+                "unreadable": None,
+                "rules": None,
             }
-        )  # fmt: skip
+        )
         return self
 
-    def decide(self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any) -> Case:
+    def decide(
+        self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any
+    ) -> Case:
         """A row of `decisions`, with the time of its step: the second one by default."""
         row = {
-            "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
-            "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
-            "attempt": 1, "lane": None, "target": None, "destination": None,
-        }  # fmt: skip
+            "shard": 0,
+            "progress_offset": 2 * in_step,
+            "decided_ms": at_ms,
+            "position_due_ms": at_ms,
+            "source_offset": source_offset,
+            "outcome": outcome,
+            "reason": None,
+            "next_due_ms": None,
+            "occurrence": 1,
+            "attempt": 1,
+            "lane": None,
+            "target": None,
+            "destination": None,
+        }
         self.decisions.append(row | changed)
         return self
 
-    def hold(self, source_offset: int, destination: int, reason: str = "held", at_ms: int = T - 50_000) -> Case:
-        """A refused record that begins to wait for a partition of the delay topic, or for the rejected topic (-1)."""
+    def hold(
+        self, source_offset: int, destination: int, reason: str = "held", at_ms: int = T - 50_000
+    ) -> Case:
+        """A refused record that begins to wait for a partition of the delay topic, or for the
+        rejected topic (-1)."""
         return self.decide("refused", source_offset, at_ms, reason=reason, destination=destination)
 
-    def write_on(self, until_offset: int, destination: int, at_ms: int = T, *too_large: int) -> Case:
+    def write_on(
+        self, until_offset: int, destination: int, at_ms: int = T, *too_large: int
+    ) -> Case:
         """A step that writes what it held for a destination, up to an offset."""
         for offset in too_large:
             self.decide("refused", offset, at_ms, in_step=2, reason="too-large")
@@ -104,10 +161,21 @@ class Case:
     def deliver(self, source_offset: int, due_ms: int, at_ms: int, **changed: Any) -> Case:
         """A record in the target."""
         row = {
-            "topic": "target", "partition": 0, "offset": len(self.deliveries), "timestamp_ms": at_ms, "key": None,
-            "value": b"v", "headers": None, "id": b"x", "due_at_ms": due_ms, "source_topic": DELAY, "shard": 0,
-            "source_offset": source_offset, "occurrence": 1, "attempt": 1,
-        }  # fmt: skip
+            "topic": "target",
+            "partition": 0,
+            "offset": len(self.deliveries),
+            "timestamp_ms": at_ms,
+            "key": None,
+            "value": b"v",
+            "headers": None,
+            "id": b"x",
+            "due_at_ms": due_ms,
+            "source_topic": DELAY,
+            "shard": 0,
+            "source_offset": source_offset,
+            "occurrence": 1,
+            "attempt": 1,
+        }
         self.deliveries.append(row | changed)
         return self
 
@@ -163,8 +231,12 @@ def archive_of(spark: SparkSession, cases: Iterable[Case]) -> Tables:
     placed = [case.put(shard) for shard, case in enumerate(cases)]
     return Tables(
         messages=frame(spark, schema.MESSAGES, (row for case in placed for row in case.messages)),
-        deliveries=frame(spark, schema.DELIVERIES, (row for case in placed for row in case.deliveries)),
-        decisions=frame(spark, schema.DECISIONS, (row for case in placed for row in case.decisions)),
+        deliveries=frame(
+            spark, schema.DELIVERIES, (row for case in placed for row in case.deliveries)
+        ),
+        decisions=frame(
+            spark, schema.DECISIONS, (row for case in placed for row in case.decisions)
+        ),
         progress=frame(spark, schema.PROGRESS, (row for case in placed for row in case.steps)),
         offsets=frame(spark, schema.OFFSETS, (row for case in placed for row in case.offsets)),
     )

@@ -1,4 +1,5 @@
-"""One Spark session for all tests, the connector's jars, and the marks of the tests that need Spark."""
+"""One Spark session for all tests, the connector's jars, and the marks of the tests that need
+Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py", "test_timeline.py"}
-"""Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python alone."""
+"""Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python
+alone."""
 
 IN_PYTHON = {
     *WITHOUT_SPARK,
@@ -34,7 +36,8 @@ IN_PYTHON = {
     "test_schema.py",
     "test_storage.py",
 }
-"""Modules whose tests start no JVM, unless a test asks for the session: fast wherever PySpark is installed."""
+"""Modules whose tests start no JVM, unless a test asks for the session: fast wherever PySpark is
+installed."""
 
 HEAP = ("-Xms1g", "-Xmn500m", "-XX:MetaspaceSize=512m")
 """Java's options for a heap that is there from the start: fewer collections."""
@@ -45,19 +48,28 @@ LATE_COMPILER = (
     "-XX:Tier4CompileThreshold=60000",
     "-XX:Tier4BackEdgeThreshold=160000",
 )
-"""Java's options to compile well only what runs four times as often as by default: a tenth less of the processor for the tests of
-a session, a third of which was compilation (measured)."""
+"""Java's options to compile well only what runs four times as often as by default: a tenth less of
+the processor for the tests of a session, a third of which was compilation (measured)."""
 
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Spark's settings to interpret each query, of which the tests of a session have hundreds with few rows: compiling them took a third of the
-time (measured). The commands that tests start compile theirs, as those of users do."""
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Spark's settings to interpret each query, of which the tests of a session have hundreds with few
+rows: compiling them took a third of the time (measured). The commands that tests start compile
+theirs, as those of users do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules of which `./scripts/test fast` runs no test, or that import PySpark or Arrow and neither is installed."""
+    """Leave out modules of which `./scripts/test fast` runs no test, or that import PySpark or
+    Arrow and neither is installed."""
     is_fast = "not integration" in config.getoption("markexpr")
-    if not is_fast or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+    if (
+        not is_fast
+        or collection_path.suffix != ".py"
+        or not collection_path.name.startswith("test_")
+    ):
         return None
     runs = WITHOUT_SPARK if importlib.util.find_spec("pyspark") is None else IN_PYTHON
     return True if collection_path.name not in runs else None
@@ -80,7 +92,8 @@ def connector() -> dict[str, str]:
 
 
 def small() -> dict[str, str]:
-    """Spark's settings for small jobs: the connector, two partitions for each shuffle, and a JVM that starts quickly."""
+    """Spark's settings for small jobs: the connector, two partitions for each shuffle, and a JVM
+    that starts quickly."""
     # The quick compiler only: a job of seconds does not earn back what the other one costs.
     return _quick((QUICK_START, *spark_classes()))
 
@@ -95,14 +108,32 @@ def spark_classes() -> tuple[str, ...]:
 
 def _run_job(options: Sequence[str]) -> None:
     with TemporaryDirectory() as directory:
-        command = [sys.executable, str(HERE / "small_job.py"), json.dumps(_quick(options)), directory]
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=True)
+        command = [
+            sys.executable,
+            str(HERE / "small_job.py"),
+            json.dumps(_quick(options)),
+            directory,
+        ]
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=300,
+            check=True,
+        )
 
 
 def _quick(options: Sequence[str]) -> dict[str, str]:
     from chronos.spark.session import COMMON
 
-    java = (COMMON["spark.driver.extraJavaOptions"], "-XX:+UseSerialGC", *HEAP, *LATE_COMPILER, *options)
+    java = (
+        COMMON["spark.driver.extraJavaOptions"],
+        "-XX:+UseSerialGC",
+        *HEAP,
+        *LATE_COMPILER,
+        *options,
+    )
     return {
         **connector(),
         "spark.sql.shuffle.partitions": "2",
@@ -119,7 +150,8 @@ def conf(settings: Mapping[str, str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session that all tests of the process share: two threads, two partitions for each shuffle."""
+    """The session that all tests of the process share: two threads, two partitions for each
+    shuffle."""
     from chronos.spark.session import open_session
 
     session = open_session("tests", "local[2]", {**_quick(spark_classes()), **INTERPRETED})

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
-from chronos.spark.rows import in_hours
+from chronos.spark.codec import PARSED, in_hours, parse_messages, unpack_decisions, unpack_steps
 from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
@@ -29,8 +28,20 @@ READ_MS = START_MS + 24 * HOUR_MS
 """When the archive was made: long after the last event."""
 
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-VERBS = ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
-OUTCOMES = ["delivered"] * 6 + ["parked"] * 3 + ["again", "retry", "deferred", "skipped", "expired", "dead"]
+VERBS = ["schedule"] * 6 + [
+    "replace",
+    "reschedule",
+    "reschedule",
+    "cancel",
+    "cancel",
+    "fire-now",
+    "probe",
+]
+OUTCOMES = (
+    ["delivered"] * 6
+    + ["parked"] * 3
+    + ["again", "retry", "deferred", "skipped", "expired", "dead"]
+)
 
 Row = dict[str, Any]
 
@@ -107,7 +118,10 @@ class History:
                 "key": pa.array([record.key for record in records], pa.binary()),
                 "value": pa.array([record.value for record in records], pa.binary()),
                 "headers": pa.array(
-                    [[{"name": name, "value": value} for name, value in record.headers or ()] for record in records],
+                    [
+                        [{"name": name, "value": value} for name, value in record.headers or ()]
+                        for record in records
+                    ],
                     HEADERS,
                 ),
             }
@@ -130,7 +144,9 @@ class History:
             {
                 "shard": pa.array([self.shard] * len(steps), pa.int32()),
                 "offset": pa.array([offset for offset, _, _ in steps], pa.int64()),
-                "timestamp_ms": pa.array([timestamp_ms for _, timestamp_ms, _ in steps], pa.int64()),
+                "timestamp_ms": pa.array(
+                    [timestamp_ms for _, timestamp_ms, _ in steps], pa.int64()
+                ),
                 "value": pa.array([value for _, _, value in steps], pa.binary()),
             }
         )
@@ -139,16 +155,29 @@ class History:
         """Rows of `deliveries`."""
         for at, (message, committed_ms) in enumerate(self.master.deliveries):
             yield {
-                "topic": TARGET, "partition": self.shard, "offset": at, "timestamp_ms": committed_ms, "key": None,
-                "value": message.intent.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
-                "source_topic": DELAY, "shard": self.shard, "source_offset": message.offset,
-                "occurrence": message.occurrence, "attempt": message.attempt,
-            }  # fmt: skip
+                "topic": TARGET,
+                "partition": self.shard,
+                "offset": at,
+                "timestamp_ms": committed_ms,
+                "key": None,
+                "value": message.intent.value,
+                "headers": None,
+                "id": message.id,
+                "due_at_ms": message.due_ms,
+                "source_topic": DELAY,
+                "shard": self.shard,
+                "source_offset": message.offset,
+                "occurrence": message.occurrence,
+                "attempt": message.attempt,
+            }
 
     def offsets(self) -> Iterator[Row]:
         """Rows of `offsets`: every topic was read to its end."""
         watermarks = {
-            ("messages", DELAY): max((record.offset for record in self.master.producers.records), default=-1) + 1,
+            ("messages", DELAY): max(
+                (record.offset for record in self.master.producers.records), default=-1
+            )
+            + 1,
             ("progress", "chronos.progress"): 2 * len(self.master.progress) + 1,
             ("deliveries", TARGET): len(self.master.deliveries),
         }
@@ -159,10 +188,25 @@ class History:
 def offsets_row(table: str, topic: str, partition: int, end: int, **changed: Any) -> Row:
     """A read of a partition to its end."""
     return {
-        "table": table, "topic": topic, "partition": partition, "topic_id": "t", "from_offset": 0, "until_offset": end,
-        "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": READ_MS, "gap": False, "gap_reason": None,
-        "broker_ms": None, "compacted": None, "oldest_ms": None, "loss_from_ms": None, "loss_until_ms": None, **changed,
-    }  # fmt: skip
+        "table": table,
+        "topic": topic,
+        "partition": partition,
+        "topic_id": "t",
+        "from_offset": 0,
+        "until_offset": end,
+        "log_start": 0,
+        "stable_end": end,
+        "high_watermark": end,
+        "read_ms": READ_MS,
+        "gap": False,
+        "gap_reason": None,
+        "broker_ms": None,
+        "compacted": None,
+        "oldest_ms": None,
+        "loss_from_ms": None,
+        "loss_until_ms": None,
+        **changed,
+    }
 
 
 def _named(batches: Iterator[pa.RecordBatch], table: schema.Table) -> Iterator[Row]:
@@ -181,14 +225,24 @@ def frame(spark: SparkSession, table: schema.Table, rows: Iterable[Row]) -> Data
     return made if table.partitioned_by is None else in_hours(made, table)
 
 
-def tables(spark: SparkSession, histories: Sequence[History], deliveries: Iterable[Row] | None = None) -> Tables:
+def tables(
+    spark: SparkSession, histories: Sequence[History], deliveries: Iterable[Row] | None = None
+) -> Tables:
     """The archive of some histories; with other deliveries than there were, if they are given."""
     if deliveries is None:
         deliveries = [row for history in histories for row in history.delivered()]
     return Tables(
-        messages=frame(spark, schema.MESSAGES, (row for history in histories for row in history.messages())),
+        messages=frame(
+            spark, schema.MESSAGES, (row for history in histories for row in history.messages())
+        ),
         deliveries=frame(spark, schema.DELIVERIES, deliveries),
-        decisions=frame(spark, schema.DECISIONS, (row for history in histories for row in history.decisions())),
-        progress=frame(spark, schema.PROGRESS, (row for history in histories for row in history.progress())),
-        offsets=frame(spark, schema.OFFSETS, (row for history in histories for row in history.offsets())),
+        decisions=frame(
+            spark, schema.DECISIONS, (row for history in histories for row in history.decisions())
+        ),
+        progress=frame(
+            spark, schema.PROGRESS, (row for history in histories for row in history.progress())
+        ),
+        offsets=frame(
+            spark, schema.OFFSETS, (row for history in histories for row in history.offsets())
+        ),
     )

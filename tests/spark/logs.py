@@ -27,15 +27,20 @@ class Logs:
         self.broker = broker
         self.cluster = f"spark-{uuid.uuid4().hex[:8]}"
         self.delay, self.progress, self.rejected, self.dead_letter, self.target = (
-            f"{self.cluster}.{name}" for name in ("delay", "progress", "rejected", "dead-letter", "target")
+            f"{self.cluster}.{name}"
+            for name in ("delay", "progress", "rejected", "dead-letter", "target")
         )
         for topic in (self.delay, self.progress, self.rejected, self.dead_letter, self.target):
             self.create(topic)
-        self._producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 2, "log_level": 2})
+        self._producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "linger.ms": 2, "log_level": 2}
+        )
 
     def create(self, topic: str) -> None:
         """Create a topic with Chronos's settings."""
-        self.broker.create_topic(topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+        self.broker.create_topic(
+            topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
+        )
 
     def delete(self, topic: str) -> None:
         """Delete a topic, and wait until the broker no longer lists it."""
@@ -47,7 +52,13 @@ class Logs:
             assert time.monotonic() < deadline
 
     def write(
-        self, topic: str, value: bytes | None, headers: Headers = (), *, key: bytes | None = None, partition: int = 0
+        self,
+        topic: str,
+        value: bytes | None,
+        headers: Headers = (),
+        *,
+        key: bytes | None = None,
+        partition: int = 0,
     ) -> None:
         """Send a record; it is in the log after `flush`."""
         self._producer.produce(topic, value, key, partition, headers=list(headers))
@@ -55,10 +66,16 @@ class Logs:
     def schedule(self, count: int, due_ms: int) -> None:
         """`count` messages, one ms apart, and the delivery of each in the target."""
         for at in range(count):
-            headers = [("chronos-deliver-at", b"%d" % (due_ms + at)), ("chronos-target-topic", self.target.encode())]
+            headers = [
+                ("chronos-deliver-at", b"%d" % (due_ms + at)),
+                ("chronos-target-topic", self.target.encode()),
+            ]
             self.write(self.delay, b"%d" % at, headers, partition=at % SHARDS)
             self.write(
-                self.target, b"%d" % at, self.receipt(at % SHARDS, at // SHARDS, due_ms + at), partition=at % SHARDS
+                self.target,
+                b"%d" % at,
+                self.receipt(at % SHARDS, at // SHARDS, due_ms + at),
+                partition=at % SHARDS,
             )
         self.flush()
 
@@ -78,17 +95,26 @@ class Logs:
         """The plan to archive these topics."""
         wanted: dict[str, Any] = {"targets": [self.target], **changes}
         return ArchivePlan(
-            cluster=self.cluster, bootstrap_servers=self.broker.bootstrap, delay=self.delay, progress=self.progress,
-            rejected=self.rejected, dead_letter=self.dead_letter, **wanted,
-        )  # fmt: skip
+            cluster=self.cluster,
+            bootstrap_servers=self.broker.bootstrap,
+            delay=self.delay,
+            progress=self.progress,
+            rejected=self.rejected,
+            dead_letter=self.dead_letter,
+            **wanted,
+        )
 
     def settings(self) -> list[str]:
         """The same settings as options of the command line."""
         own = {
-            "cluster": self.cluster, "log.kind": "kafka", "log.kafka.bootstrap_servers": self.broker.bootstrap,
-            "topics.delay": self.delay, "topics.progress": self.progress, "topics.rejected": self.rejected,
+            "cluster": self.cluster,
+            "log.kind": "kafka",
+            "log.kafka.bootstrap_servers": self.broker.bootstrap,
+            "topics.delay": self.delay,
+            "topics.progress": self.progress,
+            "topics.rejected": self.rejected,
             "topics.dead_letter": self.dead_letter,
-        }  # fmt: skip
+        }
         return [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
 
     def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:

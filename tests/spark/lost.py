@@ -1,4 +1,5 @@
-"""An archive of lost messages: all settled long ago, and none in its target. Written without a broker."""
+"""An archive of lost messages: all settled long ago, and none in its target. Written without a
+broker."""
 
 from __future__ import annotations
 
@@ -26,19 +27,35 @@ HOUR_MS = 3_600_000
 def expected(number: int, target: str, shards: int) -> tuple[bytes, bytes, bytes | None]:
     """Source without its topic, payload and target key of a message."""
     source = b"%d/%d/1" % (number % shards, number // shards)
-    return source, b"payload %d of %b" % (number, target.encode()), b"key-%d" % number if number % 3 else None
+    return (
+        source,
+        b"payload %d of %b" % (number, target.encode()),
+        b"key-%d" % number if number % 3 else None,
+    )
 
 
 def write_lost(
-    spark: SparkSession, storage: ArchiveStorage, *, cluster: str, delay: str, target: str, messages: int, shards: int
+    spark: SparkSession,
+    storage: ArchiveStorage,
+    *,
+    cluster: str,
+    delay: str,
+    target: str,
+    messages: int,
+    shards: int,
 ) -> None:
-    """Write the archive. `messages` is a multiple of `shards`; every fifth message has an id of its own."""
+    """Write the archive. `messages` is a multiple of `shards`; every fifth message has an id of its
+    own."""
     from pyspark.sql import functions as f
 
     from chronos.spark import schema
 
-    topics = {name: f"{cluster}.{name}" for name in ("progress", "rejected", "dead_letter")} | {"delay": delay}
-    storage.write_json("archive.json", {"format": schema.FORMAT, "cluster": cluster, "topics": topics})
+    topics = {name: f"{cluster}.{name}" for name in ("progress", "rejected", "dead_letter")} | {
+        "delay": delay
+    }
+    storage.write_json(
+        "archive.json", {"format": schema.FORMAT, "cluster": cluster, "topics": topics}
+    )
     n, none = f.col("id"), f.lit(None)
     number, due_ms = n.cast("string"), n * GAP_MS + START_MS
     shard, offset = (n % shards).cast("int"), f.floor(n / shards)
@@ -56,27 +73,50 @@ def write_lost(
         pair("trace", none),
     )
     rows = spark.range(0, messages, 1, 2).select(
-        shard.alias("shard"), offset.alias("offset"), (due_ms - HOUR_MS).alias("timestamp_ms"),
+        shard.alias("shard"),
+        offset.alias("offset"),
+        (due_ms - HOUR_MS).alias("timestamp_ms"),
         f.when(n % 5 == 0, own).alias("key"),
         f.concat(f.lit("payload "), number, f.lit(f" of {target}")).cast("binary").alias("value"),
-        headers.alias("headers"), f.lit("schedule").alias("verb"), f.when(n % 5 == 0, own).otherwise(address).alias("id"),
-        f.lit(target).alias("target"), target_key.alias("target_key"), due_ms.alias("requested_due_ms"),
-        due_ms.alias("due_ms"), none.alias("expire_at_ms"), none.alias("on_conflict"), none.alias("reason"),
+        headers.alias("headers"),
+        f.lit("schedule").alias("verb"),
+        f.when(n % 5 == 0, own).otherwise(address).alias("id"),
+        f.lit(target).alias("target"),
+        target_key.alias("target_key"),
+        due_ms.alias("requested_due_ms"),
+        due_ms.alias("due_ms"),
+        none.alias("expire_at_ms"),
+        none.alias("on_conflict"),
+        none.alias("reason"),
         none.alias("first_ms"),
-    )  # fmt: skip
+    )
     write_table(rows, schema.MESSAGES, storage)
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS
     each = messages // shards
     steps = [
         {
-            "shard": number, "offset": at, "timestamp_ms": end_ms + (at - 3) * HOUR_MS, "role_epoch": 1, "log_epoch": 1,
-            "node": "n", "instance": "i", "cursor_due_ms": cursor_ms, "cursor_offset": str(OFFSET_MAX),
-            "pull_offset": pulled, **dict.fromkeys(schema.COUNTS, 0), "refused": 0, "value": b"",
+            "shard": number,
+            "offset": at,
+            "timestamp_ms": end_ms + (at - 3) * HOUR_MS,
+            "role_epoch": 1,
+            "log_epoch": 1,
+            "node": "n",
+            "instance": "i",
+            "cursor_due_ms": cursor_ms,
+            "cursor_offset": str(OFFSET_MAX),
+            "pull_offset": pulled,
+            **dict.fromkeys(schema.COUNTS, 0),
+            "refused": 0,
+            "value": b"",
         }
         for number in range(shards)
-        for at, (cursor_ms, pulled) in enumerate([(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)])
-    ]  # fmt: skip
-    write_table(spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage)
+        for at, (cursor_ms, pulled) in enumerate(
+            [(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)]
+        )
+    ]
+    write_table(
+        spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage
+    )
     read = [("messages", delay, number, each) for number in range(shards)]
     read += [("progress", f"{cluster}.progress", number, 3) for number in range(shards)]
     read += [("deliveries", target, number, 0) for number in range(shards)]
@@ -84,26 +124,43 @@ def write_lost(
 
 
 def write_reads(
-    spark: SparkSession, storage: ArchiveStorage, ends: Iterable[tuple[str, str, int, int]], read_ms: int
+    spark: SparkSession,
+    storage: ArchiveStorage,
+    ends: Iterable[tuple[str, str, int, int]],
+    read_ms: int,
 ) -> None:
     """Write table `offsets`: each `(table, topic, partition, end)` was read once, to its end."""
     from chronos.spark import schema
 
     rows = [
         {
-            "table": table, "topic": topic, "partition": number, "topic_id": "id", "from_offset": 0, "until_offset": end,
-            "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": read_ms, "gap": False,
+            "table": table,
+            "topic": topic,
+            "partition": number,
+            "topic_id": "id",
+            "from_offset": 0,
+            "until_offset": end,
+            "log_start": 0,
+            "stable_end": end,
+            "high_watermark": end,
+            "read_ms": read_ms,
+            "gap": False,
         }
         for table, topic, number, end in ends
-    ]  # fmt: skip
-    write_table(spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1), schema.OFFSETS, storage)
+    ]
+    write_table(
+        spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1),
+        schema.OFFSETS,
+        storage,
+    )
 
 
 def write_table(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
-    """Write a table in the layout of `chronos archive`; columns that may be null and are not given are null."""
+    """Write a table in the layout of `chronos archive`; columns that may be null and are not given
+    are null."""
     from pyspark.sql import functions as f
 
-    from chronos.spark.rows import in_hours
+    from chronos.spark.codec import in_hours
     from chronos.spark.schema import columns_of
 
     given = set(rows.columns)

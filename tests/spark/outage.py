@@ -10,18 +10,27 @@ from typing import Any, Self
 from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.progress import ignore
-from chronos.spark.requests import Report, Request
+from chronos.spark.ledger import Report, Request
+from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, Watermarks, now_ms, read_committed
+from tests.integration.flow import (
+    SHARDS,
+    TARGET_PARTITIONS,
+    Found,
+    KafkaFlow,
+    Sent,
+    Watermarks,
+    now_ms,
+    read_committed,
+)
 
 
 class Outage:
@@ -33,7 +42,9 @@ class Outage:
         self.flow = KafkaFlow(broker, seed)
         self.directory = directory
         self.storage = ArchiveStorage(str(directory / "archive"))
-        self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
+        self.service = Service(
+            directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings()
+        )
         self.brokers = KafkaLog(
             bootstrap_servers=broker.bootstrap, properties={},
             progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
@@ -61,7 +72,8 @@ class Outage:
         return written
 
     def settle(self) -> None:
-        """Wait until all messages have ended and the progress log proves it: later messages are delivered."""
+        """Wait until all messages have ended and the progress log proves it: later messages are
+        delivered."""
         self.flow.flush()
         self.flow.wait_settled(self.service)
         for _ in range(2):
@@ -79,14 +91,17 @@ class Outage:
         while self.flow.target in admin.list_topics(timeout=10).topics:
             assert time.monotonic() < deadline
         self.broker.create_topic(
-            self.flow.target, partitions=TARGET_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
+            self.flow.target,
+            partitions=TARGET_PARTITIONS,
+            config={"message.timestamp.type": "LogAppendTime"},
         )
 
     def trim(self, name: str) -> None:
         """Delete all records of one of the cluster's own topics."""
         topic = f"{self.flow.prefix}.{name}"
         watermarks = [
-            TopicPartition(topic, shard, self.brokers.watermarks(topic, shard).high) for shard in range(SHARDS)
+            TopicPartition(topic, shard, self.brokers.watermarks(topic, shard).high)
+            for shard in range(SHARDS)
         ]
         admin = self.broker.admin()  # a reference is kept: the futures need the client
         for future in admin.delete_records(watermarks).values():
@@ -101,14 +116,21 @@ class Outage:
             time.sleep(0.02)
         prefix = self.flow.prefix
         plan = ArchivePlan(
-            cluster=prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], delay=f"{prefix}.delay",
-            progress=f"{prefix}.progress", rejected=f"{prefix}.rejected", dead_letter=f"{prefix}.dead_letter",
-        )  # fmt: skip
+            cluster=prefix,
+            bootstrap_servers=self.broker.bootstrap,
+            targets=[self.flow.target],
+            delay=f"{prefix}.delay",
+            progress=f"{prefix}.progress",
+            rejected=f"{prefix}.rejected",
+            dead_letter=f"{prefix}.dead_letter",
+        )
         archive(self.spark, self.brokers, self.storage, plan, ignore)
 
     def audit(self, **window: Any) -> Audit:
         """An audit of all messages, those due later included."""
-        return audit(self.spark, self.storage, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
+        return audit(
+            self.spark, self.storage, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window}
+        )
 
     def backfill(self) -> Backfill:
         """The backfills of this archive and cluster."""
@@ -144,17 +166,26 @@ class Outage:
     def is_pulled(self) -> bool:
         """True if the node has executed every acknowledged record."""
         offsets = self.flow.watermarks.offsets
-        return all(shard["pull_offset"] >= offsets.get(shard["shard"], 0) for shard in self.service.shards())
+        return all(
+            shard["pull_offset"] >= offsets.get(shard["shard"], 0)
+            for shard in self.service.shards()
+        )
 
     def begin_anew(self) -> None:
         """Disk and logs are lost: an empty node starts on empty topics."""
         self.service.close()
         self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
-        self.broker.create_topic(self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+        self.broker.create_topic(
+            self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
+        )
         self.flow.watermarks = Watermarks()
-        names = {f"topics.{name}": f"{self.flow.prefix}.new.{name}" for name in ("delay", "progress")}
+        names = {
+            f"topics.{name}": f"{self.flow.prefix}.new.{name}" for name in ("delay", "progress")
+        }
         self.service = Service(
-            self.directory / "new-node", bootstrap=self.broker.bootstrap, settings=self.flow.settings() | names
+            self.directory / "new-node",
+            bootstrap=self.broker.bootstrap,
+            settings=self.flow.settings() | names,
         )
         self.service.start()
 

@@ -1,4 +1,5 @@
-"""A small Spark job like those of the tests, for the archive of the classes that it loads (tests/harness/java.py).
+"""A small Spark job like those of the tests, for the archive of the classes that it loads
+(tests/harness/java.py).
 
     python tests/spark/small_job.py SETTINGS DIRECTORY
 
@@ -28,7 +29,11 @@ rows = spark.createDataFrame(
 rows.withColumn("p", f.col("a") % 2).write.partitionBy("p").parquet(f"{directory}/rows")
 found = spark.read.parquet(f"{directory}/rows")
 ranked = found.withColumn("n", f.row_number().over(Window.partitionBy("p").orderBy("a")))
-joined = ranked.join(rows.select("a", f.explode("c").alias("one")), "a").groupBy("p").agg(f.count("*"), f.max("one.k"))
+joined = (
+    ranked.join(rows.select("a", f.explode("c").alias("one")), "a")
+    .groupBy("p")
+    .agg(f.count("*"), f.max("one.k"))
+)
 joined.orderBy("p").collect()
 found.mapInPandas(lambda frames: frames, found.schema).toPandas()
 spark.stop()

@@ -20,16 +20,15 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.progress import Progress, pack_progress
+from chronos.core.shard.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable, LogUnavailable
 from chronos.ports import TopicInfo
 from chronos.spark import inventory, schema
-from chronos.spark.archive.claim import check_claim
 from chronos.spark.archive.compact import compact, finish
-from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive
-from chronos.spark.progress import Step, ignore
-from chronos.spark.rows import in_hours
+from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive, check_claim
+from chronos.spark.codec import in_hours
 from chronos.spark.runs import begin_run, check_format, remove_uncommitted
+from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker, wait_until
 from tests.spark.conftest import conf, small
@@ -42,8 +41,17 @@ DUE_MS = 1_900_000_000_000
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster=made.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
-                    counts=(0,) * 7)  # fmt: skip
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=made.cluster,
+        node="n",
+        instance="i",
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0,) * 7,
+    )
     made.write(made.progress, pack_progress(step))
     made.flush()
     return made
@@ -70,7 +78,8 @@ def everything(logs: Logs, count: int) -> list[tuple[Any, ...]]:
 def test_each_record_is_there_once_byte_for_byte(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Null keys, null values, no headers, binary and repeated headers; and the next run adds only new records."""
+    """Null keys, null values, no headers, binary and repeated headers; and the next run adds only
+    new records."""
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (None, None, []),
         (b"\xff\x00", b"\x80", [("a", b"\xfe"), ("a", None), ("ü", b"")]),
@@ -83,12 +92,15 @@ def test_each_record_is_there_once_byte_for_byte(
     assert done == {"progress": 1, "deliveries": 0, "rejected": 0, "dead_letters": 0, "messages": 3}
     rows = sorted(table(tmp_path, "messages").to_pylist(), key=lambda row: row["offset"])
     found = [
-        (row["key"], row["value"], [(pair["name"], pair["value"]) for pair in row["headers"] or []]) for row in rows
+        (row["key"], row["value"], [(pair["name"], pair["value"]) for pair in row["headers"] or []])
+        for row in rows
     ]
     assert found == odd
     assert [row["verb"] for row in rows] == ["refused", "refused", "cancel"]
     for name, each in schema.TABLES.items():  # tables without rows too
-        found_columns = set(ds.dataset(tmp_path / name, format="parquet", partitioning="hive").schema.names)
+        found_columns = set(
+            ds.dataset(tmp_path / name, format="parquet", partitioning="hive").schema.names
+        )
         assert {column for column, *_ in each.columns} <= found_columns
         assert set(spark.read.parquet(str(tmp_path / name)).columns) == found_columns
     reached = remove_uncommitted(ArchiveStorage(str(tmp_path)))
@@ -97,7 +109,11 @@ def test_each_record_is_there_once_byte_for_byte(
     assert (read.position, read.leader_epoch) == (3, brokers.watermarks(logs.delay, 0).leader_epoch)
 
     due = b"%d" % DUE_MS
-    logs.write(logs.delay, b"late", [("chronos-deliver-at", due), ("chronos-target-topic", logs.target.encode())])
+    logs.write(
+        logs.delay,
+        b"late",
+        [("chronos-deliver-at", due), ("chronos-target-topic", logs.target.encode())],
+    )
     logs.write(logs.target, b"not of Chronos", partition=1)
     logs.write(logs.target, b"late", logs.receipt(0, 3, 1), partition=1)
     logs.flush()
@@ -107,19 +123,34 @@ def test_each_record_is_there_once_byte_for_byte(
     assert done == {"progress": 0, "deliveries": 1, "rejected": 0, "dead_letters": 0, "messages": 1}
     assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
     (delivered,) = table(tmp_path, "deliveries").to_pylist()
-    own = {name: delivered[name] for name in ("shard", "source_offset", "due_at_ms", "id", "occurrence", "attempt")}
-    assert own == {"shard": 0, "source_offset": 3, "due_at_ms": 1, "id": b"0-1-3", "occurrence": 1, "attempt": 1}
+    own = {
+        name: delivered[name]
+        for name in ("shard", "source_offset", "due_at_ms", "id", "occurrence", "attempt")
+    }
+    assert own == {
+        "shard": 0,
+        "source_offset": 3,
+        "due_at_ms": 1,
+        "id": b"0-1-3",
+        "occurrence": 1,
+        "attempt": 1,
+    }
     assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
 
-    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore)) == dict.fromkeys(done, 0)
+    assert by_table(
+        archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore)
+    ) == dict.fromkeys(done, 0)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
     assert brokers.committed(group, logs.progress, 0) == 1
     assert brokers.committed(group, logs.target, 1) is None
 
 
-def test_a_producers_timestamp_in_microseconds_gets_the_first_hour(spark: SparkSession, tmp_path: Path) -> None:
-    """A record from before the topic had the broker's timestamps; Spark cannot write its year as a folder."""
+def test_a_producers_timestamp_in_microseconds_gets_the_first_hour(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A record from before the topic had the broker's timestamps; Spark cannot write its year as a
+    folder."""
     columns = "shard int, timestamp_ms long, due_ms long"
     rows = [(0, DUE_MS * 1_000, None), (1, DUE_MS * 1_000, DUE_MS), (2, DUE_MS, None)]
     made = in_hours(spark.createDataFrame(rows, columns), schema.MESSAGES)
@@ -137,7 +168,10 @@ def test_small_batches_end_where_one_large_one_would(
     storage = ArchiveStorage(str(tmp_path))
     done = archive(spark, brokers, storage, logs.plan(batch_records=300), ignore)
     assert {each.batches for each in done if each.table in ("messages", "deliveries")} == {4}
-    before = {name: table(tmp_path, name).drop_columns(["batch"]) for name in ("messages", "deliveries", "offsets")}
+    before = {
+        name: table(tmp_path, name).drop_columns(["batch"])
+        for name in ("messages", "deliveries", "offsets")
+    }
     keys = [("shard", "ascending"), ("offset", "ascending")]
     compacted = {each.table: each for each in compact(spark, storage, 1 << 20, ignore)}
     assert compacted["messages"].files_after == 1 < compacted["messages"].files_before
@@ -154,18 +188,27 @@ def test_small_batches_end_where_one_large_one_would(
 def test_foreign_headers_are_not_taken_for_a_receipt(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """A due time out of range files the row under the record's own hour; of repeated headers the last ones, Chronos's, count."""
+    """A due time out of range files the row under the record's own hour; of repeated headers the
+    last ones, Chronos's, count."""
     for due in (10**16, -1):
-        logs.write(logs.target, b"foreign", [*logs.receipt(0, 7, 1)[::2], ("chronos-due-at", b"%d" % due)])
+        logs.write(
+            logs.target, b"foreign", [*logs.receipt(0, 7, 1)[::2], ("chronos-due-at", b"%d" % due)]
+        )
     own = [("chronos-source", b"of/1/2"), ("chronos-reason", b"a joke"), ("chronos-id", b"kept")]
-    logs.write(logs.rejected, b"refused", [*own, ("chronos-source", b"delay/0/4"), ("chronos-reason", b"bad-value")])
+    logs.write(
+        logs.rejected,
+        b"refused",
+        [*own, ("chronos-source", b"delay/0/4"), ("chronos-reason", b"bad-value")],
+    )
     logs.flush()
     archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
     for row in table(tmp_path, "deliveries").to_pylist():
         assert row["due_at_ms"] in (10**16, -1)
         assert row["due_date"] == time.strftime("%Y-%m-%d", time.gmtime(row["timestamp_ms"] / 1000))
     (refused,) = table(tmp_path, "rejected").to_pylist()
-    columns = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
+    columns = {
+        name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")
+    }
     assert columns == {
         "id": b"kept",
         "source_topic": "delay",
@@ -214,7 +257,8 @@ class Doomed(ArchiveStorage):
 def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """By the next compaction or run of the archive, with the same rows; part of the archive was compacted before."""
+    """By the next compaction or run of the archive, with the same rows; part of the archive was
+    compacted before."""
     count = 60
     origin = ArchiveStorage(str(tmp_path / "origin"))
     logs.schedule(20, DUE_MS)
@@ -239,7 +283,9 @@ def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
             finish(ArchiveStorage(str(storage)))
         assert positions_in(storage, "messages", "shard") == everything(logs, count)
         assert not [
-            path for path in storage.glob("*/_*") if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
+            path
+            for path in storage.glob("*/_*")
+            if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
         ]
         inventory.need_whole(ArchiveStorage(str(storage)), schema.TABLES)
         steps += 1
@@ -252,15 +298,30 @@ def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
 def test_a_run_that_is_killed_is_completed_by_the_next(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """kill -9 of the driver while it writes, several times: pyarrow and Spark both read each record once."""
+    """kill -9 of the driver while it writes, several times: pyarrow and Spark both read each record
+    once."""
     count, dice = 6_000, random.Random(4)
     logs.schedule(count, DUE_MS)
-    command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
-               "--batch-records", "1000", *logs.settings(), *conf(small())]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "archive",
+        "--location",
+        str(tmp_path),
+        "--targets",
+        logs.target,
+        "--batch-records",
+        "1000",
+        *logs.settings(),
+        *conf(small()),
+    ]
     kills = 0
     for table_name in ("deliveries", "messages", "messages"):
         with (tmp_path.with_suffix(".log")).open("ab") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True
+            )
         wanted = len(list(tmp_path.glob(f"{table_name}/batch=*"))) + dice.randrange(1, 3)
         deadline = time.monotonic() + 250
         while len(list(tmp_path.glob(f"{table_name}/batch=*"))) < wanted and process.poll() is None:
@@ -278,14 +339,17 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
         (logs.target, *at) for at in everything(logs, count)
     )
     for name in ("messages", "deliveries"):
-        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(storage.path(name))
+        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(
+            storage.path(name)
+        )
         assert (read.count(), read.distinct().count()) == (count, count)
 
 
 def test_records_deleted_before_they_were_archived_are_recorded_as_a_gap(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """By trimming, and by deleting and creating a topic: the run succeeds and archives every remaining record."""
+    """By trimming, and by deleting and creating a topic: the run succeeds and archives every
+    remaining record."""
     logs.schedule(20, DUE_MS)
     storage = ArchiveStorage(str(tmp_path))
     archive(spark, brokers, storage, logs.plan(), ignore)
@@ -298,21 +362,32 @@ def test_records_deleted_before_they_were_archived_are_recorded_as_a_gap(
     logs.write(logs.target, b"new", logs.receipt(0, 30, DUE_MS), partition=1)
     logs.flush()
     done = archive(spark, brokers, storage, logs.plan(), ignore)
-    assert {each.table: each.gaps for each in done if each.gaps} == {"messages": 1, "deliveries": SHARDS}
+    assert {each.table: each.gaps for each in done if each.gaps} == {
+        "messages": 1,
+        "deliveries": SHARDS,
+    }
     assert by_table(done)["deliveries"] == 1
     assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(20)] + [
         (1, at) for at in range(20) if not 10 <= at < 15
     ]
     gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap"]]
-    assert sorted((row["topic"], row["partition"], row["from_offset"], row["gap_reason"]) for row in gaps) == [
-        (logs.delay, 1, 15, "trimmed"), (logs.target, 0, 0, "recreated"), (logs.target, 1, 0, "recreated")
-    ]  # fmt: skip
+    assert sorted(
+        (row["topic"], row["partition"], row["from_offset"], row["gap_reason"]) for row in gaps
+    ) == [
+        (logs.delay, 1, 15, "trimmed"),
+        (logs.target, 0, 0, "recreated"),
+        (logs.target, 1, 0, "recreated"),
+    ]
     assert not any(each.gaps for each in archive(spark, brokers, storage, logs.plan(), ignore))
     # Without the target, and with another that is not there: the rest goes on.
     logs.delete(logs.target)
-    assert "deliveries" not in by_table(archive(spark, brokers, storage, logs.plan(targets=[logs.target]), ignore))
+    assert "deliveries" not in by_table(
+        archive(spark, brokers, storage, logs.plan(targets=[logs.target]), ignore)
+    )
     gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap_reason"] == "deleted"]
-    assert {(row["topic"], row["partition"]) for row in gaps} == {(logs.target, part) for part in range(SHARDS)}
+    assert {(row["topic"], row["partition"]) for row in gaps} == {
+        (logs.target, part) for part in range(SHARDS)
+    }
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "recreated"])
@@ -340,7 +415,9 @@ def test_records_deleted_while_a_run_reads_are_a_gap_too(
     assert {(row["topic"], row["gap_reason"]) for row in gaps} == {(logs.target, reason)}
     assert sum(each.gaps for each in done) == len(gaps)
     if reason == "trimmed":
-        assert [(row["partition"], row["from_offset"], row["until_offset"]) for row in gaps] == [(1, 6, 10)]
+        assert [(row["partition"], row["from_offset"], row["until_offset"]) for row in gaps] == [
+            (1, 6, 10)
+        ]
         assert len(positions_in(tmp_path, "deliveries", "partition")) == 14
 
 
@@ -349,7 +426,11 @@ def test_an_archive_has_one_writer_and_one_cluster(
 ) -> None:
     """Each refusal names its reason."""
     storage = ArchiveStorage(str(tmp_path))
-    with storage.locked(), pytest.raises(ArchiveInUse, match="another process"), storage.locked(wait_s=0):
+    with (
+        storage.locked(),
+        pytest.raises(ArchiveInUse, match="another process"),
+        storage.locked(wait_s=0),
+    ):
         pass
     archive(spark, brokers, storage, logs.plan(), ignore)
     other = Logs(logs.broker)
@@ -365,31 +446,39 @@ def test_an_archive_has_one_writer_and_one_cluster(
         archive(spark, brokers, elsewhere, gone.plan(), ignore)
     typo = replace(logs.plan(), cluster="typo")
     with pytest.raises(
-        ArchiveUnusable, match=f"was written by the cluster {logs.cluster}, and the setting cluster is typo"
+        ArchiveUnusable,
+        match=f"was written by the cluster {logs.cluster}, and the setting cluster is typo",
     ):
         archive(spark, brokers, elsewhere, typo, ignore)
     assert not (tmp_path / "other").exists()
 
 
-def test_an_archive_belongs_to_one_kafka_cluster(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """Another one is refused unless the plan accepts it; an archive without the id takes that of the brokers."""
+def test_an_archive_belongs_to_one_kafka_cluster(
+    logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """Another one is refused unless the plan accepts it; an archive without the id takes that of
+    the brokers."""
     storage = ArchiveStorage(str(tmp_path))
     claim = check_claim(storage, brokers, logs.plan())
     assert claim["kafka_cluster_id"] == brokers.cluster_id() != ""
     storage.write_json("archive.json", {**claim, "kafka_cluster_id": "another"})
     with pytest.raises(
-        ArchiveUnusable, match="was archived from the Kafka cluster another, and these brokers belong to"
+        ArchiveUnusable,
+        match="was archived from the Kafka cluster another, and these brokers belong to",
     ):
         check_claim(storage, brokers, logs.plan())
     assert check_claim(storage, brokers, logs.plan(other_cluster=True)) == claim
-    storage.write_json("archive.json", {name: value for name, value in claim.items() if name != "kafka_cluster_id"})
+    storage.write_json(
+        "archive.json", {name: value for name, value in claim.items() if name != "kafka_cluster_id"}
+    )
     assert check_claim(storage, brokers, logs.plan()) == claim
 
 
 def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
     broker: Broker, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """It reaches beyond the archived position, and has other records there; a restart alone is no gap."""
+    """It reaches beyond the archived position, and has other records there; a restart alone is no
+    gap."""
     storage = ArchiveStorage(str(tmp_path))
     logs.schedule(40, DUE_MS)
     streams = [("deliveries", [logs.target]), ("messages", [logs.delay])]
@@ -402,7 +491,9 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
         for folder in lost:
             shutil.rmtree(broker.data / folder)
         broker.start()
-        assert wait_until(answers, deadline=time.monotonic() + 60), "the clients find the broker and its leaders again"
+        assert wait_until(answers, deadline=time.monotonic() + 60), (
+            "the clients find the broker and its leaders again"
+        )
 
     def answers() -> bool:
         try:
@@ -419,7 +510,11 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
     started = begin_run(storage, brokers, streams, run)
     assert started.left_out == {}
     found = started.run
-    reads = {(topic, part): read for topic, each in found.topics.items() for part, read in each.partitions.items()}
+    reads = {
+        (topic, part): read
+        for topic, each in found.topics.items()
+        for part, read in each.partitions.items()
+    }
     assert (reads[logs.target, "0"].gap_reason, reads[logs.target, "0"].begin) == ("truncated", 0)
     assert (reads[logs.target, "1"].gap_reason, reads[logs.target, "1"].begin) == (None, 20)
     assert (reads[logs.delay, "0"].gap_reason, reads[logs.delay, "0"].begin) == (None, 20)
@@ -432,16 +527,22 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
 def test_a_stream_that_fails_names_the_offsets_and_does_not_stop_the_others(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """A progress record of a later version: topic, partition and offsets are named, the other streams are archived."""
+    """A progress record of a later version: topic, partition and offsets are named, the other
+    streams are archived."""
     storage = ArchiveStorage(str(tmp_path))
     logs.schedule(6, DUE_MS)
     logs.write(logs.progress, b"\xfenot of this version")
     logs.flush()
-    with pytest.raises(ArchiveFailed, match=rf"{logs.progress}/0 offsets 0 to 2\..*format version 254.*Upgrade"):
+    with pytest.raises(
+        ArchiveFailed, match=rf"{logs.progress}/0 offsets 0 to 2\..*format version 254.*Upgrade"
+    ):
         archive(spark, brokers, storage, logs.plan(), ignore)
     assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
-    assert (brokers.committed(group, logs.delay, 0), brokers.committed(group, logs.progress, 0)) == (3, 0)
+    assert (
+        brokers.committed(group, logs.delay, 0),
+        brokers.committed(group, logs.progress, 0),
+    ) == (3, 0)
 
 
 class Elsewhere(ArchiveStorage):
@@ -468,7 +569,8 @@ def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
 def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """A large hour becomes several files, each small one a single file; a second compaction changes nothing."""
+    """A large hour becomes several files, each small one a single file; a second compaction changes
+    nothing."""
     storage = ArchiveStorage(str(tmp_path))
     noise = random.Random(8)
     for at in range(36):
@@ -479,7 +581,10 @@ def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
     archive(spark, brokers, storage, logs.plan(batch_records=18), ignore)
     steps: list[Step] = []
     # As of an archive so large that tasks are not put together.
-    large_scale = {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.coalescePartitions.enabled": "false"}
+    large_scale = {
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    }
     before = {name: spark.conf.get(name) for name in large_scale}
     try:
         for name, value in large_scale.items():
@@ -488,8 +593,12 @@ def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
     finally:
         for name, old in before.items():
             spark.conf.set(name, str(old))
-    paths = [path for path, _ in storage.files("messages", recursive=True) if path.endswith(".parquet")]
-    large, *small = sorted(Counter(path.rpartition("/")[0] for path in paths).values(), reverse=True)
+    paths = [
+        path for path, _ in storage.files("messages", recursive=True) if path.endswith(".parquet")
+    ]
+    large, *small = sorted(
+        Counter(path.rpartition("/")[0] for path in paths).values(), reverse=True
+    )
     assert (2 <= large <= 5, small) == (True, [1, 1, 1])
     assert [step for step in steps if step.name.endswith("files of messages")]
     steps.clear()
@@ -504,7 +613,9 @@ class Leaderless(KafkaLog):
         """As the adapter, with partition 1 of the target leaderless."""
         infos = super().describe(topics)
         return {
-            name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
+            name: replace(info, leaderless=frozenset({1}))
+            if info is not None and name.endswith("target")
+            else info
             for name, info in infos.items()
         }
 
@@ -518,17 +629,24 @@ def test_a_topic_that_cannot_be_read_keeps_its_position(
     archive(spark, brokers, storage, logs.plan(), ignore)
     logs.schedule(4, DUE_MS)
     without_leader = logs.brokers(Leaderless)
-    with pytest.raises(ArchiveFailed, match=f"{logs.target} was left out: no broker leads {logs.target}/1"):
+    with pytest.raises(
+        ArchiveFailed, match=f"{logs.target} was left out: no broker leads {logs.target}/1"
+    ):
         archive(spark, without_leader, storage, logs.plan(), ignore)
     without_leader.close()
     assert len(positions_in(tmp_path, "messages", "shard")) == 8
     assert len(positions_in(tmp_path, "deliveries", "partition")) == 4
     archive(spark, brokers, storage, logs.plan(), ignore)
-    assert positions_in(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, 8))
+    assert positions_in(tmp_path, "deliveries", "partition") == sorted(
+        (logs.target, *at) for at in everything(logs, 8)
+    )
 
 
-def test_a_run_is_dated_before_its_first_request(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """Records that arrive between its requests need not be read; and a delay topic created again needs another archive."""
+def test_a_run_is_dated_before_its_first_request(
+    logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """Records that arrive between its requests need not be read; and a delay topic created again
+    needs another archive."""
     streams = [("progress", [logs.progress]), ("messages", [logs.delay])]
     began_ms = time.time_ns() // 1_000_000
 
@@ -558,19 +676,37 @@ def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_
     assert check_format(storage) is not None
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
     first, second = read.orderBy("offset").collect()
-    assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (0, 0, "schedule", "orders", DUE_MS)
+    assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (
+        0,
+        0,
+        "schedule",
+        "orders",
+        DUE_MS,
+    )
     assert [(pair.name, bytes(pair.value)) for pair in first.headers] == [("trace", b"\xff")]
-    assert (second.verb, bytes(second.key), second.due_ms, second.headers) == ("cancel", b"k", None, None)
+    assert (second.verb, bytes(second.key), second.due_ms, second.headers) == (
+        "cancel",
+        b"k",
+        None,
+        None,
+    )
     assert (first.on_conflict, second.reason, first.first_ms) == (None, None, None)
     assert (first.due_date, first.due_hour, first.batch) == ("2030-03-17", 17, "00000001-000000")
 
     # Beside what this version writes, and after compaction wrote both together.
-    rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value", 4)],
-                                 "shard int, offset bigint, timestamp_ms bigint, verb string, reason string, first_ms bigint")  # fmt: skip
+    rows = spark.createDataFrame(
+        [(0, 2, 5, "refused", "bad-value", 4)],
+        (
+            "shard int, offset bigint, timestamp_ms bigint, verb string, reason string, first_ms "
+            "bigint"
+        ),
+    )
     rows.coalesce(1).write.parquet(
         storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0")
     )
-    (tidied,) = (each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages")
+    (tidied,) = (
+        each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages"
+    )
     assert (tidied.files_before, tidied.files_after) == (3, 2)
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
     assert [(row.reason, row.first_ms) for row in read.orderBy("offset").collect()] == [

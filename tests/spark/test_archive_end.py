@@ -1,4 +1,5 @@
-"""The end of an archive: an audit and a backfill prove nothing about messages that are due behind it."""
+"""The end of an archive: an audit and a backfill prove nothing about messages that are due behind
+it."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ import pytest
 import typer
 from msgspec import structs
 
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.cli.audit import _publish
-from chronos.cli.backfill import _replay, check_end
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
-from chronos.core.progress import Progress, pack_progress
+from chronos.cli.spark.audit import _publish
+from chronos.cli.spark.backfill import _replay, check_end
+from chronos.core.shard.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.progress import Step
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
+from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.cases import PULLED, READ_MS, Case, T, archive_of, write_archive
@@ -43,8 +44,17 @@ WHOLE = {"stable_end": PULLED, "high_watermark": PULLED}
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster=made.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
-                    counts=(0,) * 7)  # fmt: skip
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=made.cluster,
+        node="n",
+        instance="i",
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0,) * 7,
+    )
     made.write(made.progress, pack_progress(step))
     made.flush()
     return made
@@ -63,8 +73,11 @@ def written(spark: SparkSession, folder: Path, *cases: Case) -> ArchiveStorage:
     return ArchiveStorage(str(write_archive(archive_of(spark, cases), folder / "archive")))
 
 
-def test_a_delay_topic_that_was_only_looked_at_proves_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """The first run notes the ends of all topics before it reads; none of the messages is in the archive then."""
+def test_a_delay_topic_that_was_only_looked_at_proves_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first run notes the ends of all topics before it reads; none of the messages is in the
+    archive then."""
     case = Case("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
     storage = written(spark, tmp_path, case)
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=None, now_ms=READ_MS)
@@ -78,8 +91,11 @@ def test_a_delay_topic_that_was_only_looked_at_proves_nothing(spark: SparkSessio
         audit(spark, storage, from_ms=None, to_ms=None, now_ms=READ_MS)
 
 
-def test_an_archive_ends_where_its_least_read_partition_does(spark: SparkSession, tmp_path: Path) -> None:
-    """One partition was read an hour ago, and only looked at since; the default window ends there too."""
+def test_an_archive_ends_where_its_least_read_partition_does(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One partition was read an hour ago, and only looked at since; the default window ends there
+    too."""
     ended = READ_MS - HOUR_MS
     behind = Case("", {}).send(0, T).read_plainly("progress", "deliveries")
     behind.read("messages", read_ms=ended).read(
@@ -88,13 +104,16 @@ def test_an_archive_ends_where_its_least_read_partition_does(spark: SparkSession
     storage = written(spark, tmp_path, Case("", {}), behind)
     found = audit(spark, storage, from_ms=ended - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (ended, False)
-    assert found.not_proved == ["the archive ends at 2030-01-01T02:00:00.000Z, before the window does"]
+    assert found.not_proved == [
+        "the archive ends at 2030-01-01T02:00:00.000Z, before the window does"
+    ]
     assert audit(spark, storage, from_ms=None, to_ms=None).span.to_ms == ended
     assert audit(spark, storage, from_ms=ended - HOUR_MS, to_ms=ended).clean
 
 
 def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_path: Path) -> None:
-    """The archive's machine is 60 s ahead: what was written since the newest record that it saw may not be archived."""
+    """The archive's machine is 60 s ahead: what was written since the newest record that it saw may
+    not be archived."""
     seen_ms = READ_MS - 60_000
     case = Case("", {}).read_plainly("progress", "deliveries").read("messages", broker_ms=seen_ms)
     storage = written(spark, tmp_path, case)
@@ -103,11 +122,16 @@ def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_pa
     assert audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=seen_ms).clean
 
 
-def test_an_archive_of_an_older_version_is_judged_as_before(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_archive_of_an_older_version_is_judged_as_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Its files lack the columns that were appended since."""
     case = Case("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
     storage = written(spark, tmp_path, case)
-    later = {"offsets": ["broker_ms", "compacted", "oldest_ms", "loss_from_ms", "loss_until_ms"], "progress": ["rules"]}
+    later = {
+        "offsets": ["broker_ms", "compacted", "oldest_ms", "loss_from_ms", "loss_until_ms"],
+        "progress": ["rules"],
+    }
     for name, columns in later.items():
         for file in (tmp_path / "archive" / name).rglob("*.parquet"):
             rows = pq.ParquetFile(file).read()
@@ -130,29 +154,49 @@ def test_an_audit_beside_the_first_run_of_the_archive_is_not_clean(
             results.append((found.overall.counts, found.clean, found.not_proved))
 
     archive(spark, brokers, storage, logs.plan(), look)
-    assert results == [({}, False, ["the archive does not hold every partition of the delay topic yet"])]
+    assert results == [
+        ({}, False, ["the archive does not hold every partition of the delay topic yet"])
+    ]
     found = audit(spark, storage, from_ms=due_ms, to_ms=due_ms + 60_000)
     assert (found.overall.counts, found.clean) == ({"delivered": 60}, True)
 
 
-def backfills(spark: SparkSession, logs: Logs, brokers: KafkaLog, storage: ArchiveStorage) -> Backfill:
+def backfills(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, storage: ArchiveStorage
+) -> Backfill:
     """Backfills of an archive to the topics."""
     opener = BulkOpener(bootstrap_servers=logs.broker.bootstrap, properties={}, timeout_s=30)
-    return Backfill(spark, storage, brokers, opener, bootstrap_servers=logs.broker.bootstrap, delay_topic=logs.delay)
+    return Backfill(
+        spark,
+        storage,
+        brokers,
+        opener,
+        bootstrap_servers=logs.broker.bootstrap,
+        delay_topic=logs.delay,
+    )
 
 
 @pytest.mark.parametrize("lost", [0, 3])
 def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
-    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path, lost: int, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    logs: Logs,
+    brokers: KafkaLog,
+    tmp_path: Path,
+    lost: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its plan tells where the archive ends; with the option the rest of the window is left to a later backfill."""
+    """Its plan tells where the archive ends; with the option the rest of the window is left to a
+    later backfill."""
     case = Case("", {})
     for number in range(lost):
         case.send(number, T + number)
     storage = written(spark, tmp_path, case)
     job = backfills(spark, logs, brokers, storage)
     window = Request(mode="missing", from_ms=T, to_ms=READ_MS + 1)
-    with pytest.raises(typer.BadParameter, match=r"the archive ends at 2030-01-01T03:00:00\.000Z, .*--beyond-archive"):
+    with pytest.raises(
+        typer.BadParameter,
+        match=r"the archive ends at 2030-01-01T03:00:00\.000Z, .*--beyond-archive",
+    ):
         _replay(job, window, Format.text, yes=True, dry_run=False, beyond_archive=False)
     assert not storage.folders("sent"), "the plan is removed"
     shown = capsys.readouterr().out
@@ -162,8 +206,18 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
     assert "before the window does" in capsys.readouterr().out
     planned = job.plan(window)
     check_end(planned, beyond_archive=True)
-    check_end(structs.replace(planned, request=structs.replace(window, mode="pending")), beyond_archive=False)
-    _replay(job, structs.replace(window, to_ms=READ_MS), Format.text, yes=True, dry_run=True, beyond_archive=False)
+    check_end(
+        structs.replace(planned, request=structs.replace(window, mode="pending")),
+        beyond_archive=False,
+    )
+    _replay(
+        job,
+        structs.replace(window, to_ms=READ_MS),
+        Format.text,
+        yes=True,
+        dry_run=True,
+        beyond_archive=False,
+    )
     assert "before the window does" not in capsys.readouterr().out
 
 

@@ -23,16 +23,32 @@ import pytest
 import typer
 from msgspec import structs
 
-from chronos.cli.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.cli.output import Format
+from chronos.cli.spark.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.errors import ArchiveFailed
 from chronos.spark.audit import summary
-from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
+from chronos.spark.audit.coverage import (
+    MOMENTS_MAX,
+    Coverage,
+    Frontier,
+    _thin,
+    collect_evidence,
+    coverage,
+    frontiers,
+)
 from chronos.spark.audit.find import Found, find
-from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, TargetCoverage, audit, default_span, judge
+from chronos.spark.audit.job import (
+    DAY_MS,
+    Audit,
+    EmptyWindow,
+    TargetCoverage,
+    audit,
+    default_span,
+    judge,
+)
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
@@ -51,7 +67,8 @@ HOSTILE = "<script>alert(1)</script>"
 # --- summary
 
 OUTCOME_COLUMNS = (
-    "target string, due_ms long, outcome string, reason string, lateness_ms long, shard int, source_offset long"
+    "target string, due_ms long, outcome string, reason string, lateness_ms long, shard int, "
+    "source_offset long"
 )
 
 
@@ -80,7 +97,9 @@ def cells(spark: SparkSession, outcome_rows: list[tuple[Any, ...]]) -> Iterator[
     made.unpersist()
 
 
-def test_counts_and_percentiles_equal_those_of_the_rows(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+def test_counts_and_percentiles_equal_those_of_the_rows(
+    cells: DataFrame, outcome_rows: list[tuple[Any, ...]]
+) -> None:
     """Per target and hour; percentiles to 1 %, the maximum exactly."""
     late: dict[tuple[str, int], list[int]] = defaultdict(list)
     counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -96,7 +115,11 @@ def test_counts_and_percentiles_equal_those_of_the_rows(cells: DataFrame, outcom
         assert row.counts == counts[hour]
         assert row.lateness.count == len(late[hour])
         assert row.lateness.max_ms == max(late[hour])
-        for share, found in ((0.5, row.lateness.p50_ms), (0.99, row.lateness.p99_ms), (0.999, row.lateness.p999_ms)):
+        for share, found in (
+            (0.5, row.lateness.p50_ms),
+            (0.99, row.lateness.p99_ms),
+            (0.999, row.lateness.p999_ms),
+        ):
             assert found is not None
             at = share * (len(late[hour]) - 1)
             low, high = sorted(late[hour])[math.floor(at)], sorted(late[hour])[math.ceil(at)]
@@ -106,7 +129,9 @@ def test_counts_and_percentiles_equal_those_of_the_rows(cells: DataFrame, outcom
     assert [row.target for row in summary.by_target(cells)] == ["big", "small"]
 
 
-def test_samples_are_deliveries_that_broke_a_law(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+def test_samples_are_deliveries_that_broke_a_law(
+    cells: DataFrame, outcome_rows: list[tuple[Any, ...]]
+) -> None:
     """Their number is bounded, and each is among the rows."""
     missing = {(row[5], row[6]) for row in outcome_rows if row[2] == "missing"}
     found = summary.samples(cells)
@@ -115,21 +140,29 @@ def test_samples_are_deliveries_that_broke_a_law(cells: DataFrame, outcome_rows:
     assert {each.outcome for each in found} == {"missing"}
 
 
-def test_the_worst_minutes_come_first(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+def test_the_worst_minutes_come_first(
+    cells: DataFrame, outcome_rows: list[tuple[Any, ...]]
+) -> None:
     """The minutes with most broken promises first, then those with the greatest lateness."""
     span = Span(from_ms=T, to_ms=T + 3 * HOUR_MS)
     broken = Counter(row[1] - row[1] % 60_000 for row in outcome_rows if row[2] == "missing")
     found = summary.worst(cells, span)
     assert len(found) == summary.WORST
-    assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[: summary.WORST]
-    assert summary.first_pending_ms(cells) == min(row[1] for row in outcome_rows if row[2] == "pending")
+    assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[
+        : summary.WORST
+    ]
+    assert summary.first_pending_ms(cells) == min(
+        row[1] for row in outcome_rows if row[2] == "pending"
+    )
 
 
 @pytest.mark.parametrize(
     ("length_ms", "width_ms"),
     [(1, 60_000), (DAY_MS, 60_000), (DAY_MS + 60_000 * 60 + 1, 120_000), (30 * DAY_MS, 1_800_000)],
 )
-def test_a_curve_has_a_bounded_number_of_points_for_any_window(length_ms: int, width_ms: int) -> None:
+def test_a_curve_has_a_bounded_number_of_points_for_any_window(
+    length_ms: int, width_ms: int
+) -> None:
     assert summary.width_ms(Span(from_ms=T, to_ms=T + length_ms)) == width_ms
     assert length_ms <= width_ms * summary.POINTS_MAX
 
@@ -163,7 +196,9 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
     found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
     assert {topic: seen for (_, topic), seen in found.items()} == {
         "plain": Coverage(covered_ms=50, until_ms=50),
-        "grown": Coverage(covered_ms=70, until_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"),
+        "grown": Coverage(
+            covered_ms=70, until_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"
+        ),
         "open": Coverage(covered_ms=0, unresolved=True),
         "ahead": Coverage(covered_ms=50, until_ms=30),
         "keys": Coverage(covered_ms=80, until_ms=80, before_gap_ms=50, compacted_ms=70),
@@ -171,7 +206,8 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
 
 
 def test_several_batches_of_one_run_cover_a_partition_together(spark: SparkSession) -> None:
-    """Rows with the same time of reading are combined: one has the log's ends, the next the offsets read."""
+    """Rows with the same time of reading are combined: one has the log's ends, the next the offsets
+    read."""
     from chronos.spark import schema
 
     rows = [
@@ -196,14 +232,24 @@ def test_moments_are_rounded_down_to_a_bounded_number() -> None:
 
 
 def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
-    """By the progress records that the run had seen then, whatever the clocks of its machine and of the brokers are."""
-    case = Case("", {}).step(T + 70_000, 0, 0).step(T + 71_000, T + 1_000, 10).step(T - 2_000, T + 2_000, 20)
-    case.read("progress", 1, read_ms=T).read("progress", 3, read_ms=T + 5).read("progress", 5, read_ms=T + 9).put(0)
+    """By the progress records that the run had seen then, whatever the clocks of its machine and of
+    the brokers are."""
+    case = (
+        Case("", {})
+        .step(T + 70_000, 0, 0)
+        .step(T + 71_000, T + 1_000, 10)
+        .step(T - 2_000, T + 2_000, 20)
+    )
+    case.read("progress", 1, read_ms=T).read("progress", 3, read_ms=T + 5).read(
+        "progress", 5, read_ms=T + 9
+    ).put(0)
     tables = archive_of(spark, [case])
     seen = frontiers(tables.progress, tables.offsets, [T - 1, T, T + 4, T + 5, T + 8, T + 9])
     assert seen == {
-        (0, T + 5): Frontier(10, T + 1_000), (0, T + 8): Frontier(10, T + 1_000), (0, T + 9): Frontier(20, T + 2_000),
-    }  # fmt: skip
+        (0, T + 5): Frontier(10, T + 1_000),
+        (0, T + 8): Frontier(10, T + 1_000),
+        (0, T + 9): Frontier(20, T + 2_000),
+    }
     target = Coverage(covered_ms=T + 6, gap_ms=T + 5, before_gap_ms=T)
     one = {0: Coverage(covered_ms=1)}
     judged, last = collect_evidence({"t": target}, one, one, tables.progress, tables.offsets)
@@ -220,12 +266,22 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     """An archive with most outcomes, and a topic name that is HTML."""
     due = T + 60_000
     cases = [
-        Case("", {}).send(0, due).deliver(0, due, due + 12).send(1, due + 1).deliver(1, due + 1, due + 4_000)
-        .send(2, due + 2).send(3, T + 30 * 60_000).deliver(3, T + 30 * 60_000, T + 30 * 60_000 + 90_000)
+        Case("", {})
+        .send(0, due)
+        .deliver(0, due, due + 12)
+        .send(1, due + 1)
+        .deliver(1, due + 1, due + 4_000)
+        .send(2, due + 2)
+        .send(3, T + 30 * 60_000)
+        .deliver(3, T + 30 * 60_000, T + 30 * 60_000 + 90_000)
         .send(4, SETTLED_MS + 9),
-        Case("", {}).send(0, due, target=HOSTILE).deliver(0, due, due - 9_000, topic=HOSTILE)
-        .send(1, due, target="elsewhere").send(2, due).decide("expired", 2, due, reason="expired"),
-    ]  # fmt: skip
+        Case("", {})
+        .send(0, due, target=HOSTILE)
+        .deliver(0, due, due - 9_000, topic=HOSTILE)
+        .send(1, due, target="elsewhere")
+        .send(2, due)
+        .decide("expired", 2, due, reason="expired"),
+    ]
     return write_archive(archive_of(spark, cases), tmp_path_factory.mktemp("audit") / "archive")
 
 
@@ -264,7 +320,9 @@ def test_the_default_window_is_the_last_archived_day(spark: SparkSession, archiv
     with pytest.raises(EmptyWindow, match="before it begins"):
         default_span(READ_MS, READ_MS, T)
     # Behind the archive's end: up to now, and if it begins later, what to do about it.
-    assert default_span(READ_MS, READ_MS, None, READ_MS + 9) == Span(from_ms=READ_MS, to_ms=READ_MS + 9)
+    assert default_span(READ_MS, READ_MS, None, READ_MS + 9) == Span(
+        from_ms=READ_MS, to_ms=READ_MS + 9
+    )
     with pytest.raises(EmptyWindow, match=r"the archive ends at .* run `chronos archive` first"):
         default_span(READ_MS, READ_MS + 9, None, READ_MS + 9)
 
@@ -283,8 +341,13 @@ def test_an_audit_of_a_window_reads_only_its_folders(spark: SparkSession, archiv
     from chronos.spark.audit.outcomes import received, scheduled
 
     tables, _, delay = open_tables(spark, ArchiveStorage(str(archived)))
-    for rows in (received(tables.deliveries, delay, WINDOW), scheduled(tables.messages, WINDOW).select("id")):
-        (scan,) = re.findall(r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString())
+    for rows in (
+        received(tables.deliveries, delay, WINDOW),
+        scheduled(tables.messages, WINDOW).select("id"),
+    ):
+        (scan,) = re.findall(
+            r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString()
+        )
         assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
         assert "value" not in scan.partition("ReadSchema")[2]
 
@@ -304,26 +367,36 @@ class Growing(ArchiveStorage):
             for table in self._more.iterdir():
                 if table.is_dir():
                     shutil.copytree(
-                        table / "batch=00000001-000000", self._location / table.name / "batch=00000002-000000"
+                        table / "batch=00000001-000000",
+                        self._location / table.name / "batch=00000002-000000",
                     )
         self._left -= 1
         return super().folders(below)
 
 
-def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(spark: SparkSession, tmp_path: Path) -> None:
-    """Whichever tables are listed before a batch arrives whose deliveries and decisions prove that nothing is lost."""
+def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Whichever tables are listed before a batch arrives whose deliveries and decisions prove that
+    nothing is lost."""
     due = T + 60_000
     first = Case("", {}).send(0, due).send(1, due).step(T, 0, 0)
-    first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read("deliveries", 0, read_ms=T)
+    first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read(
+        "deliveries", 0, read_ms=T
+    )
     later = Case("", {}).deliver(0, due, due).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 2)
-    later.decide("dead-letter", 1, due, reason="too-large").read_plainly("messages", "progress", "deliveries")
+    later.decide("dead-letter", 1, due, reason="too-large").read_plainly(
+        "messages", "progress", "deliveries"
+    )
     before_it = write_archive(archive_of(spark, [first]), tmp_path / "archive")
     more = write_archive(archive_of(spark, [later]), tmp_path / "more")
     found = []
     for before in range(5):
         storage = shutil.copytree(before_it, tmp_path / f"archive-{before}")
         tables, _, delay = open_tables(spark, Growing(storage, more, before))
-        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).outcomes.collect()))
+        found.append(
+            Counter(row["outcome"] for row in judge(tables, delay, WINDOW).outcomes.collect())
+        )
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
     assert found[4] == {"pending": 2}
     assert not any(counts["missing"] for counts in found)
@@ -334,15 +407,22 @@ class Compacted(ArchiveStorage):
 
     def folders(self, below: str) -> list[str]:
         """The folders, after the compaction."""
-        if below == "progress" and self.exists("messages/batch=00000001-000000") and self.exists("progress/_listed"):
+        if (
+            below == "progress"
+            and self.exists("messages/batch=00000001-000000")
+            and self.exists("progress/_listed")
+        ):
             self.move("messages/batch=00000001-000000", "messages/batch=c00000001")
         elif below == "progress":
             self.write("progress/_listed", b"")
         return super().folders(below)
 
 
-def test_an_audit_beside_a_compaction_is_refused(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
-    """While it renames folders some rows are in none of them, and messages would be judged without their deliveries."""
+def test_an_audit_beside_a_compaction_is_refused(
+    spark: SparkSession, archived: Path, tmp_path: Path
+) -> None:
+    """While it renames folders some rows are in none of them, and messages would be judged without
+    their deliveries."""
     storage = Compacted(str(shutil.copytree(archived, tmp_path / "archive")))
     with pytest.raises(ArchiveFailed, match="was compacted while it was read"):
         open_tables(spark, storage)
@@ -377,7 +457,9 @@ class Outside(HTMLParser):
         if tag in ("script", "iframe", "object", "embed", "base", "form"):
             self.found.append(tag)
         for name, value in attrs:
-            if name.startswith("on") or (name in ("src", "href", "action", "xlink:href") and value != "data:,"):
+            if name.startswith("on") or (
+                name in ("src", "href", "action", "xlink:href") and value != "data:,"
+            ):
                 self.found.append(f"{tag} {name}={value}")
 
 
@@ -404,13 +486,24 @@ def test_json_has_times_as_rfc_3339_and_lateness_in_milliseconds(audited: Audit)
     assert found["clean"] is False
     assert found["counts"]["missing"] == 1
     assert found["lateness"]["max_ms"] == 90_000
-    assert {each["target"] for each in found["targets"]} == {"target-0", "target-1", f"{HOSTILE}-1", "elsewhere-1"}
+    assert {each["target"] for each in found["targets"]} == {
+        "target-0",
+        "target-1",
+        f"{HOSTILE}-1",
+        "elsewhere-1",
+    }
     assert found["samples"][0] == {
-        "outcome": "missing", "shard": 0, "offset": 2, "target": "target-0", "due_minute": "2030-01-01T00:01:00.000Z",
-    }  # fmt: skip
+        "outcome": "missing",
+        "shard": 0,
+        "offset": 2,
+        "target": "target-0",
+        "due_minute": "2030-01-01T00:01:00.000Z",
+    }
 
 
-def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_what_was_broken(
+    audited: Audit, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Outcomes, targets, and the reasons why more could not be judged."""
     _show(audited)
     shown = capsys.readouterr()
@@ -422,19 +515,27 @@ def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.Captu
     ]  # fmt: skip
     assert all(line in shown.err for line in warnings(audited))
     assert (
-        "not everything could be judged: 1 messages are unknown (target-not-archived); messages due from" in shown.out
+        "not everything could be judged: 1 messages are unknown (target-not-archived); messages "
+        "due from" in shown.out
     )
 
 
-def test_only_what_is_proved_is_shown_as_clean(audited: Audit, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown messages, old pending ones and a window beyond the archive's end have an exit code of their own."""
+def test_only_what_is_proved_is_shown_as_clean(
+    audited: Audit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unknown messages, old pending ones and a window beyond the archive's end have an exit code of
+    their own."""
 
     def result(counts: dict[str, int], judged_ms: int, to_ms: int) -> tuple[int, str, Audit]:
         found = structs.replace(
-            audited, overall=structs.replace(audited.overall, counts=counts), judged_ms=judged_ms, samples=[],
-            span=Span(from_ms=T, to_ms=to_ms), archived_ms=READ_MS,
+            audited,
+            overall=structs.replace(audited.overall, counts=counts),
+            judged_ms=judged_ms,
+            samples=[],
+            span=Span(from_ms=T, to_ms=to_ms),
+            archived_ms=READ_MS,
             reasons=[("unknown", "gap", counts.get("unknown", 0))] if "unknown" in counts else [],
-        )  # fmt: skip
+        )
         code = 0
         try:
             _publish(found, Format.text, None)
@@ -463,9 +564,13 @@ def test_only_what_is_proved_is_shown_as_clean(audited: Audit, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("reason", ["recreated", "deleted", "truncated"])
-def test_a_lost_target_is_named_with_the_command_that_restores_it(audited: Audit, reason: str) -> None:
+def test_a_lost_target_is_named_with_the_command_that_restores_it(
+    audited: Audit, reason: str
+) -> None:
     """Its messages were delivered, so that the audit is clean; they are not there any more."""
-    lost = TargetCoverage(target="orders", covered_ms=READ_MS, gap_ms=READ_MS, unresolved=False, gap_reason=reason)
+    lost = TargetCoverage(
+        target="orders", covered_ms=READ_MS, gap_ms=READ_MS, unresolved=False, gap_reason=reason
+    )
     lines = warnings(structs.replace(audited, archived_targets=[lost]))
     (line,) = (line for line in lines if line.startswith("orders "))
     assert "`chronos backfill --gone --target orders`" in line
@@ -492,18 +597,38 @@ def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
 
 def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as users run it."""
-    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *conf(small()), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "audit",
+        "--master",
+        "local[2]",
+        *conf(small()),
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.slow
 def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_path: Path) -> None:
-    """JSON on stdout, progress and nothing of Spark's on stderr; details that are there are refused before Spark starts."""
+    """JSON on stdout, progress and nothing of Spark's on stderr; details that are there are refused
+    before Spark starts."""
     details, page = tmp_path / "details", tmp_path / "audit.html"
     done = chronos_audit(
-        "-l", str(archived), "--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z", "-o", "json",
-        "--details", str(details), "--report", str(page),
-    )  # fmt: skip
+        "-l",
+        str(archived),
+        "--from",
+        "2030-01-01T00:00:00Z",
+        "--to",
+        "2030-01-02T00:00:00Z",
+        "-o",
+        "json",
+        "--details",
+        str(details),
+        "--report",
+        str(page),
+    )
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["counts"]["early"] == 1
     assert page.read_text().startswith("<!doctype html>")
@@ -512,24 +637,38 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     assert set(OUTCOMES) >= {row["outcome"] for row in rows}
     lines = [line.partition(":")[0] for line in done.stderr.splitlines()]
     assert list(dict.fromkeys(lines)) == [
-        "starting Spark", "reading the coverage of the archive", f"writing the details to {details}",
-        "joining promised deliveries with the targets", f"the report is in {page}",
-    ]  # fmt: skip
+        "starting Spark",
+        "reading the coverage of the archive",
+        f"writing the details to {details}",
+        "joining promised deliveries with the targets",
+        f"the report is in {page}",
+    ]
     again = chronos_audit("-l", str(archived), "--details", str(details))
     what = f"error: {details} exists already; choose another folder for the details, or remove it\n"
     assert (again.returncode, again.stdout, again.stderr) == (1, "", what)
 
 
-def test_messages_are_found_by_id_target_and_window_with_their_outcomes(spark: SparkSession, archived: Path) -> None:
+def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
+    spark: SparkSession, archived: Path
+) -> None:
     def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> Found:
         request = Request(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
         return find(spark, ArchiveStorage(str(archived)), request, id_prefix=id_prefix, limit=limit)
 
     everything = found()
     outcomes = Counter(each.outcome for each in everything.deliveries)
-    assert outcomes == {"delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1}
+    assert outcomes == {
+        "delivered": 3,
+        "missing": 1,
+        "early": 1,
+        "expired": 1,
+        "unknown": 1,
+        "pending": 1,
+    }
     assert not everything.has_more
-    assert [each.due_ms for each in everything.deliveries] == sorted(each.due_ms for each in everything.deliveries)
+    assert [each.due_ms for each in everything.deliveries] == sorted(
+        each.due_ms for each in everything.deliveries
+    )
     assert [each.outcome for each in found(targets=["else*"]).deliveries] == ["unknown"]
     (hostile,) = (each for each in everything.deliveries if each.outcome == "early")
     assert hostile.delivered_ms == T + 60_000 - 9_000
@@ -558,23 +697,44 @@ def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     ]
     window = ["--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z"]
     done = subprocess.run(
-        [*command, "--target", "else*", *window], capture_output=True, text=True, timeout=500, check=False
+        [*command, "--target", "else*", *window],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "unknown (target-not-archived)" in done.stdout
-    assert "1 of the messages due 2030-01-01T00:00:00.000Z to 2030-01-02T00:00:00.000Z" in done.stderr
+    assert (
+        "1 of the messages due 2030-01-01T00:00:00.000Z to 2030-01-02T00:00:00.000Z" in done.stderr
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize(
     ("ended", "last"),
-    [("interrupted", "stopped; nothing was judged"), ("JVM killed", "error: Spark's JVM ended before")],
+    [
+        ("interrupted", "stopped; nothing was judged"),
+        ("JVM killed", "error: Spark's JVM ended before"),
+    ],
 )
 def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, last: str) -> None:
-    """No traceback of Python or Java, and exit code 1; Spark's log is named if the command failed."""
-    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", "-l", str(archived),
-               "--from", "2030-01-01T00:00:00Z", *conf(small())]  # fmt: skip
+    """No traceback of Python or Java, and exit code 1; Spark's log is named if the command
+    failed."""
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "audit",
+        "--master",
+        "local[2]",
+        "-l",
+        str(archived),
+        "--from",
+        "2030-01-01T00:00:00Z",
+        *conf(small()),
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -593,7 +753,9 @@ def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, las
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     lines = [
-        line for line in errors.splitlines() if not line.startswith(("reading", "joining", "Spark's own log is in"))
+        line
+        for line in errors.splitlines()
+        if not line.startswith(("reading", "joining", "Spark's own log is in"))
     ]
     assert [line[: len(last)] for line in lines] == [last]
     assert process.returncode == 1
@@ -610,7 +772,10 @@ def java_of(session: int) -> list[int]:
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            if int(stat[3]) == session and b"java" in Path("/proc", entry, "cmdline").read_bytes().split(b"\0")[0]:
+            if (
+                int(stat[3]) == session
+                and b"java" in Path("/proc", entry, "cmdline").read_bytes().split(b"\0")[0]
+            ):
                 found.append(int(entry))
     return found
 

@@ -1,5 +1,5 @@
-"""Audits of real runs: a service is killed again and again amid messages with all features, its logs are archived, and the audit raises
-no false alarm."""
+"""Audits of real runs: a service is killed again and again amid messages with all features, its
+logs are archived, and the audit raises no false alarm."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Message, Producer
 
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.progress import ignore
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
+from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -38,10 +38,11 @@ LIVES = 4
 """How often a run's service is started before it is killed."""
 
 MESSAGES = 300
-"""Plain messages written in each life; a fifth as many records that change or end them."""
+"""Plain messages written in each incarnation; a fifth as many records that change or end them."""
 
 MIXED = 50
-"""Messages written in each life that are series, spread, expire, have a limited target or one that fails."""
+"""Messages written in each incarnation that are series, spread, expire, have a limited target or
+one that fails."""
 
 PAST_MS, AHEAD_MS = 2_000, 12_000
 
@@ -64,7 +65,9 @@ class Run:
     def __init__(self, broker: Broker, directory: Path, seed: int) -> None:
         self.dice = random.Random(seed)
         self.flow = MixedFlow(broker, seed)
-        self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
+        self.service = Service(
+            directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings()
+        )
         self.storage = ArchiveStorage(str(directory / "archive"))
         self.began_ms = now_ms()
         self._broker = broker
@@ -73,12 +76,22 @@ class Run:
         )
         self.unreadable = 0
         self._others = 0
-        topics = {name: f"{self.flow.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+        topics = {
+            name: f"{self.flow.prefix}.{name}"
+            for name in ("delay", "progress", "rejected", "dead_letter")
+        }
         self.plan = ArchivePlan(
-            cluster=self.flow.prefix, bootstrap_servers=broker.bootstrap, delay=topics["delay"],
-            progress=topics["progress"], rejected=topics["rejected"], dead_letter=topics["dead_letter"],
-            targets=[self.flow.target, *(topic for name, topic in self.flow.targets.items() if name != "nowhere")],
-        )  # fmt: skip
+            cluster=self.flow.prefix,
+            bootstrap_servers=broker.bootstrap,
+            delay=topics["delay"],
+            progress=topics["progress"],
+            rejected=topics["rejected"],
+            dead_letter=topics["dead_letter"],
+            targets=[
+                self.flow.target,
+                *(topic for name, topic in self.flow.targets.items() if name != "nowhere"),
+            ],
+        )
 
     # --- events
 
@@ -104,7 +117,9 @@ class Run:
             assert message.id is not None
             due = b"%d" % self.dice.randint(now_ms() - PAST_MS, now_ms() + AHEAD_MS)
             own = message.id.startswith("order-")
-            verb = self.dice.choice(["reschedule", "fire-now", *(["replace", "take-over", "again"] if own else [])])
+            verb = self.dice.choice(
+                ["reschedule", "fire-now", *(["replace", "take-over", "again"] if own else [])]
+            )
             headers: dict[str, str | bytes | None] = {}
             if verb in ("reschedule", "fire-now", "replace"):
                 headers["chronos-action"] = verb.encode()
@@ -123,20 +138,25 @@ class Run:
     def _write_what_is_refused(self) -> None:
         """Send records that cannot be parsed."""
         for headers in ({}, {"chronos-deliver-at": b"soon", "chronos-target-topic": b"x"},
-                        {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"}):  # fmt: skip
+                        {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"}):  # fmt: skip  # noqa: E501
             self._write(None, "0 refused", dict(headers), self.dice.randrange(SHARDS))
             self.unreadable += 1
 
-    def _write(self, key: str | None, value: str | None, headers: dict[str, str | bytes | None], shard: int) -> None:
+    def _write(
+        self, key: str | None, value: str | None, headers: dict[str, str | bytes | None], shard: int
+    ) -> None:
         def seen(error: Any, record: Any) -> None:
             assert error is None, error
             self.flow.watermarks.note(record.partition(), record.offset())
 
-        self._producer.produce(self.flow.delay, value, key, shard, headers=headers, on_delivery=seen)
+        self._producer.produce(
+            self.flow.delay, value, key, shard, headers=headers, on_delivery=seen
+        )
         assert self._producer.flush(60) == 0
 
     def end(self) -> int:
-        """Start the service once more until all messages have ended; the time up to which all must be judged."""
+        """Start the service once more until all messages have ended; the time up to which all must
+        be judged."""
         self.service.start()
         self.flow.replay_all(self.service)
         end_ms = now_ms() + AHEAD_MS  # nothing is due later, be it cancelled or refused
@@ -155,11 +175,15 @@ class Run:
     # --- results
 
     def promised(self) -> set[tuple[int, int]]:
-        """Records that schedule a message or cannot be parsed, without those that move the cursors to the end."""
+        """Records that schedule a message or cannot be parsed, without those that move the cursors
+        to the end."""
         found = set()
         for record in read_committed(self._broker.bootstrap, self.flow.delay):
             headers = dict(record.headers() or ())
-            asks = headers.get("chronos-action", b"replace") in (b"replace", b"replay") and record.value() is not None
+            asks = (
+                headers.get("chronos-action", b"replace") in (b"replace", b"replay")
+                and record.value() is not None
+            )
             if asks and record.value() != AFTER:
                 shard, offset = record.partition(), record.offset()
                 assert shard is not None
@@ -183,8 +207,12 @@ class Run:
         """The number of messages that `chronos backfill --missing-only --dry-run` would send."""
         brokers = self._brokers()
         try:
-            opener = BulkOpener(bootstrap_servers=self._broker.bootstrap, properties={}, timeout_s=30)
-            job = Backfill(spark, self.storage, brokers, opener, bootstrap_servers=self._broker.bootstrap)
+            opener = BulkOpener(
+                bootstrap_servers=self._broker.bootstrap, properties={}, timeout_s=30
+            )
+            job = Backfill(
+                spark, self.storage, brokers, opener, bootstrap_servers=self._broker.bootstrap
+            )
             plan = job.plan(Request(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms))
             job.discard(plan)
         finally:
@@ -197,9 +225,13 @@ class Run:
             progress_topic=self.plan.progress, transaction_timeout_s=10,
         )  # fmt: skip
 
-    def audit(self, spark: SparkSession, end_ms: int, details: Path) -> tuple[Audit, list[dict[str, Any]]]:
+    def audit(
+        self, spark: SparkSession, end_ms: int, details: Path
+    ) -> tuple[Audit, list[dict[str, Any]]]:
         """An audit of all messages due before `end_ms`, and a row for each promised delivery."""
-        found = audit(spark, self.storage, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
+        found = audit(
+            spark, self.storage, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details)
+        )
         return found, ds.dataset(details, format="parquet").to_table().to_pylist()
 
 
@@ -228,15 +260,16 @@ def first_seed() -> int:
 def test_a_run_with_kills_is_audited_as_clean(
     spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int
 ) -> None:
-    """Every message has ended, nothing is a false alarm, and each outcome agrees with the topics."""
+    """Every message has ended, nothing is a false alarm, and each outcome agrees with the
+    topics."""
     run = Run(broker, tmp_path, first_seed + number)
     with run.service:
         run.flow.begin(run.service)
         run.service.kill()
         with run.flow.replaying(run.service):
-            for life in range(LIVES):
+            for incarnation in range(LIVES):
                 run.live_and_die()
-                if life == LIVES // 2:
+                if incarnation == LIVES // 2:
                     run.archive(spark)
                     run.flow.repair()
         end_ms = run.end()
@@ -246,14 +279,22 @@ def test_a_run_with_kills_is_audited_as_clean(
     assert found.clean, found.samples
     assert not {"pending", "unknown"} & set(counts), found.reasons
     assert found.judged_ms == end_ms
-    records = [text_headers(record) for topic in run.plan.targets or () for record in run.read(topic)]
-    delivered = Counter(token(headers) for headers in records if int(headers["chronos-due-at"]) < end_ms)
+    records = [
+        text_headers(record) for topic in run.plan.targets or () for record in run.read(topic)
+    ]
+    delivered = Counter(
+        token(headers) for headers in records if int(headers["chronos-due-at"]) < end_ms
+    )
     assert max(delivered.values()) == 1
     assert tokens(rows, "delivered") == delivered
     everything = [text_headers(record) for record in run.read(run.plan.dead_letter)]
     letters = [headers for headers in everything if "chronos-reason" in headers]
-    assert tokens(rows, "expired", "dead-lettered") == Counter(token(headers) for headers in letters)
-    attempts = {token(headers): int(headers.get("chronos-attempt", "1")) for headers in records + letters}
+    assert tokens(rows, "expired", "dead-lettered") == Counter(
+        token(headers) for headers in letters
+    )
+    attempts = {
+        token(headers): int(headers.get("chronos-attempt", "1")) for headers in records + letters
+    }
     ended_there = ("delivered", "expired", "dead-lettered")
     of_rows = {row_token(row): row["attempt"] for row in rows if row["outcome"] in ended_there}
     assert of_rows == {each: attempts[each] for each in of_rows}
@@ -264,7 +305,9 @@ def test_a_run_with_kills_is_audited_as_clean(
     assert {row_source(row) for row in rows} == run.promised()
     ended = tokens(rows, "cancelled", "replaced")
     assert not set(ended) & set(delivered)
-    assert all(counts.get(outcome) for outcome in ("cancelled", "replaced", "expired", "dead-lettered"))
+    assert all(
+        counts.get(outcome) for outcome in ("cancelled", "replaced", "expired", "dead-lettered")
+    )
     assert found.overall.lateness.count == len(delivered)
     assert max(row["occurrence"] for row in rows) > 1
     assert run.missing(spark, end_ms) == 0

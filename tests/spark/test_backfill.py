@@ -31,10 +31,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from msgspec import Struct, structs
 
-from chronos.adapters.kafka.bulk import BulkOpener
-from chronos.adapters.kafka.settings import BATCH_BYTES
-from chronos.cli.backfill import _end, _replay, other_modes
+from chronos.adapters.kafka.connection import BATCH_BYTES
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
+from chronos.cli.spark.backfill import _end, _replay, other_modes
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
 from chronos.spark.backfill import job as module
@@ -44,7 +44,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     send_parts,
 )
-from chronos.spark.requests import Attempt, BackfillRun, Report, Request
+from chronos.spark.ledger import Attempt, BackfillRun, Report, Request
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import wait_until
 from tests.integration.flow import read_committed
@@ -65,11 +65,13 @@ unhurried = pytest.mark.timeout(1_200)
 """A plan takes some tens of Spark jobs."""
 
 MARKERS_S = 30.0
-"""A coordinator writes the markers of a transaction after it has acknowledged the commit: within milliseconds, if it has a processor."""
+"""A coordinator writes the markers of a transaction after it has acknowledged the commit: within
+milliseconds, if it has a processor."""
 
 
 class PlanMade(Struct, frozen=True):
-    """A plan of lost messages, which every archive with the same messages can take: it names neither cluster nor delay topic."""
+    """A plan of lost messages, which every archive with the same messages can take: it names
+    neither cluster nor delay topic."""
 
     target: str
     folder: Path
@@ -80,7 +82,12 @@ class Lost:
     """An archive of lost messages, and the delay topic that they are sent to again."""
 
     def __init__(
-        self, spark: SparkSession, broker: Broker, directory: Path, messages: int, plan: PlanMade | None = None
+        self,
+        spark: SparkSession,
+        broker: Broker,
+        directory: Path,
+        messages: int,
+        plan: PlanMade | None = None,
     ) -> None:
         self.logs = Logs(broker)
         if plan is not None:
@@ -90,9 +97,14 @@ class Lost:
         self.spark = spark
         self.storage = ArchiveStorage(str(directory / "archive"))
         write_lost(
-            spark, self.storage, cluster=self.logs.cluster, delay=self.logs.delay, target=self.logs.target,
-            messages=messages, shards=SHARDS,
-        )  # fmt: skip
+            spark,
+            self.storage,
+            cluster=self.logs.cluster,
+            delay=self.logs.delay,
+            target=self.logs.target,
+            messages=messages,
+            shards=SHARDS,
+        )
         self.brokers = self.logs.brokers()
         self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30.0)
         self.request = Request(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
@@ -100,7 +112,11 @@ class Lost:
     def job(self) -> Backfill:
         """A new driver: it knows only the archive and the log."""
         return Backfill(
-            self.spark, self.storage, self.brokers, self.opener, bootstrap_servers=self.logs.broker.bootstrap
+            self.spark,
+            self.storage,
+            self.brokers,
+            self.opener,
+            bootstrap_servers=self.logs.broker.bootstrap,
         )
 
     def plan(self) -> Report:
@@ -124,15 +140,43 @@ class Lost:
     def first_attempt(self, run: BackfillRun, files: list[str]) -> SendingJob:
         """The parameters of the tasks of a first attempt."""
         return SendingJob(
-            location=self.storage.uri, cluster=self.logs.cluster, topic=self.logs.delay, to=self.logs.delay, run=run.run, purpose="backfill",
-            mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * len(files), base_ms=T,
-            pace_ms=0.0, opener=self.opener, batch_bytes=BATCH_BYTES,
-        )  # fmt: skip
+            location=self.storage.uri,
+            cluster=self.logs.cluster,
+            topic=self.logs.delay,
+            to=self.logs.delay,
+            run=run.run,
+            purpose="backfill",
+            mode="missing",
+            direct=False,
+            expired=False,
+            attempt=1,
+            files=files,
+            done=[0] * len(files),
+            base_ms=T,
+            pace_ms=0.0,
+            opener=self.opener,
+            batch_bytes=BATCH_BYTES,
+        )
 
     def command(self) -> list[str]:
         """The command that plans and sends the same."""
-        command = [sys.executable, "-m", "chronos", "backfill", "-l", self.storage.uri, "--yes", "-o", "json",
-                   "--from", str(T), "--to", str(T + self.messages * GAP_MS), "--master", "local[2]"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "chronos",
+            "backfill",
+            "-l",
+            self.storage.uri,
+            "--yes",
+            "-o",
+            "json",
+            "--from",
+            str(T),
+            "--to",
+            str(T + self.messages * GAP_MS),
+            "--master",
+            "local[2]",
+        ]
         return [*command, *self.logs.settings(), *conf(small())]
 
     def in_log(self) -> int:
@@ -140,9 +184,12 @@ class Lost:
         return sum(self.brokers.watermarks(self.logs.delay, shard).high for shard in range(SHARDS))
 
     def complaints(self) -> list[str]:
-        """Messages that a `read_committed` reader of the delay topic finds missing, duplicated or changed."""
+        """Messages that a `read_committed` reader of the delay topic finds missing, duplicated or
+        changed."""
         broker, delay = self.logs.broker, self.logs.delay
-        assert wait_until(lambda: not broker.open_transactions(delay), deadline=time.monotonic() + MARKERS_S)
+        assert wait_until(
+            lambda: not broker.open_transactions(delay), deadline=time.monotonic() + MARKERS_S
+        )
         times: Counter[bytes] = Counter()
         wrong = []
         for message in read_committed(broker.bootstrap, delay):
@@ -160,7 +207,9 @@ class Lost:
             ):
                 wrong.append(f"changed: {message.value()!r} {pairs}")
         wanted = {expected(number, self.logs.target, SHARDS)[0] for number in range(self.messages)}
-        wrong += [f"{source!r} is there {count} times" for source, count in times.items() if count != 1]
+        wrong += [
+            f"{source!r} is there {count} times" for source, count in times.items() if count != 1
+        ]
         wrong += [f"{source!r} is lost" for source in wanted - times.keys()]
         return wrong[:10]
 
@@ -180,7 +229,9 @@ def make(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.fixture(scope="module")
-def plan_of_400(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> PlanMade:
+def plan_of_400(
+    spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> PlanMade:
     """The plan of 400 lost messages, made once for tests of what comes after it."""
     lost = Lost(spark, broker, tmp_path_factory.mktemp("planned"), 400)
     planned = lost.plan()
@@ -189,8 +240,11 @@ def plan_of_400(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def planned_400(spark: SparkSession, broker: Broker, tmp_path: Path, plan_of_400: PlanMade) -> Iterator[Lost]:
-    """An archive of 400 lost messages with that plan, and topics of its own apart from the target."""
+def planned_400(
+    spark: SparkSession, broker: Broker, tmp_path: Path, plan_of_400: PlanMade
+) -> Iterator[Lost]:
+    """An archive of 400 lost messages with that plan, and topics of its own apart from the
+    target."""
     lost = Lost(spark, broker, tmp_path, 400, plan_of_400)
     yield lost
     lost.brokers.close()
@@ -207,7 +261,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fenced_producer_writes_no_more_and_its_committed_rows_are_not_sent_again(
     make: Callable[[int], Lost],
 ) -> None:
-    """A first attempt sent one part, half of a second, left a transaction open in a third, and its producers still run."""
+    """A first attempt sent one part, half of a second, left a transaction open in a third, and its
+    producers still run."""
     lost = make(20_000)
     _, run = lost.begin()
     assert len(run.rows) == 5
@@ -218,7 +273,9 @@ def test_a_fenced_producer_writes_no_more_and_its_committed_rows_are_not_sent_ag
     dead = lost.first_attempt(run, files)
     for part, sent in ((0, run.rows[0]), (1, 1_500), (2, 0)):
         ledger.record_started(lost.storage, run.run, 1, part)
-        ghosts[part] = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, part))
+        ghosts[part] = lost.opener.open(
+            ledger.transactional_id(lost.logs.cluster, run.run, 1, part)
+        )
         records = list(rows_of_part(lost, dead, part))
         if sent:
             ghosts[part].send(records[:sent])
@@ -284,7 +341,9 @@ def workers_below(pid: int) -> list[int]:
             continue  # it ended meanwhile
         parents[int(entry)] = (int(stat[1]), b"pyspark.daemon" in command)
     daemons = {each for each, (_, is_daemon) in parents.items() if is_daemon}
-    workers = [each for each, (parent, is_daemon) in parents.items() if is_daemon and parent in daemons]
+    workers = [
+        each for each, (parent, is_daemon) in parents.items() if is_daemon and parent in daemons
+    ]
 
     def is_ours(each: int) -> bool:
         while each in parents:
@@ -301,7 +360,8 @@ def workers_below(pid: int) -> list[int]:
 def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     make: Callable[[int], Lost], tmp_path: Path
 ) -> None:
-    """kill -9 while it plans, at a random point while it sends, and at its end; each message is sent once, also later."""
+    """kill -9 while it plans, at a random point while it sends, and at its end; each message is
+    sent once, also later."""
     lost, dice = make(60_000), random.Random(11)
     sent = lost.storage.path(ledger.SENT).removeprefix("file://")
     log_path = tmp_path / "backfill.log"
@@ -319,7 +379,9 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     kills = 0
     for moment in moments:
         with log_path.open("ab") as output:
-            process = subprocess.Popen(lost.command(), stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                lost.command(), stdout=output, stderr=output, start_new_session=True
+            )
         deadline = time.monotonic() + 400
         while not moment() and process.poll() is None:
             assert time.monotonic() < deadline, log_path.read_text()[-4_000:]
@@ -337,13 +399,18 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
 
 @unhurried
 def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_400: Lost) -> None:
-    """A command with other options is refused; a trimmed log, which no longer shows what was sent, is an error."""
+    """A command with other options is refused; a trimmed log, which no longer shows what was sent,
+    is an error."""
     lost = planned_400
     job, run = lost.begin()
     other = Request(mode="all", options=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
         _end(job, run, other, Format.json, yes=True, resume=False, abandon=False, dry_run=False)
-    with lost.job().locked(), pytest.raises(ArchiveInUse, match="another process"), lost.job().locked():
+    with (
+        lost.job().locked(),
+        pytest.raises(ArchiveInUse, match="another process"),
+        lost.job().locked(),
+    ):
         pass
     job.send(run)
     run.state = "sending"
@@ -381,7 +448,9 @@ def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
     def takes(bytes_max: int) -> None:
         resource = ConfigResource(ResourceType.TOPIC, lost.logs.delay)
         resource.add_incremental_config(
-            ConfigEntry("max.message.bytes", str(bytes_max), incremental_operation=AlterConfigOpType.SET)
+            ConfigEntry(
+                "max.message.bytes", str(bytes_max), incremental_operation=AlterConfigOpType.SET
+            )
         )
         admin = lost.logs.broker.admin()  # kept: a client that is gone answers nobody
         admin.incremental_alter_configs([resource])[resource].result(30)
@@ -399,7 +468,8 @@ def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
 
 @unhurried
 def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], Lost]) -> None:
-    """They are left out and counted, and the target is named; through Chronos they would become dead letters."""
+    """They are left out and counted, and the target is named; through Chronos they would become
+    dead letters."""
     lost = make(400)
     lost.logs.delete(lost.logs.target)
     for direct, messages in ((True, 0), (False, 400)):
@@ -408,12 +478,15 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
         assert planned.absent_targets == [lost.logs.target]
         assert planned.judged == {"missing": 400}
         assert planned.changed_targets == {lost.logs.target: "deleted"}
-        assert other_modes(planned)[0].startswith(f"{lost.logs.target} does not exist any more: --gone --target")
+        assert other_modes(planned)[0].startswith(
+            f"{lost.logs.target} does not exist any more: --gone --target"
+        )
 
 
 @unhurried
 def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost]) -> None:
-    """A replay would take the place of a newer record of its key. The policy counts that the target has now, and had if it is gone."""
+    """A replay would take the place of a newer record of its key. The policy counts that the target
+    has now, and had if it is gone."""
     lost = make(400)
     resource = ConfigResource(ResourceType.TOPIC, lost.logs.target)
     resource.add_incremental_config(
@@ -422,8 +495,14 @@ def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost
     admin = lost.logs.broker.admin()
     admin.incremental_alter_configs([resource])[resource].result(30)
     job = lost.job()
-    for mode, compacted, messages in (("missing", False, 0), ("missing", True, 400), ("gone", False, 0)):
-        asked = structs.replace(lost.request, mode=mode, compacted=compacted, targets=[lost.logs.target])
+    for mode, compacted, messages in (
+        ("missing", False, 0),
+        ("missing", True, 400),
+        ("gone", False, 0),
+    ):
+        asked = structs.replace(
+            lost.request, mode=mode, compacted=compacted, targets=[lost.logs.target]
+        )
         planned = job.plan(asked)
         assert (planned.messages, planned.compacted) == (messages, 400 - messages)
         job.discard(planned)
@@ -431,14 +510,17 @@ def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost
 
 @unhurried
 def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
-    """Spark may run a stage again, whose tasks count as first attempts: they must not send the part twice."""
+    """Spark may run a stage again, whose tasks count as first attempts: they must not send the part
+    twice."""
     lost = planned_400
     _, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
     ledger.save_run(lost.storage, run)
     job = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
     part = pa.RecordBatch.from_pydict({"id": [0]})
-    assert [batch.column("rows").to_pylist() for batch in send_parts(job, [0])(iter([part]))] == [[400]]
+    assert [batch.column("rows").to_pylist() for batch in send_parts(job, [0])(iter([part]))] == [
+        [400]
+    ]
     with pytest.raises(ArchiveFailed, match="ended before its time"):
         list(send_parts(job, [0])(iter([part])))
     assert lost.complaints() == []
@@ -496,7 +578,9 @@ def test_the_time_to_answer_the_question_is_not_counted(
 def test_a_direct_replay_carries_the_receipt_of_the_original(make: Callable[[int], Lost]) -> None:
     """It keeps its rate, and does not send again what was recorded as sent."""
     lost = make(600)
-    lost.request = Request(mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0)
+    lost.request = Request(
+        mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0
+    )
     job, run = lost.begin()
     ledger.record_sent(lost.storage, run.run, 0, 150)
     run.attempts.append(Attempt(number=1, began_ms=1))
@@ -516,7 +600,9 @@ def test_a_direct_replay_carries_the_receipt_of_the_original(make: Callable[[int
         assert (message.value(), message.key()) == (value, key)
         assert headers["chronos-due-at"] == b"%d" % (T + number * GAP_MS)
         assert headers["chronos-id"] == (
-            b"order-%d" % number if number % 5 == 0 else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
+            b"order-%d" % number
+            if number % 5 == 0
+            else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
         )
     rows = ledger.sent_rows(lost.spark, lost.storage)
     assert (

@@ -6,21 +6,45 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from chronos.spark.backfill import counts
-from chronos.spark.backfill.counts import counted
-from chronos.spark.requests import Report, Request
+from chronos.spark.backfill import job
+from chronos.spark.backfill.job import counted
+from chronos.spark.ledger import Report, Request
 
 PLANNED = Report(
-    run="r", state="planned", request=Request(mode="all"), messages=0, bytes=0, sent_before=4, expired=0, first_due_ms=None,
-    last_due_ms=None, outcomes={}, targets={}, absent_targets=[], samples=[], planned_ms=1,
-)  # fmt: skip
+    run="r",
+    state="planned",
+    request=Request(mode="all"),
+    messages=0,
+    bytes=0,
+    sent_before=4,
+    expired=0,
+    first_due_ms=None,
+    last_due_ms=None,
+    outcomes={},
+    targets={},
+    absent_targets=[],
+    samples=[],
+    planned_ms=1,
+)
 
 
 def cell(messages: int, **changed: Any) -> Row:
     """Rows of a plan that are counted together."""
-    numbers = {"messages": messages, "bytes": 10 * messages, "first": 100 - messages, "last": 100 + messages}
+    numbers = {
+        "messages": messages,
+        "bytes": 10 * messages,
+        "first": 100 - messages,
+        "last": 100 + messages,
+    }
     return Row(
-        **{"is_requested": True, "left_out": None, "outcome": "missing", "target": "orders", **numbers, **changed}
+        **{
+            "is_requested": True,
+            "left_out": None,
+            "outcome": "missing",
+            "target": "orders",
+            **numbers,
+            **changed,
+        }
     )
 
 
@@ -29,12 +53,18 @@ def test_the_report_tells_the_plan_apart_from_what_is_left_out_of_it() -> None:
     found = counted(
         PLANNED,
         [
-            cell(2), cell(3, outcome="delivered"), cell(4, target="mails"), cell(5, left_out="expired"),
-            cell(6, left_out="expired", target="mails"), cell(7, left_out="too-large"), cell(8, left_out="no-target"),
+            cell(2),
+            cell(3, outcome="delivered"),
+            cell(4, target="mails"),
+            cell(5, left_out="expired"),
+            cell(6, left_out="expired", target="mails"),
+            cell(7, left_out="too-large"),
+            cell(8, left_out="no-target"),
             cell(11, left_out="compacted"),
-            cell(9, is_requested=False), cell(10, is_requested=False, left_out="expired"),
+            cell(9, is_requested=False),
+            cell(10, is_requested=False, left_out="expired"),
         ],
-    )  # fmt: skip
+    )
     assert (found.messages, found.bytes, found.first_due_ms, found.last_due_ms) == (9, 90, 96, 104)
     assert (found.expired, found.too_large, found.no_target, found.sent_before) == (11, 7, 8, 4)
     assert found.compacted == 11
@@ -46,12 +76,17 @@ def test_an_empty_plan_has_no_times() -> None:
     """Neither has one of which all messages are left out."""
     for cells in ([], [cell(1, left_out="expired")]):
         found = counted(PLANNED, cells)
-        assert (found.messages, found.bytes, found.first_due_ms, found.last_due_ms) == (0, 0, None, None)
+        assert (found.messages, found.bytes, found.first_due_ms, found.last_due_ms) == (
+            0,
+            0,
+            None,
+            None,
+        )
         assert (found.outcomes, found.targets) == ({}, {})
 
 
 def test_a_report_names_the_targets_with_most_messages(monkeypatch: Any) -> None:
     """Of targets with the same number, the first by name."""
-    monkeypatch.setattr(counts, "TARGETS_MAX", 2)
+    monkeypatch.setattr(job, "TARGETS_MAX", 2)
     found = counted(PLANNED, [cell(1, target=name) for name in "dbca"] + [cell(1, target="c")])
     assert list(found.targets.items()) == [("c", 2), ("a", 1)]

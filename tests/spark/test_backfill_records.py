@@ -1,4 +1,5 @@
-"""The records that a backfill makes of the rows of a plan: target, key, payload and headers byte for byte."""
+"""The records that a backfill makes of the rows of a plan: target, key, payload and headers byte
+for byte."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from chronos.adapters.kafka.bulk import BulkOpener
-from chronos.adapters.kafka.settings import BATCH_BYTES
+from chronos.adapters.kafka.connection import BATCH_BYTES
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.message import ConditionalSchedule, Entry, Record
-from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.spark import ledger
 from chronos.spark.backfill import job as module
@@ -28,7 +29,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     rows_together,
 )
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:
@@ -38,42 +39,97 @@ if TYPE_CHECKING:
 T = START_MS
 
 
-JOB = SendingJob(location="", cluster="c", topic="c.delay", to="c.delay", run="r1", purpose="p", mode="missing", direct=False, expired=False,
-          attempt=1, files=[], done=[], base_ms=T + 500, pace_ms=0.5, opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0), batch_bytes=BATCH_BYTES)  # fmt: skip
+JOB = SendingJob(
+    location="",
+    cluster="c",
+    topic="c.delay",
+    to="c.delay",
+    run="r1",
+    purpose="p",
+    mode="missing",
+    direct=False,
+    expired=False,
+    attempt=1,
+    files=[],
+    done=[],
+    base_ms=T + 500,
+    pace_ms=0.5,
+    opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0),
+    batch_bytes=BATCH_BYTES,
+)
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 values = st.none() | st.binary(max_size=20)
-pairs = st.lists(st.tuples(names | st.sampled_from(["trace", "chronos-deliver-at", "chronos-source", "chronos-on-conflict"]), values),
-                 max_size=6)  # fmt: skip
+pairs = st.lists(
+    st.tuples(
+        names
+        | st.sampled_from(["trace", "chronos-deliver-at", "chronos-source", "chronos-on-conflict"]),
+        values,
+    ),
+    max_size=6,
+)
 
 
 ROW = pa.schema(
-    [("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("id", pa.binary()),
-     ("target", pa.string()), ("requested_due_ms", pa.int64()), ("due_ms", pa.int64()), ("outcome", pa.string()), ("key", pa.binary()),
-     ("value", pa.binary()), ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
-     ("target_key", pa.binary()), ("expire_at_ms", pa.int64()), ("bytes", pa.int64())]
-)  # fmt: skip
+    [
+        ("shard", pa.int32()),
+        ("source_offset", pa.int64()),
+        ("occurrence", pa.int32()),
+        ("id", pa.binary()),
+        ("target", pa.string()),
+        ("requested_due_ms", pa.int64()),
+        ("due_ms", pa.int64()),
+        ("outcome", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+        ("target_key", pa.binary()),
+        ("expire_at_ms", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
 """Schema of a plan."""
 
 
 def batch_of(**row: Any) -> pa.RecordBatch:
     """One row of a plan."""
-    given_ = {"shard": 3, "source_offset": 70, "occurrence": 2, "target": "orders", "requested_due_ms": T, "due_ms": T, "outcome": "missing",
-              "bytes": 0, "key": None, "id": b"3-1-70", "expire_at_ms": None} | row  # fmt: skip
+    given_ = {
+        "shard": 3,
+        "source_offset": 70,
+        "occurrence": 2,
+        "target": "orders",
+        "requested_due_ms": T,
+        "due_ms": T,
+        "outcome": "missing",
+        "bytes": 0,
+        "key": None,
+        "id": b"3-1-70",
+        "expire_at_ms": None,
+    } | row
     named: Any = given_["headers"]
     given_["headers"] = [{"name": name, "value": value} for name, value in named]
     return pa.RecordBatch.from_pylist([given_], ROW)
 
 
 @given(
-    headers=pairs, value=values, target_key=values, named=st.booleans(), mode=st.sampled_from(["missing", "pending"])
+    headers=pairs,
+    value=values,
+    target_key=values,
+    named=st.booleans(),
+    mode=st.sampled_from(["missing", "pending"]),
 )
 def test_a_replay_schedules_the_lost_message_byte_for_byte(
-    headers: list[tuple[str, bytes | None]], value: bytes | None, target_key: bytes | None, named: bool, mode: str
+    headers: list[tuple[str, bytes | None]],
+    value: bytes | None,
+    target_key: bytes | None,
+    named: bool,
+    mode: str,
 ) -> None:
     """Read by the core's parser: target, key, payload and the producer's own headers in order."""
     key = b"order-7" if named else None
-    batch = batch_of(headers=headers, value=value, target_key=target_key, key=key, id=key or b"3-1-70")
+    batch = batch_of(
+        headers=headers, value=value, target_key=target_key, key=key, id=key or b"3-1-70"
+    )
     (record,) = records_of(batch, structs.replace(JOB, mode=mode), part=4, first=9, rank=-5)
     topic, id_, payload, sent = record
     assert topic == "c.delay"
@@ -87,24 +143,57 @@ def test_a_replay_schedules_the_lost_message_byte_for_byte(
     added += [(ledger.REPLAY_ID, key)] if key is not None else []
     passed = list(entry.headers.items()) if isinstance(entry.headers, dict) else list(entry.headers)
     assert passed == own + added
-    assert (entry.target, entry.key, entry.value, entry.expire_at_ms) == ("orders", target_key, value, None)
+    assert (entry.target, entry.key, entry.value, entry.expire_at_ms) == (
+        "orders",
+        target_key,
+        value,
+        None,
+    )
     assert entry.due_ms == (T if mode == "pending" else T + 502)
     assert command.on_conflict.name == "IGNORE"
 
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct: bool) -> None:
-    """With the longest numbers, a key and many headers; and the estimate is at most 2.5 kB too large."""
-    job = structs.replace(JOB, direct=direct, run="20300101T000000-abcdef", purpose="p" * 64, topic="d" * 249)
-    plain = {"headers": [("n", None)] * 300, "value": b"v" * 1_000_000, "target_key": b"k" * 200, "target": "t" * 249}
-    most = {"key": b"i" * 300, "id": b"i" * 300, "expire_at_ms": 10**14, "due_ms": 10**14, "shard": 10**9,
-            "source_offset": 10**18, "occurrence": 10**9}  # fmt: skip
+    """With the longest numbers, a key and many headers; and the estimate is at most 2.5 kB too
+    large."""
+    job = structs.replace(
+        JOB, direct=direct, run="20300101T000000-abcdef", purpose="p" * 64, topic="d" * 249
+    )
+    plain = {
+        "headers": [("n", None)] * 300,
+        "value": b"v" * 1_000_000,
+        "target_key": b"k" * 200,
+        "target": "t" * 249,
+    }
+    most = {
+        "key": b"i" * 300,
+        "id": b"i" * 300,
+        "expire_at_ms": 10**14,
+        "due_ms": 10**14,
+        "shard": 10**9,
+        "source_offset": 10**18,
+        "occurrence": 10**9,
+    }
     for row in (plain, plain | most):
         batch = batch_of(**row)
-        ((_, key, value, headers),) = records_of(batch, job, part=module.PARTS_MAX, first=10**9, rank=0)
+        ((_, key, value, headers),) = records_of(
+            batch, job, part=module.PARTS_MAX, first=10**9, rank=0
+        )
         planned = spark.createDataFrame(
-            [(row["value"], row["target_key"], row["target"], row.get("id", b"3-1-70"), row["headers"])],
-            "value binary, target_key binary, target string, id binary, headers array<struct<name string, value binary>>",
+            [
+                (
+                    row["value"],
+                    row["target_key"],
+                    row["target"],
+                    row.get("id", b"3-1-70"),
+                    row["headers"],
+                )
+            ],
+            (
+                "value binary, target_key binary, target string, id binary, headers "
+                "array<struct<name string, value binary>>"
+            ),
         )
         asked = Request(mode="missing", purpose=job.purpose, direct=direct)
         (estimate,) = planned.select(selection.replay_bytes(asked, job.topic)).collect()[0]
@@ -112,7 +201,8 @@ def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct:
 
 
 def test_the_rows_read_at_once_are_bounded_by_bytes(tmp_path: Path) -> None:
-    """By the largest payload of a row group, even if Parquet stores equal ones once; by the headers if these are larger."""
+    """By the largest payload of a row group, even if Parquet stores equal ones once; by the headers
+    if these are larger."""
     header = {"name": "h", "value": b"h" * 1_000_000}
     cases: list[tuple[list[dict[str, Any]], int]] = [
         ([{"bytes": 10, "value": b"v" * 10}] * 100, PORTION_ROWS),
@@ -122,13 +212,18 @@ def test_the_rows_read_at_once_are_bounded_by_bytes(tmp_path: Path) -> None:
     ]
     for rows, expected_rows in cases:
         pq.write_table(pa.Table.from_pylist(rows, ROW), tmp_path / "plan.parquet")
-        assert rows_together(pq.read_metadata(tmp_path / "plan.parquet").row_group(0)) == expected_rows
+        assert (
+            rows_together(pq.read_metadata(tmp_path / "plan.parquet").row_group(0)) == expected_rows
+        )
 
 
 def test_a_replay_is_due_before_it_expires() -> None:
     """Even if it is spread over time; with expiry ignored it does not expire."""
     batch = batch_of(headers=[], value=b"", target_key=None, expire_at_ms=T + 501)
-    for job, due_ms, expire_at_ms in ((JOB, T + 501, T + 501), (structs.replace(JOB, expired=True), T + 550, None)):
+    for job, due_ms, expire_at_ms in (
+        (JOB, T + 501, T + 501),
+        (structs.replace(JOB, expired=True), T + 550, None),
+    ):
         ((_, id_, value, headers),) = records_of(batch, job, part=0, first=100, rank=0)
         command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
         assert isinstance(command, ConditionalSchedule)
@@ -136,18 +231,30 @@ def test_a_replay_is_due_before_it_expires() -> None:
 
 
 SERIES = [
-    ("chronos-repeat", b"every 1h"), ("chronos-repeat-times", b"9"), ("chronos-late-policy", b"fire-all"),
-    ("chronos-spread", b"5m"), ("chronos-attempts", b"3"),
-]  # fmt: skip
+    ("chronos-repeat", b"every 1h"),
+    ("chronos-repeat-times", b"9"),
+    ("chronos-late-policy", b"fire-all"),
+    ("chronos-spread", b"5m"),
+    ("chronos-attempts", b"3"),
+]
 
 
 @pytest.mark.parametrize(("mode", "repeats"), [("missing", False), ("pending", True)])
-def test_a_pending_series_goes_on_and_a_missing_occurrence_comes_alone(mode: str, repeats: bool) -> None:
+def test_a_pending_series_goes_on_and_a_missing_occurrence_comes_alone(
+    mode: str, repeats: bool
+) -> None:
     """The seventh of nine occurrences: three are left."""
     batch = batch_of(
-        headers=SERIES, value=b"v", target_key=None, occurrence=7, due_ms=T + 60_000, expire_at_ms=T + 600_000
+        headers=SERIES,
+        value=b"v",
+        target_key=None,
+        occurrence=7,
+        due_ms=T + 60_000,
+        expire_at_ms=T + 600_000,
     )
-    ((_, id_, value, headers),) = records_of(batch, structs.replace(JOB, mode=mode), part=0, first=0, rank=0)
+    ((_, id_, value, headers),) = records_of(
+        batch, structs.replace(JOB, mode=mode), part=0, first=0, rank=0
+    )
     command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1, attempts_max=10))
     assert isinstance(command, ConditionalSchedule)
     entry = command.entry
@@ -155,19 +262,30 @@ def test_a_pending_series_goes_on_and_a_missing_occurrence_comes_alone(mode: str
     assert (entry.due_ms, entry.expire_at_ms) == (T if repeats else JOB.base_ms, T + 600_000)
     assert (entry.options.attempts_max, entry.options.spread_ms) == (3, 300_000 if repeats else 0)
     repetition = entry.options.repetition
-    assert (repetition is None, repetition and repetition.times) == (not repeats, 3 if repeats else None)
+    assert (repetition is None, repetition and repetition.times) == (
+        not repeats,
+        3 if repeats else None,
+    )
 
 
 def test_a_message_with_a_spread_that_is_pending_keeps_its_moment() -> None:
-    batch = batch_of(headers=[("chronos-spread", b"5m")], value=b"v", target_key=None, due_ms=T + 60_000)
-    ((_, _, _, headers),) = records_of(batch, structs.replace(JOB, mode="pending"), part=0, first=0, rank=0)
-    assert [value for name, value in headers if name == "chronos-deliver-at"] == [b"%d" % (T + 60_000)]
+    batch = batch_of(
+        headers=[("chronos-spread", b"5m")], value=b"v", target_key=None, due_ms=T + 60_000
+    )
+    ((_, _, _, headers),) = records_of(
+        batch, structs.replace(JOB, mode="pending"), part=0, first=0, rank=0
+    )
+    assert [value for name, value in headers if name == "chronos-deliver-at"] == [
+        b"%d" % (T + 60_000)
+    ]
     assert "chronos-spread" not in dict(headers)
 
 
 def test_a_direct_replay_has_the_requested_time() -> None:
     batch = batch_of(headers=[], value=b"v", target_key=None, due_ms=T + 60_000)
-    ((_, _, _, headers),) = records_of(batch, structs.replace(JOB, direct=True), part=0, first=0, rank=0)
+    ((_, _, _, headers),) = records_of(
+        batch, structs.replace(JOB, direct=True), part=0, first=0, rank=0
+    )
     assert dict(headers)["chronos-due-at"] == b"%d" % T
 
 
@@ -179,9 +297,15 @@ def test_a_replay_of_a_replay_names_what_it_repeats() -> None:
         (ledger.REPLAY_POSITION, b"r0/1/1"),
         (ledger.REPLAY_ID, b"o"),
     ]
-    ((_, _, _, headers),) = records_of(batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0)
+    ((_, _, _, headers),) = records_of(
+        batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0
+    )
     own = [pair for pair in headers if not pair[0].startswith("chronos-")]
-    assert own == [("trace", b"x"), (ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_POSITION, b"r1/0/0")]
+    assert own == [
+        ("trace", b"x"),
+        (ledger.REPLAY_OF, b"c.delay/3/70/2"),
+        (ledger.REPLAY_POSITION, b"r1/0/0"),
+    ]
 
 
 def test_the_rows_left_to_send_have_consecutive_ranks() -> None:
@@ -189,5 +313,7 @@ def test_the_rows_left_to_send_have_consecutive_ranks() -> None:
     job = structs.replace(JOB, done=[3, 0, 5])
     ranks = job.rank([5, 4, 7])
     assert [
-        rank + row for rank, done, rows in zip(ranks, job.done, [5, 4, 7], strict=True) for row in range(done, rows)
+        rank + row
+        for rank, done, rows in zip(ranks, job.done, [5, 4, 7], strict=True)
+        for row in range(done, rows)
     ] == [*range(8)]

@@ -1,4 +1,5 @@
-"""The options of `chronos backfill`: which requests they make, and which combinations are refused. Needs no Spark."""
+"""The options of `chronos backfill`: which requests they make, and which combinations are refused.
+Needs no Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +8,25 @@ from typing import Any
 import pytest
 import typer
 
-from chronos.cli.backfill import request_of
-from chronos.spark.requests import Request
+from chronos.cli.spark.backfill import request_of
+from chronos.spark.ledger import Request
 
 
 def asked(**changed: Any) -> Request:
     """As the command line gives it."""
     usual: dict[str, Any] = {
-        "modes": {"missing": False, "all": False, "gone": False, "pending": False}, "start": "-2h", "end": None, "targets": [],
-        "headers": [], "ids": [], "purpose": "backfill", "over": None, "rate": None, "direct": False, "expired": False,
-    }  # fmt: skip
+        "modes": {"missing": False, "all": False, "gone": False, "pending": False},
+        "start": "-2h",
+        "end": None,
+        "targets": [],
+        "headers": [],
+        "ids": [],
+        "purpose": "backfill",
+        "over": None,
+        "rate": None,
+        "direct": False,
+        "expired": False,
+    }
     return request_of(**{**usual, **changed})
 
 

@@ -9,7 +9,7 @@ import pytest
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import selection
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:
@@ -17,17 +17,31 @@ if TYPE_CHECKING:
 
 
 T = START_MS
-OUTCOME_COLUMNS = "shard int, source_offset long, occurrence int, id binary, target string, requested_due_ms long, due_ms long, outcome string, reason string"
+OUTCOME_COLUMNS = (
+    "shard int, source_offset long, occurrence int, id binary, target string, requested_due_ms "
+    "long, due_ms long, outcome string, reason string"
+)
 
 
 def every_outcome(spark: SparkSession) -> DataFrame:
     """A delivery of each outcome, at an offset of its own."""
     outcomes = [
-        ("delivered", None), ("missing", None), ("duplicated", None), ("early", None), ("unknown", "gap"),
-        ("cancelled", None), ("replaced", None), ("expired", None), ("dead-lettered", None), ("rejected", None),
-        ("pending", "not-settled"), ("pending", "target-not-read-so-far"), ("skipped", None),
-        ("pending", "held"), ("pending", "conflict"),
-    ]  # fmt: skip
+        ("delivered", None),
+        ("missing", None),
+        ("duplicated", None),
+        ("early", None),
+        ("unknown", "gap"),
+        ("cancelled", None),
+        ("replaced", None),
+        ("expired", None),
+        ("dead-lettered", None),
+        ("rejected", None),
+        ("pending", "not-settled"),
+        ("pending", "target-not-read-so-far"),
+        ("skipped", None),
+        ("pending", "held"),
+        ("pending", "conflict"),
+    ]
     rows = [
         (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, T, outcome, reason)
         for at, (outcome, reason) in enumerate(outcomes)
@@ -47,7 +61,9 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         (Request(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
     ],
 )
-def test_the_requested_messages_are_selected(spark: SparkSession, request_: Request, offsets: list[int]) -> None:
+def test_the_requested_messages_are_selected(
+    spark: SparkSession, request_: Request, offsets: list[int]
+) -> None:
     """By outcome, target and id; never a message that ended otherwise than by delivery."""
     found = selection.selected(every_outcome(spark), request_, {0: 15, 1: 14})
     assert sorted(row["source_offset"] for row in found.collect()) == offsets
@@ -62,8 +78,11 @@ def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: Spark
 def test_a_message_and_its_replays_count_once(spark: SparkSession) -> None:
     """The original is selected; if only replays were found, the first of them."""
     tokens = [(0, at, 1, b"i", "t", T, "missing") for at in range(7)]
-    units = spark.createDataFrame(tokens, "shard int, source_offset long, occurrence int, id binary, target string,"
-                                          " due_ms long, outcome string")  # fmt: skip
+    units = spark.createDataFrame(
+        tokens,
+        "shard int, source_offset long, occurrence int, id binary, target string,"
+        " due_ms long, outcome string",
+    )
     of = {1: "d/0/0/1", 2: "d/0/99/1", 3: "d/0/99/1", 4: "d/0/0/2", 5: "d/0/1/1"}
     copies = spark.createDataFrame(
         [(0, at, source) for at, source in of.items()], "shard int, source_offset long, of string"
@@ -85,30 +104,60 @@ def test_receipts_and_replay_headers_name_the_messages_in_a_target(spark: SparkS
         ("t", [("chronos-source", b"d/1/99999999999999999999")]),
         ("t", None),
     ]
-    records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
+    records = spark.createDataFrame(
+        rows, "topic string, headers array<struct<name string, value binary>>"
+    )
     found = selection.in_targets(records, "d").collect()
-    assert sorted(tuple(row) for row in found) == [("t", 1, 7, 1), ("t", 1, 8, 3), ("u", 0, 99, 1), ("u", 2, 5, 2)]
+    assert sorted(tuple(row) for row in found) == [
+        ("t", 1, 7, 1),
+        ("t", 1, 8, 3),
+        ("u", 0, 99, 1),
+        ("u", 2, 5, 2),
+    ]
 
 
-def test_after_a_rebuild_under_the_same_names_only_the_same_messages_count_as_present(spark: SparkSession) -> None:
-    """Receipts name other messages then: id and requested time must agree, and a replay must be one of this archive."""
+def test_after_a_rebuild_under_the_same_names_only_the_same_messages_count_as_present(
+    spark: SparkSession,
+) -> None:
+    """Receipts name other messages then: id and requested time must agree, and a replay must be one
+    of this archive."""
     units = spark.createDataFrame(
         [(0, at, 1, b"id-%d" % at, "t", T + at, T + at + 7, "delivered") for at in range(6)],
-        "shard int, source_offset long, occurrence int, id binary, target string, requested_due_ms long, due_ms long,"
-        " outcome string",
+        "shard int, source_offset long, occurrence int, id binary, target string, "
+        "requested_due_ms long, due_ms long, outcome string",
     )
 
     def receipt(at: int, id_: bytes, due_ms: int) -> list[tuple[str, bytes]]:
-        return [("chronos-source", b"d/0/%d" % at), ("chronos-id", id_), ("chronos-due-at", b"%d" % due_ms)]
+        return [
+            ("chronos-source", b"d/0/%d" % at),
+            ("chronos-id", id_),
+            ("chronos-due-at", b"%d" % due_ms),
+        ]
 
     rows = [
         ("t", receipt(0, b"id-0", T)),
         ("t", receipt(1, b"another", T + 1)),
         ("t", receipt(2, b"id-2", T + 9)),
-        ("t", [*receipt(9, b"r", T), (ledger.REPLAY_OF, b"d/0/3/1"), (ledger.REPLAY_POSITION, b"ours/0/1")]),
-        ("t", [*receipt(9, b"r", T), (ledger.REPLAY_OF, b"d/0/4/1"), (ledger.REPLAY_POSITION, b"theirs/0/1")]),
+        (
+            "t",
+            [
+                *receipt(9, b"r", T),
+                (ledger.REPLAY_OF, b"d/0/3/1"),
+                (ledger.REPLAY_POSITION, b"ours/0/1"),
+            ],
+        ),
+        (
+            "t",
+            [
+                *receipt(9, b"r", T),
+                (ledger.REPLAY_OF, b"d/0/4/1"),
+                (ledger.REPLAY_POSITION, b"theirs/0/1"),
+            ],
+        ),
     ]
-    records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
+    records = spark.createDataFrame(
+        rows, "topic string, headers array<struct<name string, value binary>>"
+    )
     strict = selection.without_present(units, records, "d", runs=["ours"]).collect()
     assert sorted(row["source_offset"] for row in strict) == [1, 2, 4, 5]
     same = selection.without_present(units, records, "d", runs=None).collect()
@@ -116,20 +165,32 @@ def test_after_a_rebuild_under_the_same_names_only_the_same_messages_count_as_pr
 
 
 def test_gone_messages_are_counted_by_partition_as_deleted_or_lost(spark: SparkSession) -> None:
-    """Deleted: before the first offset of the archived topic. A topic created again, and an unarchived delivery, are lost."""
+    """Deleted: before the first offset of the archived topic. A topic created again, and an
+    unarchived delivery, are lost."""
     units = spark.createDataFrame(
         [(0, at, 1, b"i", target, T, "delivered") for at, target in enumerate("ttttug")],
-        "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string",
+        (
+            "shard int, source_offset long, occurrence int, id binary, target string, due_ms "
+            "long, outcome string"
+        ),
     )
     held = [("t", 0, 4, 0), ("t", 0, 5, 1), ("t", 1, 5, 2), ("u", 0, 1, 4)]
     archived = spark.createDataFrame(
         [(topic, part, offset, 0, source, 1) for topic, part, offset, source in held],
         "topic string, partition int, offset long, shard int, source_offset long, occurrence int",
     )
-    starts = spark.createDataFrame([("t", 0, 5), ("t", 1, 9)], "target string, partition int, log_start long")
+    starts = spark.createDataFrame(
+        [("t", 0, 5), ("t", 1, 9)], "target string, partition int, log_start long"
+    )
     found = selection.gone_from(units, archived, starts).collect()
     assert sorted(map(tuple, found), key=repr) == sorted(
-        [("t", 0, 1, 1, 5), ("t", 1, 1, 0, 9), ("t", None, 0, 1, None), ("u", 0, 0, 1, None), ("g", None, 0, 1, None)],
+        [
+            ("t", 0, 1, 1, 5),
+            ("t", 1, 1, 0, 9),
+            ("t", None, 0, 1, None),
+            ("u", 0, 0, 1, None),
+            ("g", None, 0, 1, None),
+        ],
         key=repr,
     )
 
@@ -137,23 +198,40 @@ def test_gone_messages_are_counted_by_partition_as_deleted_or_lost(spark: SparkS
 def test_a_message_must_have_all_requested_headers(spark: SparkSession) -> None:
     """With name and value; of several headers with the same name one is enough."""
     rows = [
-        (0, [("tenant", b"a"), ("kind", b"x")]), (1, [("tenant", b"a")]), (2, [("kind", b"y"), ("kind", b"x"), ("tenant", b"a")]),
-        (3, [("tenant", None), ("kind", b"x")]), (4, None), (5, []),
-    ]  # fmt: skip
+        (0, [("tenant", b"a"), ("kind", b"x")]),
+        (1, [("tenant", b"a")]),
+        (2, [("kind", b"y"), ("kind", b"x"), ("tenant", b"a")]),
+        (3, [("tenant", None), ("kind", b"x")]),
+        (4, None),
+        (5, []),
+    ]
     records = spark.createDataFrame(rows, "n int, headers array<struct<name string, value binary>>")
     asked = Request(mode="all", headers=[("tenant", "a"), ("kind", "x")])
-    assert [row["n"] for row in records.where(selection.has_headers(asked)).orderBy("n").collect()] == [0, 2]
+    assert [
+        row["n"] for row in records.where(selection.has_headers(asked)).orderBy("n").collect()
+    ] == [0, 2]
 
 
 def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) -> None:
-    """Its record is in the folder of its first due time. A later occurrence expires as long after its time as the first."""
-    units = spark.createDataFrame([(0, 5, at, b"i", "t", T + at, T + at, "missing") for at in (1, 3)],
-                                  "shard int, source_offset long, occurrence int, id binary, target string,"
-                                  " requested_due_ms long, due_ms long, outcome string")  # fmt: skip
+    """Its record is in the folder of its first due time. A later occurrence expires as long after
+    its time as the first."""
+    units = spark.createDataFrame(
+        [(0, 5, at, b"i", "t", T + at, T + at, "missing") for at in (1, 3)],
+        "shard int, source_offset long, occurrence int, id binary, target string,"
+        " requested_due_ms long, due_ms long, outcome string",
+    )
     row = {name: None for name, *_ in schema.MESSAGES.columns} | {
-        "shard": 0, "offset": 5, "timestamp_ms": 1, "verb": "schedule", "value": b"four", "due_date": "1999-01-01",
-        "due_hour": 3, "batch": "b", "requested_due_ms": T + 1, "expire_at_ms": T + 10,
-    }  # fmt: skip
+        "shard": 0,
+        "offset": 5,
+        "timestamp_ms": 1,
+        "verb": "schedule",
+        "value": b"four",
+        "due_date": "1999-01-01",
+        "due_hour": 3,
+        "batch": "b",
+        "requested_due_ms": T + 1,
+        "expire_at_ms": T + 10,
+    }
     messages = spark.createDataFrame([tuple(row.values())], schema.table_schema(schema.MESSAGES))
     span = Span(from_ms=T, to_ms=T + 1)
     assert selection.with_records(units, messages, span).collect() == []
@@ -164,8 +242,9 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
 
 
 PLANNED = (
-    "name string, target string, bytes_max long, compacted boolean, target_compacted boolean, target_key binary, expire_at_ms long,"
-    " value binary, id binary, headers array<struct<name string, value binary>>"
+    "name string, target string, bytes_max long, compacted boolean, target_compacted boolean, "
+    "target_key binary, expire_at_ms long, value binary, id binary, headers array<struct<name "
+    "string, value binary>>"
 )
 """The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
 
@@ -173,29 +252,49 @@ PLANNED = (
 def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
     """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
     plain: dict[str, object] = {
-        "target": "t", "bytes_max": 2_000, "compacted": False, "target_compacted": None, "target_key": None, "expire_at_ms": None,
-        "value": b"v" * 1_000, "id": b"i", "headers": [],
-    }  # fmt: skip
+        "target": "t",
+        "bytes_max": 2_000,
+        "compacted": False,
+        "target_compacted": None,
+        "target_key": None,
+        "expire_at_ms": None,
+        "value": b"v" * 1_000,
+        "id": b"i",
+        "headers": [],
+    }
     rows: list[dict[str, object]] = [
-        {"name": "plain"}, {"name": "expired", "expire_at_ms": T - 1}, {"name": "expires now", "expire_at_ms": T},
-        {"name": "no topic", "bytes_max": None, "compacted": None}, {"name": "no key", "compacted": True},
-        {"name": "key", "compacted": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
-        {"name": "large header", "headers": [("trace", b"h" * 1_000)]}, {"name": "large key", "target_key": b"k" * 1_000},
+        {"name": "plain"},
+        {"name": "expired", "expire_at_ms": T - 1},
+        {"name": "expires now", "expire_at_ms": T},
+        {"name": "no topic", "bytes_max": None, "compacted": None},
+        {"name": "no key", "compacted": True},
+        {"name": "key", "compacted": True, "target_key": b""},
+        {"name": "large", "value": b"v" * 2_000},
+        {"name": "large header", "headers": [("trace", b"h" * 1_000)]},
+        {"name": "large key", "target_key": b"k" * 1_000},
         {"name": "no headers, no value", "headers": None, "value": None},
         {"name": "older than what the target holds", "target_compacted": True},
-        {"name": "headers that are dropped", "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)]},
-    ]  # fmt: skip
+        {
+            "name": "headers that are dropped",
+            "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)],
+        },
+    ]
     names = [column.split()[0] for column in PLANNED.split(", ", 9)]
-    planned = spark.createDataFrame([tuple((plain | row)[name] for name in names) for row in rows], PLANNED)
+    planned = spark.createDataFrame(
+        [tuple((plain | row)[name] for name in names) for row in rows], PLANNED
+    )
 
     def why(request: Request) -> dict[str, str]:
         found = planned.select("name", selection.left_out(request, T, "d").alias("why")).collect()
         return {row["name"]: row["why"] for row in found if row["why"] is not None}
 
     unsendable = {
-        "no topic": "no-target", "no key": "no-target", "large": "too-large", "large header": "too-large",
+        "no topic": "no-target",
+        "no key": "no-target",
+        "large": "too-large",
+        "large header": "too-large",
         "large key": "too-large",
-    }  # fmt: skip
+    }
     older = {"older than what the target holds": "compacted"}
     assert why(Request(mode="missing")) == unsendable | older | {"expired": "expired"}
     assert why(Request(mode="gone", expired=True)) == unsendable | older

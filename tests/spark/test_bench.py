@@ -1,4 +1,5 @@
-"""The benchmarks of the Spark jobs run: each command of their section in docs/benchmarks.md, at a small size."""
+"""The benchmarks of the Spark jobs run: each command of their section in docs/benchmarks.md, at a
+small size."""
 
 from __future__ import annotations
 
@@ -18,24 +19,33 @@ SMALL = ("--spark-messages", "4000")
 
 def documented() -> list[str]:
     """The commands of the section."""
-    section = (ROOT / "docs" / "benchmarks.md").read_text().split("### The Spark jobs")[1].split("\n### ")[0]
+    section = (
+        (ROOT / "docs" / "benchmarks.md")
+        .read_text()
+        .split("### The Spark jobs")[1]
+        .split("\n### ")[0]
+    )
     return re.findall(r"`(\./scripts/bench[^`]*)`", section)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("command", documented())
-def test_a_documented_benchmark_of_the_spark_jobs_runs_at_a_small_size(command: str, tmp_path: Path) -> None:
+def test_a_documented_benchmark_of_the_spark_jobs_runs_at_a_small_size(
+    command: str, tmp_path: Path
+) -> None:
     """Each part adds its figures, and what is exact at any size is as it should be."""
     answer = tmp_path / "bench.json"
     arguments = [*shlex.split(command), *SMALL, "--json", str(answer)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1_100, check=False)
+    done = subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, timeout=1_100, check=False
+    )
     assert answer.exists(), done.stderr[-4_000:]
     rows = json.loads(answer.read_text())["rows"]
     by_part = {row["figure"].split(" ")[0]: row for row in rows}
     assert by_part.keys() == {"archive", "the", "audit", "memory", "backfill", "of"}
     assert by_part["audit"]["detail"]["exact"], "the audit counts every outcome as it was made"
-    assert by_part["of"]["measured"] == "0 lost, 0 doubled"
+    assert by_part["of"]["measured"] == "0 lost, 0 duplicated"
     assert done.returncode in (0, 1), done.stderr[-4_000:]
 
 

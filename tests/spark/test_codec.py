@@ -13,24 +13,67 @@ from msgspec.structs import replace
 
 from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection, Verb
-from chronos.core.parsing import parse
-from chronos.core.progress import NO_OUTCOMES, Decision, Hold, LaneCursor, Outcome, Progress, Written, pack_progress
-from chronos.core.rules import Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.progress import (
+    NO_OUTCOMES,
+    RULES,
+    Decision,
+    Hold,
+    LaneCursor,
+    Outcome,
+    Progress,
+    Written,
+    pack_progress,
+)
+from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
-from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
+from chronos.spark.codec import (
+    BEFORE_FOLDING,
+    PARSED,
+    parse_messages,
+    unpack_decisions,
+    unpack_steps,
+)
 
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 names = st.sampled_from(
-    ["chronos-deliver-at", "chronos-delay", "chronos-target-topic", "chronos-target-key", "chronos-action",
-     "chronos-id", "chronos-on-conflict", "chronos-expire-at", "chronos-forwarded", "chronos-unknown", "traceparent", "ü"]
-)  # fmt: skip
+    [
+        "chronos-deliver-at",
+        "chronos-delay",
+        "chronos-target-topic",
+        "chronos-target-key",
+        "chronos-action",
+        "chronos-id",
+        "chronos-on-conflict",
+        "chronos-expire-at",
+        "chronos-forwarded",
+        "chronos-unknown",
+        "traceparent",
+        "ü",
+    ]
+)
 values = st.one_of(
-    st.none(), st.binary(max_size=4),
-    st.sampled_from([b"1800000000000", b"5s", b"orders", b"cancel", b"replace", b"reschedule", b"fire-now", b"probe",
-                     b"ignore", b"0-1800000000000-3", b"2100-01-01T00:00:00Z", b"d/2/7;1700000000000"]),
-)  # fmt: skip
+    st.none(),
+    st.binary(max_size=4),
+    st.sampled_from(
+        [
+            b"1800000000000",
+            b"5s",
+            b"orders",
+            b"cancel",
+            b"replace",
+            b"reschedule",
+            b"fire-now",
+            b"probe",
+            b"ignore",
+            b"0-1800000000000-3",
+            b"2100-01-01T00:00:00Z",
+            b"d/2/7;1700000000000",
+        ]
+    ),
+)
 records = st.builds(
     Record,
     offset=st.integers(0, 2**40),
@@ -44,7 +87,9 @@ records = st.builds(
 def batch_of(rows: list[tuple[int, Record]]) -> pa.RecordBatch:
     """A batch as Spark's Kafka source makes it: without headers the column is null."""
     headers = [
-        [{"name": name, "value": value} for name, value in record.headers] if record.headers else None
+        [{"name": name, "value": value} for name, value in record.headers]
+        if record.headers
+        else None
         for _, record in rows
     ]
     return pa.RecordBatch.from_arrays(
@@ -61,15 +106,26 @@ def batch_of(rows: list[tuple[int, Record]]) -> pa.RecordBatch:
 
 
 def expected(shard: int, record: Record) -> dict[str, Any]:
-    """The command that the core parses, as columns."""
-    command = parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX))
+    """The command that the core parses, as columns; by older rules if only newer ones refuse the
+    record."""
+    parsed = [
+        parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX, number=number))
+        for number in (RULES, BEFORE_FOLDING)
+    ]
+    command = next((each for each in parsed if not isinstance(each, Rejection)), parsed[0])
     row: dict[str, Any] = dict.fromkeys(PARSED)
     entry = command.entry if isinstance(command, ConditionalSchedule) else command
     if isinstance(entry, Entry):
-        row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
-                "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
-                "id": entry.id or generated_id(shard, entry.due_ms, record.offset),
-                "first_ms": other_than(record.timestamp_ms, entry.timestamp_ms)}  # fmt: skip
+        row |= {
+            "verb": "schedule",
+            "target": entry.target,
+            "target_key": entry.key,
+            "requested_due_ms": entry.due_ms,
+            "due_ms": entry.due_ms,
+            "expire_at_ms": entry.expire_at_ms,
+            "id": entry.id or generated_id(shard, entry.due_ms, record.offset),
+            "first_ms": other_than(record.timestamp_ms, entry.timestamp_ms),
+        }
     if isinstance(command, Entry) and command.id is not None:
         row |= {"on_conflict": "reject"}
     elif isinstance(command, ConditionalSchedule) and command.verb is Verb.REPLAY:
@@ -77,8 +133,13 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
     elif isinstance(command, ConditionalSchedule):
         row |= {"verb": command.verb.name.lower(), "on_conflict": command.on_conflict.name.lower()}
     elif isinstance(command, Action):
-        row |= {"verb": command.verb.name.lower().replace("_", "-"), "id": command.id or None, "requested_due_ms": command.due_ms,
-                "due_ms": command.due_ms, "first_ms": other_than(record.timestamp_ms, command.first_ms)}  # fmt: skip
+        row |= {
+            "verb": command.verb.name.lower().replace("_", "-"),
+            "id": command.id or None,
+            "requested_due_ms": command.due_ms,
+            "due_ms": command.due_ms,
+            "first_ms": other_than(record.timestamp_ms, command.first_ms),
+        }
     elif isinstance(command, Rejection):
         row |= {"verb": "refused", "id": record.key, "reason": command.reason.label}
     return row
@@ -90,24 +151,33 @@ def other_than(timestamp_ms: int, first_ms: int | None) -> int | None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), records), min_size=1, max_size=20), st.data())
-def test_a_batch_is_parsed_as_the_core_parses_each_record(rows: list[tuple[int, Record]], data: st.DataObject) -> None:
+def test_a_batch_is_parsed_as_the_core_parses_each_record(
+    rows: list[tuple[int, Record]], data: st.DataObject
+) -> None:
     """Also a slice of a batch; the columns of the record stay unchanged."""
     batch = batch_of(rows)
     begin = data.draw(st.integers(0, len(rows)))
     (made,) = parse_messages(3)(iter([batch.slice(begin)]))
     assert made.schema.names == [name for name, *_ in schema.MESSAGES.columns]
     assert made.select(batch.schema.names).to_pylist() == batch.slice(begin).to_pylist()
-    assert made.select(list(PARSED)).to_pylist() == [expected(shard, record) for shard, record in rows[begin:]]
+    assert made.select(list(PARSED)).to_pylist() == [
+        expected(shard, record) for shard, record in rows[begin:]
+    ]
 
 
 @pytest.mark.parametrize("key", [b"order-7", None])
 def test_the_replay_of_a_dead_letter_is_a_schedule_under_its_own_id(key: bytes | None) -> None:
     """Also under a generated id, which has no conflict policy."""
     headers = [
-        ("chronos-action", b"replay"), ("chronos-replayed", b"chronos.delay/1/41"), ("chronos-delay", b"0"),
-        ("chronos-target-topic", b"orders"), ("chronos-id", b"1-1800000000000-41"),
-    ]  # fmt: skip
-    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, key, b"v", headers))])]))
+        ("chronos-action", b"replay"),
+        ("chronos-replayed", b"chronos.delay/1/41"),
+        ("chronos-delay", b"0"),
+        ("chronos-target-topic", b"orders"),
+        ("chronos-id", b"1-1800000000000-41"),
+    ]
+    (made,) = parse_messages(3)(
+        iter([batch_of([(1, Record(5, 1_800_000_000_000, key, b"v", headers))])])
+    )
     (row,) = made.to_pylist()
     assert (row["verb"], row["id"]) == ("schedule", key or b"1-1800000000000-41")
     assert row["on_conflict"] == (None if key is None else "reject")
@@ -117,7 +187,9 @@ def test_the_replay_of_a_dead_letter_is_a_schedule_under_its_own_id(key: bytes |
     ("headers", "verb", "due_ms"),
     [
         ([("chronos-delay", b"5s"), ("chronos-target-topic", b"orders")], "schedule", 6_000),
-        ([("chronos-action", b"replace"), ("chronos-delay", b"5s"), ("chronos-target-topic", b"orders")], "replace", 6_000),
+        ([("chronos-action", b"replace"), ("chronos-delay", b"5s"), ("chronos-target-topic", (
+            b"orders"
+        ))], "replace", 6_000),
         ([("chronos-action", b"reschedule"), ("chronos-delay", b"5s")], "reschedule", 6_000),
         ([("chronos-action", b"cancel")], "cancel", None),
     ],
@@ -142,30 +214,68 @@ def test_a_forwarded_record_keeps_its_first_timestamp_beside_its_own(
 def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:
     """Refusals and outcomes other than delivery become decisions; counts become columns."""
     step = Progress(
-        role_epoch=7, log_epoch=3, cluster="shop",
-                                   node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
-        counts=(5, 0, 1, 0, 0, 0, 1, 1), refused=((3, 18), (4, 200), (8, 21)), unreadable=((8, 10),),
-        decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2), Decision(51, 7, Outcome.DEAD, 33),
-                   Decision(52, 8, Outcome.PARKED, 36, lane=2)),
+        role_epoch=7,
+        log_epoch=3,
+        cluster="shop",
+        node="n1",
+        instance="i",
+        cursor_due_ms=99,
+        cursor_offset=2**64 - 1,
+        pull_offset=12,
+        counts=(5, 0, 1, 0, 0, 0, 1, 1),
+        refused=((3, 18), (4, 200), (8, 21)),
+        unreadable=((8, 10),),
+        decisions=(
+            Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2),
+            Decision(51, 7, Outcome.DEAD, 33),
+            Decision(52, 8, Outcome.PARKED, 36, lane=2),
+        ),
         lanes=(LaneCursor("orders", -1, 49, 5),),
-    )  # fmt: skip
+    )
     batch = pa.RecordBatch.from_pydict(
         {"shard": [1], "offset": [4], "timestamp_ms": [100], "value": [pack_progress(step)]}
     )
     (steps,) = unpack_steps(iter([batch]))
-    row = dict(zip((name for name, *_ in schema.PROGRESS.columns), steps.to_pylist()[0].values(), strict=True))
+    row = dict(
+        zip(
+            (name for name, *_ in schema.PROGRESS.columns),
+            steps.to_pylist()[0].values(),
+            strict=True,
+        )
+    )
     assert row == {
-        "shard": 1, "offset": 4, "timestamp_ms": 100, "role_epoch": 7, "log_epoch": 3, "node": "n1", "instance": "i",
-        "cursor_due_ms": 99, "cursor_offset": "18446744073709551615", "pull_offset": 12, "delivered": 5, "again": 0,
-        "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "parked": 1, "refused": 3, "value": pack_progress(step),
-        "unreadable": [{"first": 8, "last": 10}], "rules": 1,
-    }  # fmt: skip
+        "shard": 1,
+        "offset": 4,
+        "timestamp_ms": 100,
+        "role_epoch": 7,
+        "log_epoch": 3,
+        "node": "n1",
+        "instance": "i",
+        "cursor_due_ms": 99,
+        "cursor_offset": "18446744073709551615",
+        "pull_offset": 12,
+        "delivered": 5,
+        "again": 0,
+        "retried": 1,
+        "deferred": 0,
+        "skipped": 0,
+        "expired": 0,
+        "dead": 1,
+        "parked": 1,
+        "refused": 3,
+        "value": pack_progress(step),
+        "unreadable": [{"first": 8, "last": 10}],
+        "rules": 1,
+    }
     (decisions,) = unpack_decisions(iter([batch]))
     assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]
     assert [tuple(found.values())[3:] for found in decisions.to_pylist()] == [
         (None, 3, "refused", "unknown", None, 1, 1, None, None, None),
         (None, 4, "refused", "reason-200", None, 1, 1, None, None, None),
-        *((None, offset, "refused", "unreadable", None, 1, 1, None, None, None) for offset in (8, 9, 10)),
+        *(
+            (None, offset, "refused", "unreadable", None, 1, 1, None, None, None)
+            for offset in (8, 9, 10)
+        ),
         (50, 6, "retry", "refused-by-broker", 70, 1, 2, None, None, None),
         (51, 7, "dead-letter", "target-missing", None, 1, 1, None, None, None),
         (52, 8, "parked", "no-leader", None, 1, 1, 2, None, None),
@@ -176,10 +286,20 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
 def test_held_records_have_their_destination_and_each_queue_written_on_a_row() -> None:
     """What was too large for its partition is refused by the step that wrote on the others."""
     step = Progress(
-        role_epoch=7, log_epoch=3, cluster="shop", node="n1", instance="i", cursor_due_ms=99, cursor_offset=4, pull_offset=12,
-        counts=(0, *NO_OUTCOMES), rules=2,
-    )  # fmt: skip
-    pulled = replace(step, refused=((3, 25), (4, 20), (5, 15)), held=(Hold(3, 2), Hold(5, -1)), held_forwards=1)
+        role_epoch=7,
+        log_epoch=3,
+        cluster="shop",
+        node="n1",
+        instance="i",
+        cursor_due_ms=99,
+        cursor_offset=4,
+        pull_offset=12,
+        counts=(0, *NO_OUTCOMES),
+        rules=2,
+    )
+    pulled = replace(
+        step, refused=((3, 25), (4, 20), (5, 15)), held=(Hold(3, 2), Hold(5, -1)), held_forwards=1
+    )
     wrote = replace(step, written=(Written(2, 3, (1, 3)), Written(-1, 5)))
     batch = pa.RecordBatch.from_pydict(
         {
@@ -203,11 +323,21 @@ def test_held_records_have_their_destination_and_each_queue_written_on_a_row() -
 
 
 def test_records_of_every_version_are_read_beside_each_other() -> None:
-    """Rules 1 have the version byte 2 and no number; rules 2 the version byte 3. Fields that are appended later are left out."""
+    """Rules 1 have the version byte 2 and no number; rules 2 the version byte 3. Fields that are
+    appended later are left out."""
     step = Progress(
-        role_epoch=7, log_epoch=3, cluster="shop", node="n1", instance="i", cursor_due_ms=99, cursor_offset=4, pull_offset=12,
-        counts=(5, *NO_OUTCOMES), refused=((3, 18),), decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2),),
-    )  # fmt: skip
+        role_epoch=7,
+        log_epoch=3,
+        cluster="shop",
+        node="n1",
+        instance="i",
+        cursor_due_ms=99,
+        cursor_offset=4,
+        pull_offset=12,
+        counts=(5, *NO_OUTCOMES),
+        refused=((3, 18),),
+        decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2),),
+    )
     first, second = pack_progress(step), pack_progress(replace(step, rules=2, horizon_ms=77))
     assert (first[:1], second[:1]) == (b"\x02", b"\x03")
     later = msgspec.msgpack.encode([*msgspec.msgpack.decode(second[1:]), [[5, 6]], "more"])
@@ -218,9 +348,9 @@ def test_records_of_every_version_are_read_beside_each_other() -> None:
     (steps,) = unpack_steps(iter([batch]))
     rows = steps.rename_columns([name for name, *_ in schema.PROGRESS.columns]).to_pylist()
     assert [row["rules"] for row in rows] == [1, 2, 2]
-    assert [(row["pull_offset"], row["cursor_due_ms"], row["refused"], row["value"]) for row in rows] == [
-        (12, 99, 1, value) for value in values
-    ]
+    assert [
+        (row["pull_offset"], row["cursor_due_ms"], row["refused"], row["value"]) for row in rows
+    ] == [(12, 99, 1, value) for value in values]
     (decisions,) = unpack_decisions(iter([batch]))
     found = [(row["source_offset"], row["outcome"], row["reason"]) for row in decisions.to_pylist()]
     assert found == [(3, "refused", "unknown"), (6, "retry", "refused-by-broker")] * 3
@@ -244,15 +374,27 @@ def test_a_first_timestamp_ahead_of_the_record_s_own_is_kept_within_half_a_secon
 @pytest.mark.parametrize("name", ["chronosdelay", "Chronos-Wish"])
 def test_a_record_that_only_newer_rules_refuse_is_parsed_by_older_ones(name: str) -> None:
     """If newer rules decided, the progress record says that it was refused."""
-    headers = [("chronos-deliver-at", b"1800000000000"), ("chronos-target-topic", b"orders"), (name, b"1")]
-    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])]))
+    headers = [
+        ("chronos-deliver-at", b"1800000000000"),
+        ("chronos-target-topic", b"orders"),
+        (name, b"1"),
+    ]
+    (made,) = parse_messages(3)(
+        iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])])
+    )
     (row,) = made.to_pylist()
     assert (row["verb"], row["target"], row["reason"]) == ("schedule", "orders", None)
 
 
 def test_a_header_in_another_spelling_counts_in_the_archive() -> None:
-    headers = [("Chronos-Deliver-At", b"1800000000000"), ("CHRONOS_TARGET_TOPIC", b"orders"), ("chronos_spread", b"1h")]
-    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])]))
+    headers = [
+        ("Chronos-Deliver-At", b"1800000000000"),
+        ("CHRONOS_TARGET_TOPIC", b"orders"),
+        ("chronos_spread", b"1h"),
+    ]
+    (made,) = parse_messages(3)(
+        iter([batch_of([(1, Record(5, 1_800_000_000_000, None, b"v", headers))])])
+    )
     (row,) = made.to_pylist()
     assert (row["verb"], row["requested_due_ms"]) == ("schedule", 1_800_000_000_000)
     assert row["due_ms"] > row["requested_due_ms"]

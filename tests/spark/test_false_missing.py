@@ -1,4 +1,5 @@
-"""Drills: what was delivered is not called missing, and not sent again, because a clock is wrong or a broker removed it in time."""
+"""Drills: what was delivered is not called missing, and not sent again, because a clock is wrong or
+a broker removed it in time."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chronos.adapters.kafka.bulk import BulkOpener
+from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.progress import NO_OUTCOMES, Progress, pack_progress
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.spark import runs
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.progress import Step, ignore
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from chronos.spark.runs import begin_run
+from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.histories import HOUR_MS
@@ -55,14 +56,22 @@ class Drill:
         """A progress record of each shard."""
         for shard in range(SHARDS):
             step = Progress(
-                role_epoch=1, log_epoch=1, cluster=self.logs.cluster, node="n", instance="i", cursor_due_ms=cursor_ms,
-                cursor_offset=OFFSET_MAX, pull_offset=pulled, counts=(0, *NO_OUTCOMES),
-            )  # fmt: skip
+                role_epoch=1,
+                log_epoch=1,
+                cluster=self.logs.cluster,
+                node="n",
+                instance="i",
+                cursor_due_ms=cursor_ms,
+                cursor_offset=OFFSET_MAX,
+                pull_offset=pulled,
+                counts=(0, *NO_OUTCOMES),
+            )
             self.logs.write(self.logs.progress, pack_progress(step), partition=shard)
         self.logs.flush()
 
     def begin(self) -> None:
-        """The first step, and a first run of the archive: from then on the target is known to exist."""
+        """The first step, and a first run of the archive: from then on the target is known to
+        exist."""
         self.step(0, 0)
         self.archive()
 
@@ -96,7 +105,13 @@ class Drill:
                 raise Killed
 
         try:
-            archive(self.spark, self.brokers, self.storage, self.logs.plan(), watch if killed_at else ignore)
+            archive(
+                self.spark,
+                self.brokers,
+                self.storage,
+                self.logs.plan(),
+                watch if killed_at else ignore,
+            )
         except Killed:
             assert killed_at is not None
         else:
@@ -108,8 +123,16 @@ class Drill:
 
     def to_send(self) -> int:
         """The number of messages that a backfill would send by default."""
-        opener = BulkOpener(bootstrap_servers=self.logs.broker.bootstrap, properties={}, timeout_s=30)
-        job = Backfill(self.spark, self.storage, self.brokers, opener, bootstrap_servers=self.logs.broker.bootstrap)
+        opener = BulkOpener(
+            bootstrap_servers=self.logs.broker.bootstrap, properties={}, timeout_s=30
+        )
+        job = Backfill(
+            self.spark,
+            self.storage,
+            self.brokers,
+            opener,
+            bootstrap_servers=self.logs.broker.bootstrap,
+        )
         planned = job.plan(Request(mode="missing", from_ms=self.due_ms, to_ms=self.due_ms + 60_000))
         job.discard(planned)
         return planned.messages
@@ -125,7 +148,9 @@ def drill(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Drill
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, by_ms: int) -> None:
     """Set the clock of the archive's machine so much ahead."""
-    monkeypatch.setattr(runs, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + by_ms * 1_000_000))
+    monkeypatch.setattr(
+        runs, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + by_ms * 1_000_000)
+    )
 
 
 def test_a_lost_message_is_found(drill: Drill) -> None:
@@ -140,7 +165,8 @@ def test_a_lost_message_is_found(drill: Drill) -> None:
 def test_a_machine_whose_clock_is_ahead_calls_nothing_missing_after_a_kill(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps that the killed run read are older, by that clock, than its last look at the target."""
+    """The steps that the killed run read are older, by that clock, than its last look at the
+    target."""
     set_clock(monkeypatch, 60_000)
     drill.begin()
     drill.send()
@@ -186,15 +212,29 @@ def test_a_record_that_a_compacted_target_may_have_removed_is_unknown(drill: Dri
     drill.settle()
     drill.archive()
     found = drill.audit()
-    assert (found.reasons, found.broken, found.clean) == ([("unknown", "compacted", COUNT)], False, False)
+    assert (found.reasons, found.broken, found.clean) == (
+        [("unknown", "compacted", COUNT)],
+        False,
+        False,
+    )
     assert drill.to_send() == 0
-    noted = {row["topic"]: row["compacted"] for row in table(drill.directory, "offsets").to_pylist()}
-    assert noted == {target: True, drill.logs.delay: False, drill.logs.progress: False, drill.logs.rejected: False,
-                     drill.logs.dead_letter: False}  # fmt: skip
+    noted = {
+        row["topic"]: row["compacted"] for row in table(drill.directory, "offsets").to_pylist()
+    }
+    assert noted == {
+        target: True,
+        drill.logs.delay: False,
+        drill.logs.progress: False,
+        drill.logs.rejected: False,
+        drill.logs.dead_letter: False,
+    }
 
 
-def test_what_a_target_held_that_was_created_again_before_the_first_run_is_unknown(drill: Drill) -> None:
-    """Readers may have had it. What was due since the new topic is known to exist is missing, if it is."""
+def test_what_a_target_held_that_was_created_again_before_the_first_run_is_unknown(
+    drill: Drill,
+) -> None:
+    """Readers may have had it. What was due since the new topic is known to exist is missing, if it
+    is."""
     drill.step(0, 0)
     drill.send()
     drill.deliver()
@@ -208,7 +248,8 @@ def test_what_a_target_held_that_was_created_again_before_the_first_run_is_unkno
 
 
 def test_what_a_target_lost_at_an_election_before_it_was_archived_is_unknown(drill: Drill) -> None:
-    """Readers may have had it, and the log has grown again: half of one partition's records are left, and none of the other's."""
+    """Readers may have had it, and the log has grown again: half of one partition's records are
+    left, and none of the other's."""
     broker, folders = drill.logs.broker, [f"{drill.logs.target}-{part}" for part in range(SHARDS)]
     drill.begin()
     drill.send()
@@ -235,6 +276,9 @@ def test_what_a_target_lost_at_an_election_before_it_was_archived_is_unknown(dri
     assert gaps == {None}, "no archived record was lost"
     found = drill.audit()
     left = COUNT // 4
-    assert (found.overall.counts, found.broken) == ({"delivered": left, "unknown": COUNT - left}, False)
+    assert (found.overall.counts, found.broken) == (
+        {"delivered": left, "unknown": COUNT - left},
+        False,
+    )
     assert found.reasons == [("unknown", "gap", COUNT - left)]
     assert drill.to_send() == 0

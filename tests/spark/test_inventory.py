@@ -1,4 +1,5 @@
-"""The files of an archive: a lost one is named before anything is judged or sent, and no moment shows offsets without their rows."""
+"""The files of an archive: a lost one is named before anything is judged or sent, and no moment
+shows offsets without their rows."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.progress import Progress, pack_progress
+from chronos.adapters.kafka.writer import BulkOpener
+from chronos.core.shard.progress import Progress, pack_progress
 from chronos.errors import ArchiveUnusable
 from chronos.spark import inventory, schema
 from chronos.spark.archive.compact import compact
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.progress import Step, ignore
 from chronos.spark.runs import batch_begin, remove_uncommitted
+from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.histories import HOUR_MS
@@ -42,8 +43,17 @@ pytestmark = pytest.mark.timeout(900)
 def logs(broker: Broker) -> Logs:
     """Topics with 40 messages, their deliveries and a progress record."""
     made = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster=made.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
-                    counts=(0,) * 7)  # fmt: skip
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=made.cluster,
+        node="n",
+        instance="i",
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0,) * 7,
+    )
     made.write(made.progress, pack_progress(step))
     made.schedule(40, now_ms() - HOUR_MS)
     return made
@@ -58,7 +68,9 @@ def brokers(logs: Logs) -> Iterator[KafkaLog]:
 
 
 @pytest.fixture(scope="module")
-def origin(spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def origin(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The archive of the topics, in several batches."""
     folder = tmp_path_factory.mktemp("inventory") / "archive"
     archive(spark, brokers, ArchiveStorage(str(folder)), logs.plan(batch_records=20), ignore)
@@ -73,12 +85,24 @@ def copied(origin: Path, tmp_path: Path) -> Path:
 
 def files_of(folder: Path, name: str) -> list[Path]:
     """The Parquet files of a table, those without rows left out."""
-    return sorted(path for path in (folder / name).rglob("*.parquet") if pq.read_metadata(path).num_rows)
+    return sorted(
+        path for path in (folder / name).rglob("*.parquet") if pq.read_metadata(path).num_rows
+    )
 
 
 def verify(folder: Path) -> tuple[int, dict[str, Any]]:
     """Exit code and answer of the command."""
-    command = [sys.executable, "-m", "chronos", "archive", "verify", "-l", str(folder), "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "archive",
+        "verify",
+        "-l",
+        str(folder),
+        "-o",
+        "json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, json.loads(done.stdout)
 
@@ -88,22 +112,31 @@ def test_every_file_with_rows_is_recorded_with_its_rows(origin: Path) -> None:
     code, found = verify(origin)
     recorded = [path for name in schema.TABLES for path in files_of(origin, name)]
     rows = sum(pq.read_metadata(path).num_rows for path in recorded)
-    assert (code, found) == (0, {"files": len(recorded), "rows": rows, "problems": [], "unrecorded": []})
+    assert (code, found) == (
+        0,
+        {"files": len(recorded), "rows": rows, "problems": [], "unrecorded": []},
+    )
 
 
 @pytest.mark.parametrize("name", ["messages", "deliveries", "progress", "offsets"])
 def test_an_archive_that_lost_a_file_is_refused_by_audit_and_backfill(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, copied: Path, name: str
 ) -> None:
-    """Nothing is called missing that was in the file; the file is named, by `chronos archive verify` too."""
+    """Nothing is called missing that was in the file; the file is named, by `chronos archive
+    verify` too."""
     lost = files_of(copied, name)[-1]
     lost.unlink()
     storage, path = ArchiveStorage(str(copied)), str(lost.relative_to(copied))
     with pytest.raises(ArchiveUnusable, match=f"is not whole: {path} is missing"):
         audit(spark, storage, from_ms=1, to_ms=now_ms())
     with pytest.raises(ArchiveUnusable, match=f"is not whole: {path} is missing"):
-        Backfill(spark, storage, brokers, BulkOpener(bootstrap_servers="", properties={}, timeout_s=1),
-                 bootstrap_servers=logs.broker.bootstrap)  # fmt: skip
+        Backfill(
+            spark,
+            storage,
+            brokers,
+            BulkOpener(bootstrap_servers="", properties={}, timeout_s=1),
+            bootstrap_servers=logs.broker.bootstrap,
+        )
     with pytest.raises(ArchiveUnusable, match="is not whole"):
         compact(spark, storage, 1 << 20, ignore)
     code, found = verify(copied)
@@ -112,11 +145,15 @@ def test_an_archive_that_lost_a_file_is_refused_by_audit_and_backfill(
 
 
 def test_a_file_that_was_cut_exchanged_or_added_is_named(copied: Path) -> None:
-    """A cut one by its size, another one of the same size by its rows or because it cannot be read."""
+    """A cut one by its size, another one of the same size by its rows or because it cannot be
+    read."""
     cut, exchanged, *_ = files_of(copied, "messages")
     cut.write_bytes(cut.read_bytes()[:-9])
     exchanged.write_bytes(b"x" * exchanged.stat().st_size)
-    shutil.copy(files_of(copied, "deliveries")[0], files_of(copied, "deliveries")[0].with_name("again.parquet"))
+    shutil.copy(
+        files_of(copied, "deliveries")[0],
+        files_of(copied, "deliveries")[0].with_name("again.parquet"),
+    )
     _, found = verify(copied)
     texts = sorted(line.split(".parquet ")[1].split()[0] for line in found["problems"])
     assert texts == ["cannot", "has", "was"]
@@ -130,7 +167,9 @@ def test_a_whole_batch_that_is_gone_is_noticed(copied: Path) -> None:
         inventory.need_whole(storage, schema.TABLES)
 
 
-def test_an_archive_of_an_older_version_has_no_record_and_is_accepted(spark: SparkSession, copied: Path) -> None:
+def test_an_archive_of_an_older_version_has_no_record_and_is_accepted(
+    spark: SparkSession, copied: Path
+) -> None:
     """Compaction records what it writes; afterwards a lost file is noticed."""
     shutil.rmtree(copied / "_files")
     storage = ArchiveStorage(str(copied))
@@ -145,7 +184,8 @@ def test_an_archive_of_an_older_version_has_no_record_and_is_accepted(spark: Spa
 
 
 def covered(folder: Path) -> int:
-    """The number of offsets of the delay topic that the archive says it holds, less the messages that it holds; never more than 0."""
+    """The number of offsets of the delay topic that the archive says it holds, less the messages
+    that it holds; never more than 0."""
     rows = table(folder, "offsets").to_pylist()
     ranges = {(row["partition"], at) for row in rows if row["table"] == "messages"
               for at in range(row["from_offset"], row["until_offset"])}  # fmt: skip
@@ -155,7 +195,8 @@ def covered(folder: Path) -> int:
 def test_a_killed_removal_of_a_killed_run_never_leaves_offsets_without_their_rows(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """The run was killed between its last batch and the commit: batch and offsets are there, and both have to go."""
+    """The run was killed between its last batch and the commit: batch and offsets are there, and
+    both have to go."""
     first = tmp_path / "first"
     archive(spark, brokers, ArchiveStorage(str(first)), logs.plan(batch_records=20), ignore)
     for commit in sorted((first / "_runs/00000001/messages/commits").iterdir()):
@@ -188,7 +229,8 @@ def test_a_killed_removal_of_a_killed_run_never_leaves_offsets_without_their_row
 def test_a_run_on_an_archive_without_its_runs_is_refused(
     spark: SparkSession, broker: Broker, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """It would overwrite the first batch, whose log may be trimmed; compacted or not. A run that was killed as it began is none."""
+    """It would overwrite the first batch, whose log may be trimmed; compacted or not. A run that
+    was killed as it began is none."""
     logs = Logs(broker)
     for _ in range(2):
         logs.schedule(10, now_ms())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from tests.integration.flow import now_ms
 from tests.spark.outage import Outage
 
@@ -30,7 +30,8 @@ def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outa
 
 
 def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) -> None:
-    """Messages delivered before the loss come again, archived or not; those in the new topic do not."""
+    """Messages delivered before the loss come again, archived or not; those in the new topic do
+    not."""
     first = outage.deliver(60)
     outage.archive()
     before = sorted(map(repr, outage.records()))
@@ -44,7 +45,10 @@ def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) ->
 
     report = outage.replay("gone", targets=[outage.flow.target])
     assert report.messages == len(gone) >= len(first) + len(second)
-    assert (sum(each.lost for each in report.gone), any(each.deleted for each in report.gone)) == (len(gone), False)
+    assert (sum(each.lost for each in report.gone), any(each.deleted for each in report.gone)) == (
+        len(gone),
+        False,
+    )
     outage.settle_replays()
     assert outage.times() == Counter(message.number for message in outage.flow.sent)
     assert {found.number for found in outage.replays()} == gone.keys()
@@ -59,7 +63,8 @@ def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) ->
 
 
 def test_the_archive_brings_back_pending_messages_without_disks_and_logs(outage: Outage) -> None:
-    """The disks are lost and the logs trimmed; each pending message comes once, due before the recovery or after it."""
+    """The disks are lost and the logs trimmed; each pending message comes once, due before the
+    recovery or after it."""
     delivered = outage.deliver(60)
     soon_ms, later_ms = now_ms() + 10_000, now_ms() + 20_000
     waiting = outage.flow.write(80, soon_ms, later_ms, keyed=0.5, delays=0)
@@ -73,7 +78,9 @@ def test_the_archive_brings_back_pending_messages_without_disks_and_logs(outage:
     outage.archive()
     for name in ("delay", "progress"):
         outage.trim(name)
-    pending = {message.number for message in (*waiting, *far)} - {message.number for message in cancelled}
+    pending = {message.number for message in (*waiting, *far)} - {
+        message.number for message in cancelled
+    }
     pending -= outage.times().keys()
     assert len(pending) > len(far)
 
@@ -89,7 +96,9 @@ def test_the_archive_brings_back_pending_messages_without_disks_and_logs(outage:
     wanted |= {message.number for message in (*delivered, *outage.later)}
     assert times == Counter(wanted)
     early = [
-        found for found in outage.flow.delivered() if found.timestamp_ms < (outage.flow.sent[found.number].due_ms or 0)
+        found
+        for found in outage.flow.delivered()
+        if found.timestamp_ms < (outage.flow.sent[found.number].due_ms or 0)
     ]
     assert early == []
 
@@ -109,7 +118,12 @@ def test_a_window_is_replayed_in_order_at_the_requested_rate(outage: Outage) -> 
     assert not before.keys() & {message.number for message in cancelled}
 
     rate = 90.0
-    asked: dict[str, Any] = {"from_ms": start_ms, "to_ms": start_ms + 1_001, "rate": rate, "purpose": "incident-42"}
+    asked: dict[str, Any] = {
+        "from_ms": start_ms,
+        "to_ms": start_ms + 1_001,
+        "rate": rate,
+        "purpose": "incident-42",
+    }
     report = outage.replay("all", **asked)
     assert report.messages == len(wanted)
     outage.settle_replays()

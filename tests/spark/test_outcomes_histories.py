@@ -1,4 +1,5 @@
-"""Audits of random histories of the real shard: outcomes agree with the shard, and planted faults are found."""
+"""Audits of random histories of the real shard: outcomes agree with the shard, and planted faults
+are found."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def played(seed: int, *, drained: bool) -> list[History]:
     return histories
 
 
-def found(spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None) -> list[Any]:
+def found(
+    spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None
+) -> list[Any]:
     """The outcomes of all promised deliveries."""
     return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).outcomes.collect()
 
@@ -52,7 +55,9 @@ def found(spark: SparkSession, histories: Sequence[History], deliveries: list[Ro
 def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]:
     """`(shard, source offset, occurrence)` of the deliveries with these outcomes."""
     return Counter(
-        (row["shard"], row["source_offset"], row["occurrence"]) for row in rows if row["outcome"] in outcomes
+        (row["shard"], row["source_offset"], row["occurrence"])
+        for row in rows
+        if row["outcome"] in outcomes
     )
 
 
@@ -71,7 +76,8 @@ def seed() -> int:
 
 @pytest.mark.parametrize("drained", [True, False], ids=["to its end", "in the middle"])
 def test_the_audit_agrees_with_the_shard(spark: SparkSession, seed: int, drained: bool) -> None:
-    """Every message of every history has the outcome that the shard gave it; nothing is a false alarm."""
+    """Every message of every history has the outcome that the shard gave it; nothing is a false
+    alarm."""
     histories = played(seed, drained=drained)
     rows = found(spark, histories)
     assert tokens(rows, "missing", "duplicated", "early", "unknown") == Counter()
@@ -121,7 +127,8 @@ def test_every_loss_is_found(spark: SparkSession, seed: int) -> None:
 
 
 def test_a_loss_is_pending_until_it_is_proved(spark: SparkSession, seed: int) -> None:
-    """In the middle of a history a lost delivery is missing or not judged yet; a present one is never missing."""
+    """In the middle of a history a lost delivery is missing or not judged yet; a present one is
+    never missing."""
     histories, dice = played(seed, drained=False), random.Random(seed)
     all_rows = [row for history in histories for row in history.delivered()]
     lost = {token(row) for row in all_rows if dice.random() < 0.3}
@@ -136,12 +143,12 @@ def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, 
     """Records added to the targets, or dated before their due time, are found, and no others."""
     histories, dice = played(seed, drained=True), random.Random(seed)
     rows: list[Row] = []
-    doubled: set[tuple[int, int, int]] = set()
+    duplicated: set[tuple[int, int, int]] = set()
     early: set[tuple[int, int, int]] = set()
     for row in (row for history in histories for row in history.delivered()):
         number = dice.random()
         if number < 0.1:
-            doubled.add(token(row))
+            duplicated.add(token(row))
             copies = dice.randint(1, 3)
             rows += [row | {"offset": 1_000_000 + len(rows) + copy} for copy in range(copies)]
         elif number < 0.2:
@@ -149,9 +156,9 @@ def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, 
             row = row | {"timestamp_ms": row["due_at_ms"] - dice.randint(501, MINUTE_MS)}
         rows.append(row)
     judged = found(spark, histories, rows)
-    assert doubled
+    assert duplicated
     assert early
-    assert set(tokens(judged, "duplicated")) == doubled
+    assert set(tokens(judged, "duplicated")) == duplicated
     assert set(tokens(judged, "early")) == early
     assert tokens(judged, "missing", "unknown") == Counter()
 
@@ -159,7 +166,8 @@ def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, 
 def test_a_window_has_the_outcomes_that_an_audit_of_everything_has_in_it(
     spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although it reads only its folders, the progress records from its beginning on, and messages moved into it."""
+    """Although it reads only its folders, the progress records from its beginning on, and messages
+    moved into it."""
     histories = played(seed, drained=True)
     archive = tables(spark, histories)
     whole = judge(archive, DELAY, EVERYTHING).outcomes.collect()

@@ -1,4 +1,5 @@
-"""Progress of Spark jobs on stderr: the text of a step, the lines where stderr is not a terminal, Spark's log file."""
+"""Progress of Spark jobs on stderr: the text of a step, the lines where stderr is not a terminal,
+Spark's log file."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from chronos.cli import jobs
-from chronos.cli.jobs import ProgressDisplay, SparkLog, describe
-from chronos.spark.progress import Step
+from chronos.cli.spark import jobs
+from chronos.cli.spark.jobs import ProgressDisplay, SparkLog, describe
+from chronos.spark.session import Step
 
 TIMEOUT_S = 30.0
 
@@ -32,7 +33,9 @@ TIMEOUT_S = 30.0
          "sending: 3,000 of 4,000 messages (75%), 10 s, 100 messages/s"),
         (Step(name="archiving messages", done=5, total=4, unit="offsets"), 0, 0.0, (0, 0),
          "archiving messages: 5 of 5 offsets (100%)"),
-        (Step(name="archiving rejected", total=0, unit="offsets"), 0, 0.0, (0, 0), "archiving rejected: 0 of 0 offsets"),
+        (Step(name="archiving rejected", total=0, unit="offsets"), 0, 0.0, (0, 0), (
+            "archiving rejected: 0 of 0 offsets"
+        )),
     ],
 )  # fmt: skip
 def test_a_line_names_the_step_with_count_time_rate_and_tasks(
@@ -132,7 +135,8 @@ def test_spark_s_log_is_named_when_a_job_fails_and_removed_when_it_does_not(
 
 
 def test_warnings_of_a_job_are_written_to_its_log_only(capsys: pytest.CaptureFixture[str]) -> None:
-    """PySpark warns of a JVM that it could not end; the one line about the job's end stands alone on the terminal."""
+    """PySpark warns of a JVM that it could not end; the one line about the job's end stands alone
+    on the terminal."""
     before = warnings.showwarning
     log = SparkLog("audit")
     with log.take_warnings():
@@ -143,8 +147,11 @@ def test_warnings_of_a_job_are_written_to_its_log_only(capsys: pytest.CaptureFix
     log.close()
 
 
-def test_an_interrupt_that_is_dropped_comes_again_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter drops what a finalizer raises; without another interrupt the job would go on to its end."""
+def test_an_interrupt_that_is_dropped_comes_again_until_the_job_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interpreter drops what a finalizer raises; without another interrupt the job would go on
+    to its end."""
     monkeypatch.setattr(jobs, "INTERRUPT_S", 0.1)
     before = signal.getsignal(signal.SIGINT)
     ended = threading.Event()

@@ -1,4 +1,5 @@
-"""The effect of replays on outcomes: a replayed message is no longer missing, and its replay is no duplicate."""
+"""The effect of replays on outcomes: a replayed message is no longer missing, and its replay is no
+duplicate."""
 
 from __future__ import annotations
 
@@ -6,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.audit.replays import with_replays
+from chronos.spark.audit.outcomes import with_replays
 from chronos.spark.ledger import LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUTCOME_COLUMNS = (
-    "shard int, source_offset long, occurrence int, outcome string, reason string, deliveries long, due_ms long,"
-    " delivered_ms long"
+    "shard int, source_offset long, occurrence int, outcome string, reason string, deliveries "
+    "long, due_ms long, delivered_ms long"
 )
 DUE_MS = 1_900_000_000_000
 
@@ -26,24 +27,76 @@ DELAY, DIRECT, COPY = ("delay", "missing"), ("direct", "missing"), ("direct", "d
 CASES: list[tuple[str, tuple[str, str | None, int], list[Replay], tuple[str, str | None]]] = [
     ("missing, and not replayed", ("missing", None, 0), [], ("missing", None)),
     ("missing, and replayed", ("missing", None, 0), [DELAY], ("replaced", "replayed")),
-    ("missing, and replayed for two purposes", ("missing", None, 0), [DELAY, DELAY], ("replaced", "replayed")),
+    (
+        "missing, and replayed for two purposes",
+        ("missing", None, 0),
+        [DELAY, DELAY],
+        ("replaced", "replayed"),
+    ),
     ("missing, though sent to its target", ("missing", None, 0), [DIRECT], ("missing", None)),
-    ("brought back as pending", ("pending", "not-settled", 0), [("delay", "pending")], ("replaced", "replayed")),
-    ("its target not read so far", ("pending", "target-not-read-so-far", 0), [("delay", "pending")],
-     ("pending", "target-not-read-so-far")),
+    (
+        "brought back as pending",
+        ("pending", "not-settled", 0),
+        [("delay", "pending")],
+        ("replaced", "replayed"),
+    ),
+    (
+        "its target not read so far",
+        ("pending", "target-not-read-so-far", 0),
+        [("delay", "pending")],
+        ("pending", "target-not-read-so-far"),
+    ),
     ("unknown", ("unknown", "gap", 0), [("delay", "unknown")], ("unknown", "gap")),
-    ("delivered, and replayed", ("delivered", None, 1), [("delay", "delivered")], ("delivered", None)),
-    ("delivered, and sent to its target once more", ("duplicated", None, 2), [COPY], ("delivered", "replayed")),
+    (
+        "delivered, and replayed",
+        ("delivered", None, 1),
+        [("delay", "delivered")],
+        ("delivered", None),
+    ),
+    (
+        "delivered, and sent to its target once more",
+        ("duplicated", None, 2),
+        [COPY],
+        ("delivered", "replayed"),
+    ),
     ("the same, sent twice", ("duplicated", None, 3), [COPY], ("duplicated", None)),
-    ("the same, for two purposes", ("duplicated", None, 3), [COPY, COPY], ("delivered", "replayed")),
-    ("missing, and sent to its target twice", ("duplicated", None, 2), [DIRECT], ("duplicated", None)),
-    ("missing, sent to its target, and once more for another purpose", ("duplicated", None, 2), [DIRECT, COPY],
-     ("delivered", "replayed")),
-    ("unknown, and perhaps in its target before", ("duplicated", None, 2), [("direct", "unknown")],
-     ("delivered", "replayed")),
-    ("doubled, and replayed through the delay topic", ("duplicated", None, 2), [("delay", "duplicated")], ("duplicated", None)),
-    ("delivered though cancelled", ("duplicated", "cancelled", 1), [COPY], ("duplicated", "cancelled")),
-]  # fmt: skip
+    (
+        "the same, for two purposes",
+        ("duplicated", None, 3),
+        [COPY, COPY],
+        ("delivered", "replayed"),
+    ),
+    (
+        "missing, and sent to its target twice",
+        ("duplicated", None, 2),
+        [DIRECT],
+        ("duplicated", None),
+    ),
+    (
+        "missing, sent to its target, and once more for another purpose",
+        ("duplicated", None, 2),
+        [DIRECT, COPY],
+        ("delivered", "replayed"),
+    ),
+    (
+        "unknown, and perhaps in its target before",
+        ("duplicated", None, 2),
+        [("direct", "unknown")],
+        ("delivered", "replayed"),
+    ),
+    (
+        "duplicated, and replayed through the delay topic",
+        ("duplicated", None, 2),
+        [("delay", "duplicated")],
+        ("duplicated", None),
+    ),
+    (
+        "delivered though cancelled",
+        ("duplicated", "cancelled", 1),
+        [COPY],
+        ("duplicated", "cancelled"),
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +110,9 @@ def found(spark: SparkSession) -> dict[int, Any]:
     outcomes.append((3, len(CASES) + 1, 2, "missing", None, 0, DUE_MS, None))
     sent = [_sent(at, *replay) for at, (_, _, replays, _) in enumerate(CASES) for replay in replays]
     sent += [_sent(len(CASES), *COPY), _sent(len(CASES) + 1, *DELAY)]
-    rows = with_replays(spark.createDataFrame(outcomes, OUTCOME_COLUMNS), spark.createDataFrame(sent, LEDGER))
+    rows = with_replays(
+        spark.createDataFrame(outcomes, OUTCOME_COLUMNS), spark.createDataFrame(sent, LEDGER)
+    )
     assert rows.columns == [column.split()[0] for column in OUTCOME_COLUMNS.split(", ")]
     return {row["source_offset"]: row for row in rows.collect()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chronos.spark import schema
-from chronos.spark.reference import reference
+from chronos.spark.schema import reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,4 +26,8 @@ def test_every_column_has_a_meaning_and_every_table_a_column_for_its_hours() -> 
 
 def test_every_column_read_may_be_null() -> None:
     """An older version may not have written it."""
-    assert all(field.nullable for table in schema.TABLES.values() for field in schema.table_schema(table).fields)
+    assert all(
+        field.nullable
+        for table in schema.TABLES.values()
+        for field in schema.table_schema(table).fields
+    )

@@ -35,9 +35,20 @@ def opened(tmp_path: Path, launcher: list[str], jars: str) -> tuple[str, str]:
     script = tmp_path / "job.py"
     script.write_text(OPEN)
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run([*launcher, str(script), "none" if jars == "none" else "jars", jars], capture_output=True, text=True, timeout=170,
-                          env=environment, cwd=tmp_path)  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": root,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [*launcher, str(script), "none" if jars == "none" else "jars", jars],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env=environment,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -50,7 +61,8 @@ def test_the_master_of_spark_submit_is_the_default(tmp_path: Path) -> None:
 
 
 def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path) -> None:
-    """Before anything is read, with the ways to bring it. The default master without spark-submit is this machine."""
+    """Before anything is read, with the ways to bring it. The default master without spark-submit
+    is this machine."""
     jar = tmp_path / "spark-sql-kafka-0-10_2.13-empty.jar"
     jar.write_bytes(b"PK\x05\x06" + bytes(18))
     output, errors = opened(tmp_path, [sys.executable], str(jar))
@@ -93,8 +105,12 @@ def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> No
     [
         (Py4JNetworkError("An error occurred"), "Spark's JVM ended before the job did"),
         (ConnectionRefusedError(111, "Connection refused"), "Spark's JVM ended before the job did"),
-        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"), "a file of the archive disappeared"),
-        (SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"), "a file of the archive disappeared"),
+        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"), (
+            "a file of the archive disappeared"
+        )),
+        (SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"), (
+            "a file of the archive disappeared"
+        )),
         (SparkRuntimeException("first line\n\tat org.apache"), "Spark failed: first line"),
     ],
 )  # fmt: skip

@@ -20,7 +20,8 @@ def test_a_folder_may_have_any_name_that_spark_reads(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize(
-    "location", ["nothing://here", "/a#b", "file:///a%20b", "s3://bucket/a?region=b", "/x/*", "/x/{a}"]
+    "location",
+    ["nothing://here", "/a#b", "file:///a%20b", "s3://bucket/a?region=b", "/x/*", "/x/{a}"],
 )
 def test_a_location_that_can_never_hold_an_archive_is_unusable(location: str) -> None:
     """`--continuous` does not try it again."""
@@ -37,7 +38,9 @@ def test_an_unreachable_location_may_be_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
-def test_spark_and_arrow_each_get_their_name_of_s3(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_and_arrow_each_get_their_name_of_s3(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From either spelling. With an endpoint set, Arrow does not look up the bucket's region."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     storage = ArchiveStorage(f"{scheme}://bucket/a/")

@@ -1,4 +1,5 @@
-"""Batches that cannot be decompressed: the archive reads around those that the service has stepped over, and names the others."""
+"""Batches that cannot be decompressed: the archive reads around those that the service has stepped
+over, and names the others."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from chronos.core.progress import Progress, pack_progress
+from chronos.core.shard.progress import Progress, pack_progress
 from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule
@@ -35,17 +36,29 @@ BOMB_BYTES = 110_000_000
 def bomb(broker: Broker, topic: str, target: str) -> int:
     """Write such a record to the first partition; its offset."""
     record = Sent(bytes(BOMB_BYTES), schedule(target), partition=0)
-    ((_, offset),) = produce(broker.bootstrap, topic, [record], compression_codec="zstd", message_max_bytes=500_000_000)
+    ((_, offset),) = produce(
+        broker.bootstrap, topic, [record], compression_codec="zstd", message_max_bytes=500_000_000
+    )
     return offset
 
 
 def in_nanoseconds(broker: Broker, topic: str) -> int:
-    """Write a record with such a timestamp, as if from before the topic had the broker's; its offset."""
-    alter_topic(broker, topic, message_timestamp_type="CreateTime", message_timestamp_after_max_ms=str(2**63 - 1))
+    """Write a record with such a timestamp, as if from before the topic had the broker's; its
+    offset."""
+    alter_topic(
+        broker,
+        topic,
+        message_timestamp_type="CreateTime",
+        message_timestamp_after_max_ms=str(2**63 - 1),
+    )
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     offsets: list[int | None] = []
     producer.produce(
-        topic, b"v", partition=0, timestamp=time.time_ns(), on_delivery=lambda _, sent: offsets.append(sent.offset())
+        topic,
+        b"v",
+        partition=0,
+        timestamp=time.time_ns(),
+        on_delivery=lambda _, sent: offsets.append(sent.offset()),
     )
     assert producer.flush(60) == 0
     alter_topic(broker, topic, message_timestamp_type="LogAppendTime")
@@ -57,7 +70,8 @@ def in_nanoseconds(broker: Broker, topic: str) -> int:
 def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
-    """Micro-batches end before, in and behind it; the next run knows the range, and finds another one."""
+    """Micro-batches end before, in and behind it; the next run knows the range, and finds another
+    one."""
     with Outage(spark, broker, tmp_path, 1) as outage:
         stamped = in_nanoseconds(broker, outage.delay)
         outage.deliver(40)
@@ -67,7 +81,8 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
         ranges.append(bomb(broker, outage.delay, outage.flow.target))
         outage.deliver(10)
         outage.archive()
-        # A backfill that was begun before a further one reads around it too, as soon as the archive knows it.
+        # A backfill that was begun before a further one reads around it too, as soon as the archive
+        # knows it.
         job = outage.backfill()
         run = job.begin(job.plan(Request(mode="all", from_ms=1, to_ms=now_ms())))
         assert job._reconciliation.rows_sent(run) == [0] * len(run.rows)
@@ -84,13 +99,16 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     ]
     archive = tmp_path / "archive"
     gaps = [row for row in table(archive, "offsets").to_pylist() if row["gap"]]
-    assert sorted((row["topic"], row["partition"], row["from_offset"], row["until_offset"], row["gap_reason"]) for row in gaps) == [
-        (outage.delay, 0, at, at + 1, "unreadable") for at in unreadable
-    ]  # fmt: skip
+    assert sorted(
+        (row["topic"], row["partition"], row["from_offset"], row["until_offset"], row["gap_reason"])
+        for row in gaps
+    ) == [(outage.delay, 0, at, at + 1, "unreadable") for at in unreadable]
     archived = positions_in(archive, "messages", "shard")
     assert len(archived) == len(outage.flow.sent)
     assert not {(0, at) for at in unreadable} & set(archived)
-    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {"0": [(at, at) for at in unreadable]}
+    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {
+        "0": [(at, at) for at in unreadable]
+    }
     assert sorted(outcomes) == [
         ("delivered", None, len(outage.flow.sent)),
         ("rejected", "create-time", 2),
@@ -102,18 +120,42 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:
-    """In a target nothing steps over it: the error has its topic, partition and offset, and other topics stay archived."""
+    """In a target nothing steps over it: the error has its topic, partition and offset, and other
+    topics stay archived."""
     logs = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster=logs.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
-                    counts=(0,) * 7)  # fmt: skip
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=logs.cluster,
+        node="n",
+        instance="i",
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0,) * 7,
+    )
     logs.write(logs.progress, pack_progress(step))
     logs.schedule(6, 1_900_000_000_000)
     offset = bomb(broker, logs.target, "-")
-    command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
-               "--all-records", *logs.settings(), *conf({**connector(), "spark.driver.memory": "480m"})]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "chronos",
+        "archive",
+        "--location",
+        str(tmp_path),
+        "--targets",
+        logs.target,
+        "--all-records",
+        *logs.settings(),
+        *conf({**connector(), "spark.driver.memory": "480m"}),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1, ended.stderr
-    assert f"archiving deliveries failed at {logs.target}/0 offsets 0 to {offset + 1}, {logs.target}/1" in ended.stderr
+    assert (
+        f"archiving deliveries failed at {logs.target}/0 offsets 0 to {offset + 1}, {logs.target}/1"
+        in ended.stderr
+    )
     assert f"the batch at offset {offset} of {logs.target}/0 takes too much memory" in ended.stderr
     assert len(positions_in(tmp_path, "progress", "shard")) == 1
 

@@ -1,4 +1,5 @@
-"""Random operations on topics and archive, each followed by an audit that a witness judges: no false missing, no false clean."""
+"""Random operations on topics and archive, each followed by an audit that a witness judges: no
+false missing, no false clean."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import pytest
 from chronos.errors import ArchiveFailed, ArchiveUnusable
 from chronos.spark.archive.compact import compact
 from chronos.spark.audit.job import audit
-from chronos.spark.progress import ignore
 from chronos.spark.runs import remove_uncommitted
+from chronos.spark.session import ignore
 from tests.integration.flow import now_ms
 from tests.spark.logs import SHARDS
 from tests.spark.test_false_missing import Drill, set_clock
@@ -51,7 +52,8 @@ class Play:
         drill.step(0, 0)
 
     def work(self) -> None:
-        """Send messages, deliver most of them, and settle all: what is not delivered then is lost."""
+        """Send messages, deliver most of them, and settle all: what is not delivered then is
+        lost."""
         logs, due_ms = self.drill.logs, self.drill.due_ms
         sent: list[tuple[int, int]] = []
         for shard in range(SHARDS):
@@ -63,7 +65,12 @@ class Play:
                 logs.write(logs.delay, b"%d" % at, headers, partition=shard)
                 sent.append((shard, at))
                 for _ in range(self.dice.choices([0, 1, 2], [10, 88, 2])[0]):
-                    logs.write(logs.target, b"%d" % at, logs.receipt(shard, at, due_ms + at), partition=shard)
+                    logs.write(
+                        logs.target,
+                        b"%d" % at,
+                        logs.receipt(shard, at, due_ms + at),
+                        partition=shard,
+                    )
         logs.flush()
         self.witness.sent.update(dict.fromkeys(sent, now_ms()))
         self.pulled += BATCH
@@ -87,9 +94,12 @@ class Play:
         return f"{operation} {table}"
 
     def unread(self, table: str) -> bool:
-        """True if the next run of the archive has something to read for the table: only then it is announced."""
+        """True if the next run of the archive has something to read for the table: only then it is
+        announced."""
         logs = self.drill.logs
-        topic = {"progress": logs.progress, "deliveries": logs.target, "messages": logs.delay}[table]
+        topic = {"progress": logs.progress, "deliveries": logs.target, "messages": logs.delay}[
+            table
+        ]
         run = sorted(self.drill.directory.glob("_runs/*/run.json"))
         if not run:
             return self.pulled > 0
@@ -97,7 +107,10 @@ class Play:
         assert reached is not None
         ends = {part: self.drill.brokers.watermarks(topic, part).stable for part in range(SHARDS)}
         read = reached.topics[topic].partitions if topic in reached.topics else {}
-        return any(end > (read[str(part)].position if str(part) in read else 0) for part, end in ends.items())
+        return any(
+            end > (read[str(part)].position if str(part) in read else 0)
+            for part, end in ends.items()
+        )
 
     def judge(self) -> tuple[list[str], dict[str, int], bool]:
         """The contradictions of an audit now, its counts, and whether it is clean."""
@@ -111,7 +124,11 @@ class Play:
         found = audit(self.drill.spark, self.drill.storage, details=str(details), **window)
         rows: list[dict[str, Any]] = ds.dataset(details, format="parquet").to_table().to_pylist()
         said = self.witness.contradictions(
-            rows, clean=found.clean, broken=found.broken, archived_ms=found.archived_ms, to_send=self.drill.to_send()
+            rows,
+            clean=found.clean,
+            broken=found.broken,
+            archived_ms=found.archived_ms,
+            to_send=self.drill.to_send(),
         )
         return said, found.overall.counts, found.clean
 
@@ -126,8 +143,11 @@ def drill(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Drill
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("number", range(RUNS))
-def test_no_audit_contradicts_what_readers_found(drill: Drill, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """After every operation; and in the end, when all is archived, exactly the lost messages are missing. A lost file is refused."""
+def test_no_audit_contradicts_what_readers_found(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """After every operation; and in the end, when all is archived, exactly the lost messages are
+    missing. A lost file is refused."""
     seed = int(os.environ.get("TEST_SEED", random.randrange(2**32))) + number
     print(f"TEST_SEED={seed}")
     play = Play(drill, seed, monkeypatch)
@@ -144,12 +164,24 @@ def test_no_audit_contradicts_what_readers_found(drill: Drill, monkeypatch: pyte
     assert said == [], (seed, done)
     twice = sum(len(places) > 1 for places in play.witness.seen.values())
     lost = len(play.witness.lost())
-    wanted = {"delivered": len(play.witness.sent) - lost - twice, "missing": lost, "duplicated": twice}
+    wanted = {
+        "delivered": len(play.witness.sent) - lost - twice,
+        "missing": lost,
+        "duplicated": twice,
+    }
     assert counts == {outcome: count for outcome, count in wanted.items() if count}
     assert clean == (not lost and not twice)
-    files = [path for path in drill.directory.rglob("*.parquet") if "/batch=00000000-empty/" not in str(path)]
+    files = [
+        path
+        for path in drill.directory.rglob("*.parquet")
+        if "/batch=00000000-empty/" not in str(path)
+    ]
     play.dice.choice(
-        sorted(path for path in files if path.parts[len(drill.directory.parts)] in ("messages", "deliveries"))
+        sorted(
+            path
+            for path in files
+            if path.parts[len(drill.directory.parts)] in ("messages", "deliveries")
+        )
     ).unlink()
     with pytest.raises(ArchiveUnusable, match="is not whole"):
         play.judge()

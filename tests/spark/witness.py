@@ -1,7 +1,8 @@
-"""A judge of the audit that shares no code with it: what producers wrote and what readers could read, against what the audit says.
+"""A judge of the audit that shares no code with it: what producers wrote and what readers could
+read, against what the audit says.
 
-It imports nothing of Chronos. A witness reads the target after each change, so that it also knows of records that are lost later.
-"""
+It imports nothing of Chronos. A witness reads the target after each change, so that it also knows
+of records that are lost later."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ Source = tuple[int, int]
 
 @dataclass
 class Witness:
-    """The messages that were sent, and the records that a `read_committed` consumer of the target ever found."""
+    """The messages that were sent, and the records that a `read_committed` consumer of the target
+    ever found."""
 
     bootstrap: str
     sent: dict[Source, int] = field(default_factory=dict)
     """When the broker had acknowledged each message, epoch ms."""
     seen: dict[Source, set[tuple[int, int, int]]] = field(default_factory=dict)
-    """For each message its records in the target: how often the topic had been created, partition and offset."""
+    """For each message its records in the target: how often the topic had been created, partition
+    and offset."""
     lives: Counter[str] = field(default_factory=Counter)
     """How often each target was created again."""
 
@@ -41,9 +44,16 @@ class Witness:
         return self.sent.keys() - self.seen.keys()
 
     def contradictions(
-        self, rows: Iterable[Mapping[str, Any]], *, clean: bool, broken: bool, archived_ms: int, to_send: int
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        clean: bool,
+        broken: bool,
+        archived_ms: int,
+        to_send: int,
     ) -> list[str]:
-        """What an audit of all messages says that is not so. `rows`: its details; `to_send`: what a backfill would send.
+        """What an audit of all messages says that is not so. `rows`: its details; `to_send`: what a
+        backfill would send.
 
         It speaks of the messages that were sent before the end of the archive, `archived_ms`.
         """

@@ -1,4 +1,5 @@
-"""Drivers: a master that runs a history and is compared with the model at every step, and replicas of it."""
+"""Drivers: a master that runs a history and is compared with the model at every step, and replicas
+of it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,29 @@ from copy import copy
 
 from msgspec.structs import replace
 
-from chronos.core.codec import FRESH, STATE_NAMES, State, pack_held, unpack_entry, unpack_id_state, unpack_state
 from chronos.core.cron import next_cron
-from chronos.core.keys import LIMITED, REJECTED, STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
-from chronos.core.lanes import cursors
-from chronos.core.look_ahead import LookAhead
+from chronos.core.keys import (
+    LIMITED,
+    REJECTED,
+    STATE_KEY,
+    entry_key,
+    entry_position,
+    id_key,
+    parse_generated_id,
+)
 from chronos.core.message import Reason, Rejection, entry_id
-from chronos.core.progress import (
+from chronos.core.shard.codec import (
+    FRESH,
+    STATE_NAMES,
+    State,
+    pack_held,
+    unpack_entry,
+    unpack_id_state,
+    unpack_state,
+)
+from chronos.core.shard.lanes import cursors
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
     RULES,
@@ -25,10 +42,10 @@ from chronos.core.progress import (
     pack_progress,
     unpack_progress,
 )
-from chronos.core.queues import holds, unreadable_record, written
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.core.step import Selection, Staged, nothing_selected, with_leaving
+from chronos.core.shard.queues import holds, unreadable_record, written
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection, Staged, nothing_selected, with_leaving
 from tests.unit.histories import (
     DEDUPLICATION_MS,
     ELSEWHERE,
@@ -57,7 +74,7 @@ OUTCOMES = {
 }
 
 REASONS = (0, Reason.TARGET_MISSING, Reason.REFUSED_BY_BROKER, Reason.NO_LEADER)
-DETAILS = ("", "two looks did not find the topic", "refused by the broker", "", "no partition has a leader")
+DETAILS = ("", "the topic does not exist", "refused by the broker", "", "no partition has a leader")
 
 
 def _master_rules(number: int) -> Rules:
@@ -92,7 +109,9 @@ ANY_ID_RULES = Rules(
 OTHER_RULES = [
     Rules(shard=SHARD, shards=SHARDS, allow=["nothing"], misplaced="forward", delay_topic="other"),
     Rules(shard=SHARD, shards=SHARDS, own_topics=["orders"], deduplication_ms=0, max_delay_ms=1),
-    Rules(shard=SHARD, shards=SHARDS, deduplication_ms=10**12, max_delay_ms=10**12, misplaced="reject"),
+    Rules(
+        shard=SHARD, shards=SHARDS, deduplication_ms=10**12, max_delay_ms=10**12, misplaced="reject"
+    ),
 ]
 
 
@@ -123,8 +142,8 @@ class Master:
         kept_ms: int | None = None,
         adopts_at: int | None = None,
     ) -> None:
-        """`kept_ms`: how long settled ids are remembered by rules 2; None: for ever. `adopts_at`: the step from which on a master of
-        rules 1 decides by rules 2; None: none."""
+        """`kept_ms`: how long settled ids are remembered by rules 2; None: for ever. `adopts_at`:
+        the step from which on a master of rules 1 decides by rules 2; None: none."""
         self.kept_ms = kept_ms
         self.adopts_at = adopts_at
         self.rules = copy(self.rules if rules is None else rules)
@@ -187,14 +206,19 @@ class Master:
                 horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
         texts = {record.offset: rejection.detail for record, rejection in staged.rejections}
-        closed = {*step.closed} | shard.queues.states.keys() if self.rules.number > 1 else frozenset[int]()
+        closed = (
+            {*step.closed} | shard.queues.states.keys()
+            if self.rules.number > 1
+            else frozenset[int]()
+        )
         staged.hold_forwards(closed)
         if REJECTED in closed:
             staged.hold_rejections()
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
-        # Parts of the next step that are computed before this one has ended must make no difference to it.
+        # Parts of the next step that are computed before this one has ended must make no difference
+        # to it.
         ahead.select(selection, until_ms, step.messages_max, step.bytes_max)
         ahead.parse(self.producers.records[last : last + 2])
         selection = self._open_lanes(staged, selection, step)
@@ -223,7 +247,9 @@ class Master:
             text = progress.details[hold.detail - 1] if hold.detail else ""
             cut = texts.get(hold.offset, "").encode()[:DETAIL_BYTES_MAX].decode(errors="ignore")
             assert text == cut or (not text and len(progress.details) == DETAILS_MAX)
-            model.enqueue(destination, held.record, 0 if reason is Reason.FORWARDED else reason, text)
+            model.enqueue(
+                destination, held.record, 0 if reason is Reason.FORWARDED else reason, text
+            )
         self._commit(staged, selection, progress, chosen)
         return selection
 
@@ -248,22 +274,34 @@ class Master:
         self._commit(staged, selection, self._progress(staged, selection, {}), {})
 
     def _commit(
-        self, staged: Staged, selection: Selection, progress: Progress, chosen: dict[int, ChosenOutcome]
+        self,
+        staged: Staged,
+        selection: Selection,
+        progress: Progress,
+        chosen: dict[int, ChosenOutcome],
     ) -> None:
         shard, model, ahead = self.shard, self.model, self.look_ahead
         ahead.write(staged, selection, progress)
         offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
         writes = ahead.writes(staged, selection)
-        changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms, writes=writes)
+        changes = shard.apply(
+            staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms, writes=writes
+        )
         # A failed write is retried, so a second computation must give the same changes.
-        assert shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms) == changes
+        assert (
+            shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
+            == changes
+        )
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)
         ahead.installed(changes)
         self.last_progress = progress
         self.progress.append((offset, timestamp_ms, pack_progress(progress)))
         self.snapshots.append(dict(self.store.rows))
-        lanes = [((cursor.topic, cursor.partition), (cursor.due_ms, cursor.offset)) for cursor in progress.lanes]
+        lanes = [
+            ((cursor.topic, cursor.partition), (cursor.due_ms, cursor.offset))
+            for cursor in progress.lanes
+        ]
         self.delivered += model.apply(selection.cursor, chosen, timestamp_ms, lanes)
         self._check_store(offset, timestamp_ms)
 
@@ -283,23 +321,31 @@ class Master:
             for lane in opened
         ]
         leaving = [lane for lane in found if lane is not None]
-        return with_leaving(selection, leaving, complete=selection.complete) if leaving else selection
+        return (
+            with_leaving(selection, leaving, complete=selection.complete) if leaving else selection
+        )
 
     def _check_leaving(self, selection: Selection, step: Step) -> None:
-        """What leaves a lane is a prefix of it, within the limits; a message that failed before leaves alone."""
+        """What leaves a lane is a prefix of it, within the limits; a message that failed before
+        leaves alone."""
         for leaving in selection.leaving:
             parked = self.model.lane(leaving.lane)
             count = len(leaving.items)
-            assert leaving.items == [(*message.position, message.packed()) for message in parked[:count]]
+            assert leaving.items == [
+                (*message.position, message.packed()) for message in parked[:count]
+            ]
             assert leaving.is_all == (count == len(parked))
             assert count == 1 or (
-                count <= step.messages_max and all(message.attempt == 1 for message in parked[:count])
+                count <= step.messages_max
+                and all(message.attempt == 1 for message in parked[:count])
             )
             size = sum(len(data) for _, _, data in leaving.items)
             assert size <= step.bytes_max or count == 1
             if leaving.lane[1] == LIMITED:
                 live = [
-                    m for m in parked[:count] if m.intent.expire_at_ms is None or self.now_ms <= m.intent.expire_at_ms
+                    m
+                    for m in parked[:count]
+                    if m.intent.expire_at_ms is None or self.now_ms <= m.intent.expire_at_ms
                 ]
                 assert step.allowed is None or len(live) <= step.allowed
         offered = {leaving.lane for leaving in selection.leaving}
@@ -311,7 +357,9 @@ class Master:
         }
         assert offered == lanes, "an open lane stands still"
 
-    def _check_selection(self, staged: Staged, selection: Selection, until_ms: int, step: Step) -> None:
+    def _check_selection(
+        self, staged: Staged, selection: Selection, until_ms: int, step: Step
+    ) -> None:
         model, until = self.model, (until_ms, LAST)
         self._check_leaving(selection, step)
         due = model.due(until)
@@ -328,12 +376,16 @@ class Master:
         if not selection.complete:
             assert count > 0 or selection.cursor > model.cursor, "the step gets nowhere"
             if not staged.removed and count < len(due):
-                full = count == step.messages_max or size + len(due[count].packed()) > step.bytes_max
+                full = (
+                    count == step.messages_max or size + len(due[count].packed()) > step.bytes_max
+                )
                 assert full, "a step takes as much as it may"
 
     def _decide(self, selection: Selection, step: Step) -> dict[int, ChosenOutcome]:
         chosen = {}
-        for at, ((_, offset, _), entry) in enumerate(zip(selection.items, selection.entries, strict=True)):
+        for at, ((_, offset, _), entry) in enumerate(
+            zip(selection.items, selection.entries, strict=True)
+        ):
             outcome, in_ms = step.outcomes[at % len(step.outcomes)]
             is_series = entry.options is not None and entry.options.repetition is not None
             if outcome in ("again", "skipped") and not is_series:
@@ -343,7 +395,11 @@ class Master:
             goes_on = is_series and outcome in ("expired", "dead") and in_ms > 0
             stays = goes_on or outcome in ("again", "skipped", "retry", "deferred")
             # A series that is behind skips to a later time with the same occurrence.
-            counts = goes_on or outcome == "again" or (outcome == "skipped" and (in_ms % 2 or not entry.occurrence))
+            counts = (
+                goes_on
+                or outcome == "again"
+                or (outcome == "skipped" and (in_ms % 2 or not entry.occurrence))
+            )
             chosen[offset] = ChosenOutcome(
                 outcome=outcome,
                 next_due_ms=self.now_ms + in_ms if stays else 0,
@@ -351,11 +407,15 @@ class Master:
                 reason=0 if outcome in ("delivered", "again") else REASONS[in_ms % len(REASONS)],
                 detail=DETAILS[in_ms % len(DETAILS)],
                 occurrence=entry.occurrence + bool(counts),
-                attempt=1 if outcome in ("again", "skipped") else entry.attempt + (outcome == "retry"),
+                attempt=1
+                if outcome in ("again", "skipped")
+                else entry.attempt + (outcome == "retry"),
             )
         return chosen
 
-    def _progress(self, staged: Staged, selection: Selection, chosen: dict[int, ChosenOutcome]) -> Progress:
+    def _progress(
+        self, staged: Staged, selection: Selection, chosen: dict[int, ChosenOutcome]
+    ) -> Progress:
         details: list[str] = []
         decisions = tuple(
             Decision(
@@ -412,7 +472,8 @@ class Master:
             assert self._lookup(message_id) == self.model.lookup(message_id)
 
     def _lookup(self, message_id: bytes) -> str | None:
-        """The answer of a query: the stored state of the id, else the entry at a generated id's position."""
+        """The answer of a query: the stored state of the id, else the entry at a generated id's
+        position."""
         id_state = self.store.rows.get(id_key(message_id))
         if id_state is not None:
             return STATE_NAMES.get(unpack_id_state(id_state).state)
@@ -444,7 +505,9 @@ class Replica:
             staged = shard.stage_unreadable(progress.unreadable, progress)
         else:
             staged = shard.replay_stage(records, progress)
-        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes)
+        selection = shard.replay_select(
+            staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes
+        )
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)

@@ -1,4 +1,5 @@
-"""Random histories of a shard: the records of producers, the steps of the master, and disturbances in between.
+"""Random histories of a shard: the records of producers, the steps of the master, and disturbances
+in between.
 
 Times and ids lie close together, so that collisions are frequent.
 """
@@ -13,9 +14,9 @@ from msgspec.structs import replace
 
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.message import LATE_POLICIES, LatePolicy, Reason, Record, Repeat
-from chronos.core.progress import RULES
-from chronos.core.repetition import format_repetition, parse_repetition
-from chronos.core.shard import Shard
+from chronos.core.series import format_repetition, parse_repetition
+from chronos.core.shard.progress import RULES
+from chronos.core.shard.shard import Shard
 from tests.unit.model import LAST, MINUTE_MS, SHARD, SKEW_MS, TO_REJECTED, Intent
 
 SHARDS = 3
@@ -69,7 +70,8 @@ class Step:
     aborted: bool
     records_max: int = 1_000
     unreadable: int = 0
-    """Offsets that follow and cannot be read; the step is about them if nothing else is left to be pulled."""
+    """Offsets that follow and cannot be read; the step is about them if nothing else is left to be
+    pulled."""
     lanes: tuple[int, ...] = LANES
     """The partitions whose lanes are open."""
     closed: tuple[int, ...] = ()
@@ -77,26 +79,32 @@ class Step:
     oversized: bool = False
     """The last held record that is written on has become too large for its partition."""
     allowed: int | None = None
-    """Messages that have not expired and may leave the lane of a limited target; None: as many as there are."""
+    """Messages that have not expired and may leave the lane of a limited target; None: as many as
+    there are."""
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
     return st.sampled_from([usual] * (2 * len(seldom)) + list(seldom))
 
 
-_in_ms = st.one_of(st.integers(-4, 12), st.integers(-4, 12), st.sampled_from([MINUTE_MS, 5 * MINUTE_MS]))
+_in_ms = st.one_of(
+    st.integers(-4, 12), st.integers(-4, 12), st.sampled_from([MINUTE_MS, 5 * MINUTE_MS])
+)
 
 sents = st.builds(
     Sent,
     verb=st.sampled_from(
-        ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe", "replay"]
+        ["schedule"] * 6
+        + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe", "replay"]
     ),
     id_number=st.integers(0, 9),
     in_ms=_in_ms,
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
     policy=st.sampled_from(["reject", "replace", "ignore"]),
     form=st.integers(0, 2),
-    flaw=_often("", "forbidden", "far", "past", "unknown-header", "near-header", "create-time", "forged-hop"),
+    flaw=_often(
+        "", "forbidden", "far", "past", "unknown-header", "near-header", "create-time", "forged-hop"
+    ),
     lasts_ms=st.sampled_from([None, None, None, 0, 3, 8]),
     size=st.sampled_from([0, 0, 30, 300]),
     gap=st.sampled_from([1, 1, 1, 2]),
@@ -123,7 +131,11 @@ disturbances = st.sampled_from(
 )
 
 outcomes = st.tuples(
-    st.sampled_from(["delivered"] * 4 + ["parked"] * 3 + ["again", "retry", "deferred", "skipped", "expired", "dead"]),
+    st.sampled_from(
+        ["delivered"] * 4
+        + ["parked"] * 3
+        + ["again", "retry", "deferred", "skipped", "expired", "dead"]
+    ),
     _in_ms,
 )
 
@@ -175,10 +187,18 @@ class Producers:
 
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
-        flaw = sent.flaw if sent.verb in SCHEDULING or sent.flaw in ("create-time", "forged-hop") else ""
+        flaw = (
+            sent.flaw
+            if sent.verb in SCHEDULING or sent.flaw in ("create-time", "forged-hop")
+            else ""
+        )
         if flaw in ("past", "near-header") and self.number <= 2:
             flaw = ""
-        may_be_past = sent.verb == "replay" or bool(sent.repeat) or (sent.verb == "schedule" and sent.is_backfill)
+        may_be_past = (
+            sent.verb == "replay"
+            or bool(sent.repeat)
+            or (sent.verb == "schedule" and sent.is_backfill)
+        )
         rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
@@ -194,9 +214,16 @@ class Producers:
         if repetition is not None and sent.late:
             repetition = replace(repetition, late_policy=LATE_POLICIES[sent.late.encode()])
         hop_ms = abs(sent.hop_ms) if sent.hop_ms is not None and self.number == 1 else sent.hop_ms
-        first_is_left = repetition is not None and repetition.kind == Repeat.CRON and flaw != "far" and sent.form != 1
+        first_is_left = (
+            repetition is not None
+            and repetition.kind == Repeat.CRON
+            and flaw != "far"
+            and sent.form != 1
+        )
         if first_is_left:
-            due_ms = self._timestamp_ms - (hop_ms if hop_ms is not None and hop_ms >= -SKEW_MS else 0)
+            due_ms = self._timestamp_ms - (
+                hop_ms if hop_ms is not None and hop_ms >= -SKEW_MS else 0
+            )
         elif flaw in ("far", "past"):
             due_ms += 2 * MAX_DELAY_MS if flaw == "far" else -2 * MAX_PAST_MS
         message_id = self._id(sent)
@@ -222,7 +249,8 @@ class Producers:
         )
 
     def _id(self, sent: Sent) -> bytes | None:
-        """A user's id, or the generated id of an earlier message, which may have a key and so another id."""
+        """A user's id, or the generated id of an earlier message, which may have a key and so
+        another id."""
         if sent.elsewhere and (sent.id_number < len(USER_IDS) or sent.verb == "replace"):
             return ELSEWHERE_ID
         if sent.elsewhere and sent.verb != "schedule":
@@ -258,13 +286,21 @@ def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
             headers.append(("chronos-repeat", format_repetition(intent.repetition).encode()))
             policy = LatePolicy(intent.repetition.late_policy)
             if policy is not LatePolicy.FIRE_ONCE or form == 1:
-                headers.append(("chronos-late-policy", policy.name.lower().replace("_", "-").encode()))
+                headers.append(
+                    ("chronos-late-policy", policy.name.lower().replace("_", "-").encode())
+                )
     if intent.verb in (*SCHEDULING, "reschedule") and not intent.first_is_left:
         delay_ms = intent.due_ms - intent.first_ms
         by_delay = form == 2 and delay_ms >= 0
-        name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)
+        name, time_ms = (
+            ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)
+        )
         headers.append((name, b"%d" % time_ms))
-    if intent.verb == "schedule" and intent.id is not None and (intent.policy != "reject" or form == 1):
+    if (
+        intent.verb == "schedule"
+        and intent.id is not None
+        and (intent.policy != "reject" or form == 1)
+    ):
         headers.append(("chronos-on-conflict", intent.policy.encode()))
     if intent.verb in ("reschedule", "cancel", "fire-now") and form > 0:
         assert intent.id is not None
@@ -279,24 +315,41 @@ def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
         headers, value = [], None
     if intent.rejection is Reason.BAD_VALUE:
         # No hop is refused for its time by rules 2.
-        later = b"d/0/7;%d" % (intent.timestamp_ms + 1) if number == 1 else b"e/0/7;%d" % intent.timestamp_ms
+        later = (
+            b"d/0/7;%d" % (intent.timestamp_ms + 1)
+            if number == 1
+            else b"e/0/7;%d" % intent.timestamp_ms
+        )
         forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), later, b"d/0/7")
         headers.append(("chronos-forwarded", forged[form]))
     elif intent.hop_ms is not None:
-        headers.append(("chronos-forwarded", b"d/%d/7;%d" % (intent.hop_from, intent.timestamp_ms - intent.hop_ms)))
+        headers.append(
+            (
+                "chronos-forwarded",
+                b"d/%d/7;%d" % (intent.hop_from, intent.timestamp_ms - intent.hop_ms),
+            )
+        )
     if intent.rejection is Reason.CREATE_TIME:
-        return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
+        return Record(
+            intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True
+        )
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)
 
 
 def _as_spelled(record: Record, sent: Sent) -> Record:
-    """The same record with headers in another case or with underscores, as a backfill, or with a mistyped header."""
+    """The same record with headers in another case or with underscores, as a backfill, or with a
+    mistyped header."""
     headers = list(record.headers or ())
     if sent.is_backfill and sent.verb == "schedule":
-        headers = [("chronos-action", b"backfill"), *(pair for pair in headers if pair[0] != "chronos-action")]
+        headers = [
+            ("chronos-action", b"backfill"),
+            *(pair for pair in headers if pair[0] != "chronos-action"),
+        ]
     if sent.spelling:
         spell = (str.title, str.upper, lambda name: name.replace("-", "_"))[sent.spelling - 1]
-        headers = [(name if name == "chronos-forwarded" else spell(name), value) for name, value in headers]
+        headers = [
+            (name if name == "chronos-forwarded" else spell(name), value) for name, value in headers
+        ]
     if sent.flaw == "near-header" and sent.verb in SCHEDULING:
         headers.append((("chronos_dely", "Chronosspread", "hronos-expire-at")[sent.form], b"1"))
     return replace(record, headers=headers)

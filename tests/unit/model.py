@@ -1,8 +1,8 @@
 """A naive model of a shard, written from the design: dictionaries and a sort.
 
-It makes no decision about time: like a replica, it gets the cursor as an argument, and it has no wheel. It shares only the layout of
-the bytes with the real shard, so that whole stores can be compared.
-"""
+It makes no decision about time: like a replica, it gets the cursor as an argument, and it has no
+wheel. It shares only the layout of the bytes with the real shard, so that whole stores can be
+compared."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from chronos.core.codec import (
-    Failure,
-    HeldRecord,
-    IdState,
-    LaneState,
-    QueueState,
-    State,
-    Totals,
-    pack_entry,
-    pack_held,
-    pack_id_state,
-    pack_lane_state,
-    pack_queue_state,
-    pack_state,
-)
 from chronos.core.keys import (
     STATE_KEY,
     count_key,
@@ -43,8 +28,23 @@ from chronos.core.keys import (
     queue_state_key,
 )
 from chronos.core.message import Entry, IdOrder, Options, Reason, Record, Repetition
-from chronos.core.progress import RULES
-from chronos.core.repetition import spread_shift_ms
+from chronos.core.series import spread_shift_ms
+from chronos.core.shard.codec import (
+    Failure,
+    HeldRecord,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    Totals,
+    pack_entry,
+    pack_held,
+    pack_id_state,
+    pack_lane_state,
+    pack_queue_state,
+    pack_state,
+)
+from chronos.core.shard.progress import RULES
 
 SHARD = 1
 MINUTE_MS = 60_000
@@ -66,10 +66,14 @@ class Rows:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.rows.get(key) for key in keys]
 
-    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+    ) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
         size = 0
-        for key in sorted(key for key in self.rows if start <= key < stop)[: min(count_max, self.chunk)]:
+        for key in sorted(key for key in self.rows if start <= key < stop)[
+            : min(count_max, self.chunk)
+        ]:
             size += len(self.rows[key])
             if found and size > bytes_max:
                 break
@@ -104,7 +108,8 @@ class Intent:
     rejection: Reason | None = None
     """Return the reason for which it must be refused regardless of the shard's state."""
     hop_ms: int | None = None
-    """Of a forwarded record: how long before its own time its first timestamp is; negative where the clocks differ."""
+    """Of a forwarded record: how long before its own time its first timestamp is; negative where
+    the clocks differ."""
     hop_from: int = 0
     """Of a forwarded record: the shard that it came to first."""
     elsewhere: int | None = None
@@ -112,7 +117,8 @@ class Intent:
 
     @property
     def first_ms(self) -> int:
-        """The time that counts for its order and for its due time: its own if the first timestamp is too far ahead."""
+        """The time that counts for its order and for its due time: its own if the first timestamp
+        is too far ahead."""
         hop_ms = self.hop_ms or 0
         return self.timestamp_ms - (hop_ms if hop_ms >= -SKEW_MS else 0)
 
@@ -155,7 +161,8 @@ class Message:
     planned_ms: int = 0
     """Time in the rhythm of an occurrence that was moved or tried."""
     order: IdOrder | None = None
-    """Where it came to first, and the cancels of its id before it, as far as the entry shows them."""
+    """Where it came to first, and the cancels of its id before it, as far as the entry shows
+    them."""
 
     @property
     def shift_ms(self) -> int:
@@ -173,7 +180,9 @@ class Message:
 
     def packed(self) -> bytes:
         intent = self.intent
-        repetition = intent.repetition and msgspec.structs.replace(intent.repetition, planned_ms=self.planned_ms)
+        repetition = intent.repetition and msgspec.structs.replace(
+            intent.repetition, planned_ms=self.planned_ms
+        )
         options = Options(spread_ms=intent.spread_ms, repetition=repetition)
         return pack_entry(
             Entry(
@@ -242,13 +251,20 @@ class Model:
         return known[0] if known and known[0] != "absent" else None
 
     def _holder(self, message_id: bytes) -> Message | None:
-        return next((message for message in self.pending.values() if message.id == message_id), None)
+        return next(
+            (message for message in self.pending.values() if message.id == message_id), None
+        )
 
     def forget(self, horizon_ms: int) -> None:
-        """Forget every id that was settled, and whose cancels came, before the horizon; its row stays until it is deleted."""
+        """Forget every id that was settled, and whose cancels came, before the horizon; its row
+        stays until it is deleted."""
         self.horizon_ms = horizon_ms
         for message_id, (state, _, _, settled_ms) in list(self.id_states.items()):
-            if state == "pending" or not 0 < settled_ms < horizon_ms or self._kept_ms(message_id) >= horizon_ms:
+            if (
+                state == "pending"
+                or not 0 < settled_ms < horizon_ms
+                or self._kept_ms(message_id) >= horizon_ms
+            ):
                 continue
             if message_id in self.stored_ids:
                 self.other_rows[id_key(message_id)] = self._id_row(message_id)
@@ -256,9 +272,13 @@ class Model:
                 self.forgotten.add(message_id)
                 for known in (self.failures, self.cancels, self.noted):
                     known.pop(message_id, None)  # type: ignore[attr-defined]
-                message = self.settled.get(self.id_states[message_id][1:3])
-                if message is not None and message.id == message_id and not message.user_id and not message.moved:
-                    # Its entry is still at the address that the id names, as of one that was delivered.
+                # A generated id may be that of a replay too, which leaves the entry of the first
+                # message where it was.
+                kept = [each for each in self.settled.values() if each.id == message_id]
+                message = next((each for each in kept if not each.user_id and not each.moved), None)
+                if message is not None:
+                    # Its entry is still at the address that the id names, as of one that was
+                    # delivered.
                     self.id_states[message_id] = ("delivered", message.place_ms, message.offset, 0)
                 else:
                     for gone in (self.id_states, self.firsts, self.orders):
@@ -267,7 +287,8 @@ class Model:
     # One step
 
     def stage(self, intents: Sequence[Intent]) -> list[tuple[int, Reason]]:
-        """Execute the records in order; return the offsets of the refused ones with their reasons."""
+        """Execute the records in order; return the offsets of the refused ones with their
+        reasons."""
         refused = []
         self.ended: list[bytes] = []
         self.prolonged: set[bytes] = set()
@@ -292,8 +313,8 @@ class Model:
     def hold(
         self, refused: Sequence[tuple[int, Reason]], closed: Set[int], home: int
     ) -> tuple[list[tuple[int, Reason]], dict[int, tuple[int, Reason]]]:
-        """Return the refused records once those have to wait whose destination is closed; and for each that waits its
-        destination and its reason."""
+        """Return the refused records once those have to wait whose destination is closed; and for
+        each that waits its destination and its reason."""
         waiting: dict[int, tuple[int, Reason]] = {}
         seen = []
         for offset, reason in refused:
@@ -309,12 +330,15 @@ class Model:
     def enqueue(self, destination: int, record: Record, reason: int, detail: str) -> None:
         """Keep a record that waits."""
         headers = None if record.headers is None else list(record.headers)
-        row = pack_held(HeldRecord(record.key, record.value, headers, record.timestamp_ms, reason, detail))
+        row = pack_held(
+            HeldRecord(record.key, record.value, headers, record.timestamp_ms, reason, detail)
+        )
         self.queues.setdefault(destination, []).append((record.offset, row))
         self.queue_starts.setdefault(destination, record.offset)
 
     def write_on(self, destination: int, count: int, too_large: int) -> None:
-        """Forget the first held records of a destination, which were written on; some of them as rejected."""
+        """Forget the first held records of a destination, which were written on; some of them as
+        rejected."""
         self.ended, self.prolonged = [], set()
         queue = self.queues.pop(destination)
         self.queue_starts[destination] = queue[count - 1][0] + 1
@@ -342,9 +366,15 @@ class Model:
         holder = self._holder(intent.id)
         if holder is None:
             self._note(intent)
-            return Reason.IGNORED if (intent.verb, state) == ("cancel", "cancelled") else Reason.TOO_LATE
+            return (
+                Reason.IGNORED
+                if (intent.verb, state) == ("cancel", "cancelled")
+                else Reason.TOO_LATE
+            )
         came_elsewhere = (
-            intent.first_shard != holder.intent.first_shard if self.number > 1 else intent.hop_ms is not None
+            intent.first_shard != holder.intent.first_shard
+            if self.number > 1
+            else intent.hop_ms is not None
         )
         if came_elsewhere and intent.first_ms < holder.intent.first_ms - SKEW_MS:
             return Reason.TOO_LATE
@@ -357,7 +387,10 @@ class Model:
             self._date(intent)
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
-            if holder.expire_at_ms is not None and intent.due_ms + holder.shift_ms > holder.expire_at_ms:
+            if (
+                holder.expire_at_ms is not None
+                and intent.due_ms + holder.shift_ms > holder.expire_at_ms
+            ):
                 return Reason.BEYOND_EXPIRY
             self._move(holder, intent.due_ms, since_ms, holder.shift_ms)
         elif self._place(0, since_ms) < holder.place_ms or holder.occurrence == 0:
@@ -367,7 +400,8 @@ class Model:
         return None
 
     def _note(self, intent: Intent) -> None:
-        """A cancel that changes nothing still comes after everything of its id that was written before it."""
+        """A cancel that changes nothing still comes after everything of its id that was written
+        before it."""
         assert intent.id is not None
         if intent.verb != "cancel" or parse_generated_id(intent.id, SHARD + 1) is not None:
             return
@@ -380,7 +414,8 @@ class Model:
         self._date(intent)
 
     def _date(self, cancel: Intent) -> bool:
-        """Note the first timestamp of a cancel, and where it came to first; return whether that changes the state of the id."""
+        """Note the first timestamp of a cancel, and where it came to first; return whether that
+        changes the state of the id."""
         assert cancel.id is not None
         if self.number > 1:
             before = self.cancels.get(cancel.id), self.id_order(cancel.id)
@@ -391,13 +426,20 @@ class Model:
         if cancel.first_ms < first_ms:
             return False
         same = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
-        self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, same | {cancel.first_shard}
-        return cancel.first_ms > first_ms or self._noted(same) != self._noted(same | {cancel.first_shard})
+        self.firsts[cancel.id], self.cancels[cancel.id] = (
+            cancel.first_ms,
+            same | {cancel.first_shard},
+        )
+        return cancel.first_ms > first_ms or self._noted(same) != self._noted(
+            same | {cancel.first_shard}
+        )
 
     def remembered(self, message_id: bytes) -> list[tuple[int, int]]:
         """The cancels that are remembered, of rules 1 too."""
         shard = self._noted(self.cancels.get(message_id, set()))
-        return self.noted.get(message_id, []) + ([] if shard is None else [(self.firsts[message_id], shard)])
+        return self.noted.get(message_id, []) + (
+            [] if shard is None else [(self.firsts[message_id], shard)]
+        )
 
     def _convert(self, message_id: bytes) -> None:
         """Note the cancel of rules 1 as rules 2 do: what time its message had is not known."""
@@ -406,7 +448,8 @@ class Model:
             self.firsts[message_id], self.cancels[message_id] = 0, set()
 
     def id_order(self, message_id: bytes) -> IdOrder | None:
-        """What the state of an id shows: the latest cancel, and the latest one that came to another partition than that."""
+        """What the state of an id shows: the latest cancel, and the latest one that came to another
+        partition than that."""
         found = self.orders.get(message_id)
         cancels = self.noted.get(message_id, [])
         if not cancels:
@@ -421,8 +464,8 @@ class Model:
         return next(iter(shards)) if len(shards) == 1 else SHARD if shards else None
 
     def _is_overtaken(self, intent: Intent) -> bool:
-        """Whether a forwarded message is older than what came before it; a cancel of its millisecond counts as later, unless
-        both came to one partition first."""
+        """Whether a forwarded message is older than what came before it; a cancel of its
+        millisecond counts as later, unless both came to one partition first."""
         assert intent.id is not None
         if self.number > 1:
             if any(
@@ -434,7 +477,10 @@ class Model:
                 return False
             order = self.orders.get(intent.id)
             came_first = self.shard if order is None or order.source is None else order.source
-            return came_first != intent.first_shard and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
+            return (
+                came_first != intent.first_shard
+                and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
+            )
         if intent.hop_ms is None:
             return False
         first_ms = self.firsts[intent.id]
@@ -455,13 +501,24 @@ class Model:
             fresh = (
                 known is not None
                 and known[0] == "delivered"
-                and (intent.first_ms - known[3] < self.deduplication_ms or intent.id not in self.stored_ids)
+                and (
+                    intent.first_ms - known[3] < self.deduplication_ms
+                    or intent.id not in self.stored_ids
+                )
             )
             if intent.verb == "replay" and (holder is not None or fresh):
                 assert known is not None
                 taken_by = self.settled[known[1:3]] if holder is None else holder
-                return Reason.IGNORED if taken_by.intent.replayed == intent.replayed else Reason.CONFLICT
-            if intent.verb == "schedule" and intent.policy != "replace" and (holder is not None or fresh):
+                return (
+                    Reason.IGNORED
+                    if taken_by.intent.replayed == intent.replayed
+                    else Reason.CONFLICT
+                )
+            if (
+                intent.verb == "schedule"
+                and intent.policy != "replace"
+                and (holder is not None or fresh)
+            ):
                 return Reason.IGNORED if intent.policy == "ignore" else Reason.CONFLICT
             if holder is not None:
                 del self.pending[holder.offset]
@@ -473,7 +530,8 @@ class Model:
             place_ms=place_ms,
             offset=intent.offset,
             id=generated_id if intent.id is None else intent.id,
-            user_id=intent.id is not None,  # a replayed message carries its id, also a generated one
+            user_id=intent.id
+            is not None,  # a replayed message carries its id, also a generated one
             moved=place_ms != intent.due_ms,
             due_ms=intent.due_ms,
             intent=intent,
@@ -526,7 +584,11 @@ class Model:
 
     def lane(self, lane: tuple[str, int], until: tuple[int, int] = (LAST, LAST)) -> list[Message]:
         """Messages parked in a lane up to a position, in order."""
-        found = (m for m in self.pending.values() if (m.intent.target, m.lane) == lane and m.position <= until)
+        found = (
+            m
+            for m in self.pending.values()
+            if (m.intent.target, m.lane) == lane and m.position <= until
+        )
         return sorted(found, key=lambda m: m.position)
 
     def apply(
@@ -538,8 +600,8 @@ class Model:
     ) -> list[Message]:
         """Settle everything up to the cursor, and up to the cursor of each lane.
 
-        Return the delivered messages that were due, in order; those that left a lane are added to `left`.
-        """
+        Return the delivered messages that were due, in order; those that left a lane are added to
+        `left`."""
         old_cursor = self.cursor
         delivered: list[Message] = []
         leaving = []
@@ -553,7 +615,9 @@ class Model:
             self.failures.pop(message.id, None)
             if choice.reason:
                 failed = choice.attempt if choice.outcome == "dead" else choice.attempt - 1
-                self.failures[message.id] = Failure(choice.reason, failed, timestamp_ms, choice.detail)
+                self.failures[message.id] = Failure(
+                    choice.reason, failed, timestamp_ms, choice.detail
+                )
             if choice.outcome == "parked":
                 self._park(message, choice.lane)
                 continue
@@ -575,25 +639,35 @@ class Model:
                 self.totals[choice.outcome] += 1
         for message_id in self.prolonged - set(self.ended):
             if self.id_states[message_id][0] != "pending":
-                kept_ms = max(timestamp_ms, self.firsts[message_id]) if self.number == 1 else self._kept_ms(message_id)
+                kept_ms = (
+                    max(timestamp_ms, self.firsts[message_id])
+                    if self.number == 1
+                    else self._kept_ms(message_id)
+                )
                 self.other_rows[expiry_key(kept_ms, message_id)] = b""
         for message_id in self.ended:
             state, place_ms, offset, _ = self.id_states[message_id]
-            # An id that was used again in the same step is pending, or ended once more: its last state counts.
+            # An id that was used again in the same step is pending, or ended once more: its last
+            # state counts.
             if state != "pending":
                 self.id_states[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_ids:
                     kept_ms = timestamp_ms if self.number == 1 else self._kept_ms(message_id)
                     self.other_rows[expiry_key(kept_ms, message_id)] = b""
-        lengths = Counter((m.intent.target, m.lane) for m in self.pending.values() if m.lane is not None)
-        self.lane_starts = {lane: start for lane, start in self.lane_starts.items() if lengths[lane]}
+        lengths = Counter(
+            (m.intent.target, m.lane) for m in self.pending.values() if m.lane is not None
+        )
+        self.lane_starts = {
+            lane: start for lane, start in self.lane_starts.items() if lengths[lane]
+        }
         if timestamp_ms // MINUTE_MS > self.history_minute:
             self.history_minute = timestamp_ms // MINUTE_MS
             self.other_rows[cursor_history_key(self.history_minute)] = entry_key(*old_cursor)
         return delivered
 
     def _kept_ms(self, message_id: bytes) -> int:
-        """The time from which a settled id is kept: that of its end, or of a cancel that came more than a moment later."""
+        """The time from which a settled id is kept: that of its end, or of a cancel that came more
+        than a moment later."""
         settled_ms = self.id_states[message_id][3]
         last_ms = max((first_ms for first_ms, _ in self.remembered(message_id)), default=0)
         return last_ms if last_ms > settled_ms + SKEW_MS else settled_ms
@@ -618,7 +692,9 @@ class Model:
                 message,
                 due_ms=choice.next_due_ms,
                 planned_ms=choice.next_due_ms if stands_in else 0,
-                expire_at_ms=None if message.expire_at_ms is None else message.expire_at_ms + later_ms,
+                expire_at_ms=None
+                if message.expire_at_ms is None
+                else message.expire_at_ms + later_ms,
             )
             place_ms += message.shift_ms
         rescheduled = replace(
@@ -640,11 +716,20 @@ class Model:
         first_ms, order = self.firsts.get(message_id, 0), self.id_order(message_id)
         failure = self.failures.get(message_id)
         return pack_id_state(
-            IdState(STATES[name], place_ms, offset, settled_ms, failure, first_ms, cancel_shard, order)
+            IdState(
+                STATES[name], place_ms, offset, settled_ms, failure, first_ms, cancel_shard, order
+            )
         )
 
     def rows(
-        self, *, applied: int, progress_ms: int, role_epoch: int, log_epoch: int, instance: str, node: str
+        self,
+        *,
+        applied: int,
+        progress_ms: int,
+        role_epoch: int,
+        log_epoch: int,
+        instance: str,
+        node: str,
     ) -> dict[bytes, bytes]:
         """Every row of the store, the state among them."""
         rows = dict(self.other_rows)
@@ -667,7 +752,9 @@ class Model:
             )
         for message_id in self.stored_ids:
             rows[id_key(message_id)] = self._id_row(message_id)
-        for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
+        for minute, count in Counter(
+            m.place_ms // MINUTE_MS for m in self.pending.values()
+        ).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")
         state = State(
             applied=applied,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from chronos.core.message import ConditionalSchedule, Entry, Record
-from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import Rules
 
 NOW_MS = 1_700_000_000_000
 AT = ("chronos-deliver-at", b"1700000001000")
@@ -36,7 +36,9 @@ def action(verb: str) -> tuple[str, bytes]:
     return "chronos-action", verb.encode()
 
 
-def message(*headers: tuple[str, bytes | None], key: bytes | None = None, value: bytes | None = b"v") -> Entry:
+def message(
+    *headers: tuple[str, bytes | None], key: bytes | None = None, value: bytes | None = b"v"
+) -> Entry:
     result = parsed(*headers, key=key, value=value)
     entry = result.entry if isinstance(result, ConditionalSchedule) else result
     assert isinstance(entry, Entry), result

@@ -1,8 +1,7 @@
 """How many examples Hypothesis generates: `@examples(150, 1_500)`.
 
-`TEST_EXAMPLES` chooses: unset or `fast` takes the first number, `whole` the second, a number replaces both
-(`TEST_EXAMPLES=20000 pytest tests/unit` searches longer).
-"""
+`TEST_EXAMPLES` chooses: unset or `fast` takes the first number, `whole` the second, a number
+replaces both (`TEST_EXAMPLES=20000 pytest tests/unit` searches longer)."""
 
 from __future__ import annotations
 

@@ -11,11 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core import assignment
-from chronos.core.assignment import KEPT, LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
-from chronos.core.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
-from chronos.core.replication import is_in_sync
-from chronos.core.roles import (
+from chronos.core.cluster import assignment
+from chronos.core.cluster.assignment import (
+    KEPT,
+    LAG_MAX,
+    PATIENCE_MS,
+    REBALANCE_PAUSE_MS,
+    REPLAN_MS,
+    RolePlanner,
+    plan,
+)
+from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
+from chronos.core.cluster.replication import is_in_sync
+from chronos.core.cluster.roles import (
     AWAY_MS,
     DEGRADED,
     HISTORY_MAX,
@@ -62,7 +70,9 @@ def member(
     )
 
 
-def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any) -> ClusterView:
+def view(
+    *members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any
+) -> ClusterView:
     """A view of these members, all of them present for long."""
     settings: dict[str, Any] = {
         "controller": "a",
@@ -71,7 +81,12 @@ def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **m
         "replication": None,
         "since_ms": {each.node: 0 for each in members},
     } | more
-    return ClusterView(now_ms=now_ms, members={each.node: each for each in members}, roles=roles or Roles(), **settings)
+    return ClusterView(
+        now_ms=now_ms,
+        members={each.node: each for each in members},
+        roles=roles or Roles(),
+        **settings,
+    )
 
 
 def masters(roles: Roles) -> list[str | None]:
@@ -87,7 +102,13 @@ def reasons(roles: Roles) -> list[str]:
 def later(before: ClusterView, ms: int, *members: Member, **more: Any) -> ClusterView:
     """The same view after its plan was published, some time later, perhaps with other members."""
     new = {each.node: each for each in members} or dict(before.members)
-    return replace(before, roles=plan(before), now_ms=before.now_ms + ms, members=new, **({"requests": ()} | more))
+    return replace(
+        before,
+        roles=plan(before),
+        now_ms=before.now_ms + ms,
+        members=new,
+        **({"requests": ()} | more),
+    )
 
 
 # --- The first masters ----------------------------------------------------------------------------
@@ -111,7 +132,10 @@ BEST = {
 
 @pytest.mark.parametrize(("applied", "master"), BEST.values(), ids=BEST)
 def test_the_first_master_of_a_shard(applied: tuple[int | None, ...], master: str | None) -> None:
-    members = [member(node, ReplicaReport(applied=each)) for node, each in zip(NODES, applied, strict=False)]
+    members = [
+        member(node, ReplicaReport(applied=each))
+        for node, each in zip(NODES, applied, strict=False)
+    ]
     assert masters(plan(view(*members, shards=1))) == [master]
 
 
@@ -119,7 +143,10 @@ def test_a_tie_goes_to_the_node_with_the_fewest_shards() -> None:
     """Shard 2 would prefer c, which has two shards already."""
     leads = {0: "c", 1: "c"}
     members = [
-        member(node, *(ReplicaReport(applied=20 if leads.get(shard) == node else 10) for shard in range(3)))
+        member(
+            node,
+            *(ReplicaReport(applied=20 if leads.get(shard) == node else 10) for shard in range(3)),
+        )
         for node in "abc"
     ]
     assert masters(plan(view(*members, shards=3))) == ["c", "c", "a"]
@@ -148,7 +175,8 @@ def test_a_restarted_master_keeps_its_role_while_its_progress_is_unknown() -> No
 
 
 def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
-    """No candidate has everything that the lost master reported: after 30 s the best of them is chosen."""
+    """No candidate has everything that the lost master reported: after 30 s the best of them is
+    chosen."""
     ahead, behind = member("a", applied=5_000), member("b", applied=10)
     lost = later(view(ahead, behind), 1_000, behind)
     waiting = plan(lost)
@@ -164,10 +192,15 @@ def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_progress_that_no_replica_has_holds_up_no_failover_once_a_master_leads(leads: bool) -> None:
-    """The progress topic was deleted and created again: what was reported before is not there to wait for."""
+def test_a_progress_that_no_replica_has_holds_up_no_failover_once_a_master_leads(
+    leads: bool,
+) -> None:
+    """The progress topic was deleted and created again: what was reported before is not there to
+    wait for."""
     roles = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a", "b"), applied=5_000)})
-    a = member("a", ReplicaReport(applied=10, role="master", role_epoch=3 if leads else 2, role_node="a"))
+    a = member(
+        "a", ReplicaReport(applied=10, role="master", role_epoch=3 if leads else 2, role_node="a")
+    )
     b = member("b", ReplicaReport(applied=10, role="follower"))
     before = view(a, b, roles=roles, shards=1)
     assert plan(before).shards[0].applied == (10 if leads else 5_000)
@@ -175,16 +208,27 @@ def test_a_progress_that_no_replica_has_holds_up_no_failover_once_a_master_leads
 
 
 def test_a_replica_in_sync_is_promoted_before_one_that_is_not_and_at_once() -> None:
-    """RH-14: a paused replica or one of unknown state loses to one in sync, however far it is; without one in sync it wins."""
+    """RH-14: a paused replica or one of unknown state loses to one in sync, however far it is;
+    without one in sync it wins."""
     follower = ReplicaReport(applied=100, role="follower")
     before = view(
-        member("a"), member("b"), member("c"), roles=Roles(shards={0: ShardRoles(master="a", epoch=1)}), shards=1
+        member("a"),
+        member("b"),
+        member("c"),
+        roles=Roles(shards={0: ShardRoles(master="a", epoch=1)}),
+        shards=1,
     )
 
     def chosen(b: ReplicaReport, c: ReplicaReport, in_sync_from: dict[int, int]) -> str | None:
         lost = {"b": member("b", b), "c": member("c", c)}
-        roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"), applied=160)})
-        return plan(replace(before, members=lost, roles=roles, in_sync_from=in_sync_from)).shards[0].master
+        roles = Roles(
+            shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"), applied=160)}
+        )
+        return (
+            plan(replace(before, members=lost, roles=roles, in_sync_from=in_sync_from))
+            .shards[0]
+            .master
+        )
 
     full = replace(follower, applied=160, reason="the disk is full")
     assert chosen(full, follower, {0: 100}) == "c"
@@ -201,7 +245,9 @@ def test_a_planned_hand_over_prefers_a_replica_in_sync() -> None:
         ReplicaReport(applied=80, role="follower"),
     ]
     before = view(
-        member("a", leaving=True), *(member(node, each) for node, each in zip("bc", replicas, strict=True)), shards=1
+        member("a", leaving=True),
+        *(member(node, each) for node, each in zip("bc", replicas, strict=True)),
+        shards=1,
     )
     given_roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))})
     assert masters(plan(replace(before, roles=given_roles))) == ["b"]
@@ -221,7 +267,10 @@ EPOCHS = {
     "no log contains a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
     "a later one was reported": (ReplicaReport(applied=1, role_epoch=8), 9),
     "another wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="b"), 4),
-    "it wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
+    "it wrote under the same one": (
+        ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-a"),
+        3,
+    ),
     "it lost its disk and wrote under the same one before": (
         ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-lost"),
         4,
@@ -231,7 +280,9 @@ EPOCHS = {
 
 
 @pytest.mark.parametrize(("report", "epoch"), EPOCHS.values(), ids=EPOCHS)
-def test_a_master_whose_log_has_a_later_role_epoch_gets_a_later_one(report: ReplicaReport, epoch: int) -> None:
+def test_a_master_whose_log_has_a_later_role_epoch_gets_a_later_one(
+    report: ReplicaReport, epoch: int
+) -> None:
     """A coordinator restored to an older state must not block a shard."""
     published = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a",))})
     roles = plan(view(member("a", report), roles=published, shards=1))
@@ -273,25 +324,40 @@ PAUSED = [ReplicaReport(applied=5_000, reason="no space left")] * 4
 
 
 @pytest.mark.parametrize(
-    "other", [member("b", applied=5_000 - LAG_MAX - 1), member("b", *PAUSED)], ids=["behind", "paused"]
+    "other",
+    [member("b", applied=5_000 - LAG_MAX - 1), member("b", *PAUSED)],
+    ids=["behind", "paused"],
 )
 def test_a_drained_node_keeps_its_shards_until_another_replica_can_continue(other: Member) -> None:
-    """A replica that is far behind, or paused, would deliver nothing for a while; one of a node that stops goes to it all the same."""
+    """A replica that is far behind, or paused, would deliver nothing for a while; one of a node
+    that stops goes to it all the same."""
     alone = view(member("a", applied=5_000))
-    drained = later(alone, 1, member("a", applied=5_000), other, requests=(Request(kind="drain", node="a"),))
+    drained = later(
+        alone, 1, member("a", applied=5_000), other, requests=(Request(kind="drain", node="a"),)
+    )
     roles = plan(drained)
     assert (masters(roles), roles.drained) == (["a"] * 4, ("a",))
-    assert masters(plan(later(drained, 1, member("a", applied=5_000), member("b", applied=5_000)))) == ["b"] * 4
-    assert masters(plan(later(drained, 1, member("a", applied=5_000, leaving=True), other))) == ["b"] * 4
+    assert (
+        masters(plan(later(drained, 1, member("a", applied=5_000), member("b", applied=5_000))))
+        == ["b"] * 4
+    )
+    assert (
+        masters(plan(later(drained, 1, member("a", applied=5_000, leaving=True), other)))
+        == ["b"] * 4
+    )
 
 
 RESTORING = [ReplicaReport(applied=None, role="restoring")] * 4
 
 
 @pytest.mark.parametrize(
-    "behind", [RESTORING, [ReplicaReport(applied=5, role="follower")] * 4], ids=["restoring", "replaying"]
+    "behind",
+    [RESTORING, [ReplicaReport(applied=5, role="follower")] * 4],
+    ids=["restoring", "replaying"],
 )
-def test_a_master_that_is_far_behind_gives_way_to_a_replica_that_returns(behind: list[ReplicaReport]) -> None:
+def test_a_master_that_is_far_behind_gives_way_to_a_replica_that_returns(
+    behind: list[ReplicaReport],
+) -> None:
     """Not before it had time to lead, as after a restart, and not once it leads."""
     late, back = member("a", *behind), member("b", applied=LAG_MAX + 10)
     alone = later(view(member("a")), PATIENCE_MS - 1, late, back)
@@ -306,14 +372,18 @@ def test_a_master_that_is_far_behind_gives_way_to_a_replica_that_returns(behind:
     assert masters(plan(later(alone, 1, late, member("b", applied=10)))) == ["a"] * 4
 
 
-def test_rate_limits_are_kept_until_they_are_changed_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_limits_are_kept_until_they_are_changed_or_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Requests are answered in their order; more limits than a bound are not taken."""
     monkeypatch.setattr(assignment, "LIMITS_MAX", 2)
 
     def limit(pattern: str, rate: str) -> Request:
         return Request(kind="limit", node="", pattern=pattern, rate=rate)
 
-    before = view(*map(member, "ab"), requests=(limit("mail", "5/s"), limit("a*", "1/s"), limit("b", "1/s")))
+    before = view(
+        *map(member, "ab"), requests=(limit("mail", "5/s"), limit("a*", "1/s"), limit("b", "1/s"))
+    )
     assert plan(before).limited == {"mail": "5/s", "a*": "1/s"}
     after = later(before, 0, requests=(limit("mail", "7/s"), limit("a*", ""), limit("unknown", "")))
     assert plan(after).limited == {"mail": "7/s"}
@@ -322,8 +392,11 @@ def test_rate_limits_are_kept_until_they_are_changed_or_removed(monkeypatch: pyt
 
 @pytest.mark.parametrize("replication", [None, 2])
 def test_a_node_that_is_away_for_seven_days_is_forgotten(replication: int | None) -> None:
-    """Pods that are named anew leave nothing behind: no replica, no drain, no line among those that are away."""
-    before = view(*map(member, "abc"), replication=replication, requests=(Request(kind="drain", node="c"),))
+    """Pods that are named anew leave nothing behind: no replica, no drain, no line among those that
+    are away."""
+    before = view(
+        *map(member, "abc"), replication=replication, requests=(Request(kind="drain", node="c"),)
+    )
     away = later(before, 1_000, member("a"))
     almost = later(away, AWAY_MS - 1)
     assert plan(almost).away.keys() >= {"c"}
@@ -333,7 +406,9 @@ def test_a_node_that_is_away_for_seven_days_is_forgotten(replication: int | None
     assert masters(forgotten) == ["a"] * 4
 
     # A node that comes back is a new one.
-    back = plan(replace(almost, roles=forgotten, members={each.node: each for each in map(member, "ac")}))
+    back = plan(
+        replace(almost, roles=forgotten, members={each.node: each for each in map(member, "ac")})
+    )
     assert all(set(given.replicas) == {"a", "c"} for given in back.shards.values())
 
 
@@ -393,7 +468,9 @@ def test_a_transfer_makes_the_node_master_at_once() -> None:
 def test_a_transfer_does_not_wait_for_the_last_records() -> None:
     before = view(member("a", applied=LAG_MAX), member("b", applied=LAG_MAX))
     asked = Request(kind="transfer", node="b", shard=0)
-    roles = plan(later(before, 1, member("a", applied=LAG_MAX), member("b", applied=0), requests=(asked,)))
+    roles = plan(
+        later(before, 1, member("a", applied=LAG_MAX), member("b", applied=0), requests=(asked,))
+    )
     assert roles.shards[0].master == "b"
 
 
@@ -404,14 +481,22 @@ REFUSED = {
     "it is about to stop": Request(kind="transfer", node="d", shard=0),
     "the log does not answer it": Request(kind="transfer", node="e", shard=0),
     "its failover.candidate is off": Request(kind="transfer", node="f", shard=0),
-    "its replica is paused: " + "x" * assignment.REASON_CHARS: Request(kind="transfer", node="g", shard=0),
-    f"its replica is {LAG_MAX + 1} progress records behind": Request(kind="transfer", node="h", shard=0),
+    "its replica is paused: " + "x" * assignment.REASON_CHARS: Request(
+        kind="transfer", node="g", shard=0
+    ),
+    f"its replica is {LAG_MAX + 1} progress records behind": Request(
+        kind="transfer", node="h", shard=0
+    ),
     "there is no such request": Request(kind="explode", node="b", shard=0),
 }
 
 
-@pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=[reason[:60] for reason in REFUSED])
-def test_a_refused_request_is_in_the_history_and_changes_nothing(reason: str, request_: Request) -> None:
+@pytest.mark.parametrize(
+    ("reason", "request_"), REFUSED.items(), ids=[reason[:60] for reason in REFUSED]
+)
+def test_a_refused_request_is_in_the_history_and_changes_nothing(
+    reason: str, request_: Request
+) -> None:
     ahead = LAG_MAX + 1
     members = (
         member("a", applied=ahead),
@@ -438,13 +523,15 @@ def test_a_transfer_to_a_node_without_a_replica_is_refused() -> None:
 
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
-    asked = tuple(Request(kind="transfer", node="ab"[at % 2], shard=0) for at in range(HISTORY_MAX + 9))
+    asked = tuple(
+        Request(kind="transfer", node="ab"[at % 2], shard=0) for at in range(HISTORY_MAX + 9)
+    )
     roles = plan(view(*map(member, "ab"), requests=asked, shards=1))
     assert len(roles.history) == HISTORY_MAX
     assert roles.history[-1].epoch == roles.shards[0].epoch
 
 
-# --- The rules number ------------------------------------------------------------------------------
+# --- The rules number -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -466,7 +553,8 @@ def test_the_rules_number_is_the_least_that_a_member_announces_and_never_goes_ba
 
 
 def test_a_rolling_upgrade_raises_the_rules_number_with_its_last_node() -> None:
-    """Whichever order the nodes take: while one is away, it may come back as the version that it was."""
+    """Whichever order the nodes take: while one is away, it may come back as the version that it
+    was."""
     known = {node: member(node) for node in "abc"}
     cluster = view(*known.values())
     for node in "cab":
@@ -479,7 +567,9 @@ def test_a_rolling_upgrade_raises_the_rules_number_with_its_last_node() -> None:
 
 
 @pytest.mark.parametrize("rules", [1, 2])
-def test_a_node_that_is_away_holds_the_rules_number_back_until_it_is_back_or_forgotten(rules: int) -> None:
+def test_a_node_that_is_away_holds_the_rules_number_back_until_it_is_back_or_forgotten(
+    rules: int,
+) -> None:
     """Its last announcement does not count: it may come back as any version."""
     before = view(member("a", rules=2), member("b", rules=rules), roles=Roles(rules=1))
     kept = plan(replace(before, members={**before.members, "c": member("c")}))
@@ -490,33 +580,43 @@ def test_a_node_that_is_away_holds_the_rules_number_back_until_it_is_back_or_for
     assert plan(replace(away, requests=asked)).rules == 2
     assert plan(replace(away, requests=asked[:1])).rules == 1
     assert plan(later(away, AWAY_MS)).rules == 2
-    assert plan(later(away, 1, member("a", rules=2), member("b", rules=2), member("c", rules=2))).rules == 2
+    assert (
+        plan(later(away, 1, member("a", rules=2), member("b", rules=2), member("c", rules=2))).rules
+        == 2
+    )
 
 
 def test_the_rules_number_is_a_decision_that_is_published_at_once() -> None:
     """Roles that differ only in progress are published every other second."""
     before = plan(view(member("a", rules=1), member("b", rules=2)))
-    assert plan(view(member("a", rules=2), member("b", rules=2), roles=before)).decisions != before.decisions
+    assert (
+        plan(view(member("a", rules=2), member("b", rules=2), roles=before)).decisions
+        != before.decisions
+    )
 
 
-# --- Unhealthy masters -----------------------------------------------------------------------------
+# --- Unhealthy masters ----------------------------------------------------------------------------
 
 
 def judged(*replicas: ReplicaReport, mode: str = AUTO, **more: Any) -> ClusterView:
-    """Nodes a, b, c, ... with these reports about the only shard, whose master a has role epoch 1."""
+    """Nodes a, b, c, ... with these reports about the only shard, whose master a has role epoch
+    1."""
     members = [member(node, each) for node, each in zip("abcdef", replicas, strict=False)]
     roles = plan(view(*map(member, "abcdef"[: len(replicas)]), shards=1))
     assert masters(roles) == ["a"]
     return view(*members, roles=roles, shards=1, on_unhealthy=mode, **more)
 
 
-def report(applied: int | None = 10, *, bad: bool = True, epoch: int = 1, **more: Any) -> ReplicaReport:
+def report(
+    applied: int | None = 10, *, bad: bool = True, epoch: int = 1, **more: Any
+) -> ReplicaReport:
     """A replica of a node that judges the master of this role epoch."""
     return ReplicaReport(applied=applied, judged=epoch, unhealthy=bad, **more)
 
 
 def test_an_unhealthy_master_is_replaced_under_the_next_epoch_and_told_to_follow() -> None:
-    """HA-39, HA-44: one change demotes and promotes; the verdicts on the old epoch say nothing about the new one."""
+    """HA-39, HA-44: one change demotes and promotes; the verdicts on the old epoch say nothing
+    about the new one."""
     before = judged(report(), report(), report())
     roles = plan(before)
     given_roles = roles.shards[0]
@@ -547,7 +647,8 @@ def test_two_thirds_of_those_that_judge_the_present_master_decide(
 
 
 def test_the_candidate_is_the_most_advanced_replica_that_works() -> None:
-    """HA-33, HA-36: never one of unknown progress, of a node that is no candidate, paused, cut off, or deposed and not aware of it."""
+    """HA-33, HA-36: never one of unknown progress, of a node that is no candidate, paused, cut off,
+    or deposed and not aware of it."""
 
     def chosen(*others: ReplicaReport) -> str | None:
         return masters(plan(judged(report(20), *others)))[0]
@@ -576,7 +677,9 @@ def test_a_node_that_is_no_candidate_never_becomes_master() -> None:
 def test_nothing_moves_back_to_a_master_that_hangs() -> None:
     """It still reports that it is master: masters are spread evenly without it."""
     stuck = member("a", *(report(role="master") for _ in range(4)))
-    roles = Roles(shards={shard: ShardRoles(master="b", epoch=2, replicas=("a", "b")) for shard in range(4)})
+    roles = Roles(
+        shards={shard: ShardRoles(master="b", epoch=2, replicas=("a", "b")) for shard in range(4)}
+    )
     before = view(stuck, member("b"), roles=roles)
     assert masters(plan(before)) == ["b"] * 4
     thawed = {**before.members, "a": member("a")}
@@ -596,7 +699,9 @@ def test_without_permission_an_unhealthy_master_stays() -> None:
 
 def test_a_permission_is_used_once() -> None:
     """HA-31: by the next failover within 15 s, also if the master becomes unhealthy only then."""
-    healthy = judged(report(bad=False), report(bad=False), report(bad=False), mode=ARMED, requests=(arm(),))
+    healthy = judged(
+        report(bad=False), report(bad=False), report(bad=False), mode=ARMED, requests=(arm(),)
+    )
     permitted = plan(healthy)
     assert (permitted.armed, permitted.shards) == ({0: NOW_MS + ARMED_MS}, healthy.roles.shards)
     for after_ms, moves in ((ARMED_MS - 1, True), (ARMED_MS, False)):
@@ -604,12 +709,17 @@ def test_a_permission_is_used_once() -> None:
         roles = plan(replace(failing, roles=permitted, now_ms=NOW_MS + after_ms))
         assert (masters(roles), roles.armed) == (["b"] if moves else ["a"], {})
     again = judged(*(report(epoch=2) for _ in range(3)), mode=ARMED)
-    assert masters(plan(replace(again, roles=plan(replace(failing, roles=permitted, now_ms=NOW_MS + 1))))) == ["b"]
+    assert masters(
+        plan(replace(again, roles=plan(replace(failing, roles=permitted, now_ms=NOW_MS + 1))))
+    ) == ["b"]
 
 
 def test_a_permission_of_a_clock_that_was_ahead_is_over() -> None:
-    """HA-31: after the clock was set back, or with a controller whose clock is behind, nobody knows how old it is."""
-    permitted = Roles(shards=judged(report()).roles.shards, armed={0: NOW_MS + ARMED_MS + 1, 1: NOW_MS + ARMED_MS})
+    """HA-31: after the clock was set back, or with a controller whose clock is behind, nobody knows
+    how old it is."""
+    permitted = Roles(
+        shards=judged(report()).roles.shards, armed={0: NOW_MS + ARMED_MS + 1, 1: NOW_MS + ARMED_MS}
+    )
     roles = plan(replace(judged(report(), report(), report(), mode=ARMED), roles=permitted))
     assert (masters(roles), roles.armed) == (["a"], {1: NOW_MS + ARMED_MS})
 
@@ -638,7 +748,9 @@ def test_a_verdict_moves_a_shard_once_in_five_minutes_unless_an_operator_permits
     """What another master does not cure is no fault of the masters."""
     moved = plan(judged(report(), report(), report()))
     assert moved.unhealthy_moves == {0: NOW_MS}
-    still = replace(judged(*(report(epoch=2) for _ in range(3))), roles=moved, now_ms=NOW_MS + MOVED_MS - 1)
+    still = replace(
+        judged(*(report(epoch=2) for _ in range(3))), roles=moved, now_ms=NOW_MS + MOVED_MS - 1
+    )
     assert masters(plan(still)) == ["b"]
     assert masters(plan(replace(still, requests=(arm(still.now_ms),)))) != ["b"]
     asked = plan(replace(still, requests=(Request(kind="transfer", node="a", shard=0),)))
@@ -647,33 +759,51 @@ def test_a_verdict_moves_a_shard_once_in_five_minutes_unless_an_operator_permits
     assert masters(kept) != ["b"]
     later_on = plan(replace(still, now_ms=NOW_MS + MOVED_MS))
     assert (masters(later_on) != ["b"], later_on.unhealthy_moves) == (True, {0: NOW_MS + MOVED_MS})
-    assert plan(view(member("a"), roles=moved, shards=1, now_ms=NOW_MS + MOVED_MS)).unhealthy_moves == {}
+    assert (
+        plan(view(member("a"), roles=moved, shards=1, now_ms=NOW_MS + MOVED_MS)).unhealthy_moves
+        == {}
+    )
 
 
 def test_no_shard_moves_to_a_node_whose_own_shards_are_stuck() -> None:
     """All nodes share the cause, such as a target that no transaction can be finished with."""
-    roles = Roles(shards={shard: ShardRoles(master=node, epoch=1) for shard, node in enumerate("abc")})
+    roles = Roles(
+        shards={shard: ShardRoles(master=node, epoch=1) for shard, node in enumerate("abc")}
+    )
     all_stuck = [member(node, *(report() for _ in range(3))) for node in "abc"]
     before = view(*all_stuck, roles=roles, shards=3, on_unhealthy=AUTO)
     assert masters(plan(before)) == ["a", "b", "c"]
     c_works = [member(node, report(), report(), report(bad=False)) for node in "abc"]
-    assert masters(plan(view(*c_works, roles=roles, shards=3, on_unhealthy=AUTO))) == ["c", "c", "c"]
+    assert masters(plan(view(*c_works, roles=roles, shards=3, on_unhealthy=AUTO))) == [
+        "c",
+        "c",
+        "c",
+    ]
 
 
 @pytest.mark.parametrize(("nodes", "moves"), [("ab", False), ("abc", True)])
-def test_three_registered_nodes_replace_an_unhealthy_master_without_a_setting(nodes: str, moves: bool) -> None:
+def test_three_registered_nodes_replace_an_unhealthy_master_without_a_setting(
+    nodes: str, moves: bool
+) -> None:
     """A node that is away counts: the mode does not change while one is restarted."""
     roles = plan(view(*map(member, nodes), shards=1))
-    before = view(*(member(node, report()) for node in "ab"), roles=roles, shards=1, on_unhealthy=None)
+    before = view(
+        *(member(node, report()) for node in "ab"), roles=roles, shards=1, on_unhealthy=None
+    )
     assert (masters(plan(before)) != ["a"]) == moves
 
 
-# --- After an outage of the brokers, and after the loss of the roles -------------------------------
+# --- After an outage of the brokers, and after the loss of the roles ------------------------------
 
 
-def test_a_master_that_the_log_does_not_answer_keeps_its_shard_until_another_node_is_steady() -> None:
-    """The first node to reach the brokers again takes nothing: the master reaches them in a moment too."""
-    before = later(view(*map(member, "abc")), 1, *(member(node, log=UNREACHABLE) for node in "ab"), member("c"))
+def test_a_master_that_the_log_does_not_answer_keeps_its_shard_until_another_node_is_steady() -> (
+    None
+):
+    """The first node to reach the brokers again takes nothing: the master reaches them in a moment
+    too."""
+    before = later(
+        view(*map(member, "abc")), 1, *(member(node, log=UNREACHABLE) for node in "ab"), member("c")
+    )
     assert plan(replace(before, unsteady={"c"})).shards == before.roles.shards
     assert masters(plan(before)) == ["c"] * 4
     leaving = {**before.members, "a": member("a", log=UNREACHABLE, leaving=True)}
@@ -681,11 +811,16 @@ def test_a_master_that_the_log_does_not_answer_keeps_its_shard_until_another_nod
 
 
 def test_a_lost_master_is_replaced_at_once_also_where_no_node_is_steady() -> None:
-    """The best replica takes over; of those in sync one on a steady node, though it is some records behind."""
+    """The best replica takes over; of those in sync one on a steady node, though it is some records
+    behind."""
     roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))})
     follower = ReplicaReport(applied=10, role="follower")
     lost = view(
-        member("b", replace(follower, applied=11)), member("c", follower), roles=roles, shards=1, in_sync_from={0: 9}
+        member("b", replace(follower, applied=11)),
+        member("c", follower),
+        roles=roles,
+        shards=1,
+        in_sync_from={0: 9},
     )
     assert masters(plan(lost)) == ["b"]
     assert masters(plan(replace(lost, unsteady={"b"}))) == ["c"]
@@ -710,11 +845,17 @@ def as_reported(roles: Roles, nodes: str = "abc") -> list[Member]:
             role_node=(given.master or "") if held else "a",
         )
 
-    return [member(node, *(replica(node, given) for _, given in sorted(roles.shards.items()))) for node in nodes]
+    return [
+        member(node, *(replica(node, given) for _, given in sorted(roles.shards.items())))
+        for node in nodes
+    ]
 
 
 @examples(40, 300)
-@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20), st.sampled_from((None, 2)))
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20),
+    st.sampled_from((None, 2)),
+)
 def test_masters_stay_where_they_are_when_the_roles_are_lost(
     moves: list[tuple[int, str]], replication: int | None
 ) -> None:
@@ -741,8 +882,11 @@ def test_a_new_cluster_waits_for_no_reports() -> None:
 
 
 def test_a_reported_master_that_another_one_has_followed_gets_no_shard_back() -> None:
-    """Its report is older than the progress log of another replica; the new role epoch is above both."""
-    deposed = ReplicaReport(applied=20, role="master", role_epoch=5, role_node="a", role_instance="i-a")
+    """Its report is older than the progress log of another replica; the new role epoch is above
+    both."""
+    deposed = ReplicaReport(
+        applied=20, role="master", role_epoch=5, role_node="a", role_instance="i-a"
+    )
     later_log = ReplicaReport(applied=30, role="follower", role_epoch=7, role_node="c")
     roles = plan(view(member("a", deposed), member("b", later_log), shards=1))
     assert (masters(roles), roles.shards[0].epoch) == (["b"], 8)
@@ -750,9 +894,26 @@ def test_a_reported_master_that_another_one_has_followed_gets_no_shard_back() ->
     assert plan(view(member("a", deposed), member("b", same), shards=1)).shards[0].epoch == 6
 
 
+def test_the_progress_of_a_master_that_stays_is_what_the_members_report() -> None:
+    """Also if the roles were lost for this shard only, and knew a greater progress."""
+    leads = ReplicaReport(
+        applied=20, role="master", role_epoch=6, role_node="a", role_instance="i-a"
+    )
+    before = view(
+        member("a", leads),
+        shards=1,
+        roles=Roles(shards={0: ShardRoles(replicas=("a",), applied=840)}),
+    )
+    found = plan(before)
+    assert (masters(found), found.shards[0].epoch, found.shards[0].applied) == (["a"], 6, 20)
+    assert plan(replace(before, roles=found)) == found
+
+
 def test_requests_are_answered_while_lost_roles_wait_for_reports() -> None:
     asked = (Request(kind="drain", node="b"), Request(kind="transfer", node="b", shard=0), arm())
-    roles = plan(view(*as_reported(plan(view(*map(member, "abc")))), awaits_reports=True, requests=asked))
+    roles = plan(
+        view(*as_reported(plan(view(*map(member, "abc")))), awaits_reports=True, requests=asked)
+    )
     assert (roles.are_empty, roles.drained) == (True, ("b",))
     assert reasons(roles) == [
         f"{kind} to {node} refused: the roles were lost, and no shard has a master yet"
@@ -779,7 +940,10 @@ def test_one_shard_moves_at_a_time_with_a_pause() -> None:
 
 
 NOT_YET = {
-    "it has just come": (member("b", applied=LAG_MAX + 1), NOW_MS + 1_000_000 - REBALANCE_AFTER_MS + 1),
+    "it has just come": (
+        member("b", applied=LAG_MAX + 1),
+        NOW_MS + 1_000_000 - REBALANCE_AFTER_MS + 1,
+    ),
     "it is far behind": (member("b", applied=0), 0),
     "its progress is unknown": (member("b", applied=None), 0),
     "it is about to stop": (member("b", applied=LAG_MAX + 1, leaving=True), 0),
@@ -795,7 +959,9 @@ def test_nothing_moves_to_a_node_that_is_not_ready(newcomer: Member, since_ms: i
 
 def test_the_time_a_newcomer_waits_can_be_set() -> None:
     since_ms = {"a": 0, "b": NOW_MS + 1_000_000}
-    grown = later(one_node(), 1_000_000, member("a"), member("b"), since_ms=since_ms, rebalance_after_ms=0)
+    grown = later(
+        one_node(), 1_000_000, member("a"), member("b"), since_ms=since_ms, rebalance_after_ms=0
+    )
     assert Counter(masters(plan(grown))) == {"a": 3, "b": 1}
 
 
@@ -851,7 +1017,14 @@ REPLICAS = st.builds(
 SHARDS = 3
 MEMBERS = st.builds(
     lambda nodes, reports, leaving, logs, eligible, rules: {
-        node: member(node, *reports[at], leaving=leaving[at], log=logs[at], eligible=eligible[at], rules=rules[at])
+        node: member(
+            node,
+            *reports[at],
+            leaving=leaving[at],
+            log=logs[at],
+            eligible=eligible[at],
+            rules=rules[at],
+        )
         for at, node in enumerate(sorted(nodes))
     },
     st.sets(st.sampled_from(NODES)),
@@ -889,8 +1062,13 @@ VIEWS = st.builds(
         Roles,
         shards=st.dictionaries(st.integers(0, SHARDS - 1), ASSIGNMENTS),
         drained=st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
-        away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS) | st.just(NOW_MS - AWAY_MS)),
-        armed=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)),
+        away=st.dictionaries(
+            st.sampled_from(NODES),
+            st.integers(NOW_MS - 700_000, NOW_MS) | st.just(NOW_MS - AWAY_MS),
+        ),
+        armed=st.dictionaries(
+            st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)
+        ),
         rules=st.integers(1, 3),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
@@ -919,7 +1097,9 @@ def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterVie
 
 @examples(40, 300)
 @given(VIEWS)
-def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(before: ClusterView) -> None:
+def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(
+    before: ClusterView,
+) -> None:
     roles = plan(replace(before, requests=()))
     for shard, given_roles in roles.shards.items():
         old = before.roles.shards.get(shard, ShardRoles())
@@ -929,7 +1109,9 @@ def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(b
         ready = [
             node
             for node in given_roles.replicas
-            if node in before.members and is_in_sync(before.members[node], shard, needed) and node not in roles.drained
+            if node in before.members
+            and is_in_sync(before.members[node], shard, needed)
+            and node not in roles.drained
         ]
         assert not ready or given_roles.master in ready
 
@@ -941,15 +1123,20 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
         old = before.roles.shards.get(shard, ShardRoles())
         assert given_roles.epoch >= old.epoch
         reports = {node: each.replicas[shard] for node, each in before.members.items()}
-        leader = reports.get(old.master or "")
-        leads = leader is not None and (leader.role, leader.role_epoch, leader.role_node) == (
-            "master",
-            old.epoch,
-            old.master,
+        # Under the role of before, or, if that was lost, under the one that it keeps.
+        leads = any(
+            (leader := reports.get(role.master or "")) is not None
+            and (leader.role, leader.role_epoch, leader.role_node)
+            == ("master", role.epoch, role.master)
+            for role in (old, given_roles)
         )
         known = 0 if leads else old.applied
-        assert given_roles.applied == max(known, *(each.applied or 0 for each in reports.values()), 0)
-        kept = [change for change in plan(before).history if (change.shard, change.why) == (shard, KEPT)]
+        assert given_roles.applied == max(
+            known, *(each.applied or 0 for each in reports.values()), 0
+        )
+        kept = [
+            change for change in plan(before).history if (change.shard, change.why) == (shard, KEPT)
+        ]
         if given_roles.master is not None and given_roles.master != old.master and not kept:
             seen = (each.replicas[shard].role_epoch for each in before.members.values())
             assert given_roles.epoch > max(old.epoch, *seen, 0)
@@ -958,7 +1145,8 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
 @examples(40, 300)
 @given(VIEWS)
 def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> None:
-    """Without requests, at most one of them moves, to spread them evenly; and those that a quorum finds unhealthy."""
+    """Without requests, at most one of them moves, to spread them evenly; and those that a quorum
+    finds unhealthy."""
     roles = plan(replace(before, requests=()))
     moved = 0
     for shard, old in before.roles.shards.items():
@@ -1004,7 +1192,9 @@ def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None
     read = msgspec.json.decode(msgspec.json.encode(once), type=Roles)
     assert read == once
     again = plan(replace(before, roles=read, requests=(), controller="d", controller_epoch=epoch))
-    assert replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
+    assert (
+        replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
+    )
 
 
 @examples(40, 300)
@@ -1022,7 +1212,11 @@ def test_the_rules_number_is_raised_only_to_one_that_every_node_knows(before: Cl
 def test_masters_are_spread_evenly_to_within_one_in_the_end(before: ClusterView) -> None:
     """All nodes are present and up to date: each plan moves one shard until the spread is even."""
     assume(len(before.roles.drained) < len(NODES))
-    healthy = view(*(member(node, applied=5_000, shards=SHARDS) for node in NODES), roles=before.roles, shards=SHARDS)
+    healthy = view(
+        *(member(node, applied=5_000, shards=SHARDS) for node in NODES),
+        roles=before.roles,
+        shards=SHARDS,
+    )
     for _ in range(4 * SHARDS):
         healthy = later(healthy, REBALANCE_PAUSE_MS)
     serving = [node for node in NODES if node not in healthy.roles.drained]
@@ -1041,7 +1235,10 @@ def test_values_of_the_registries_are_set_kept_and_deleted() -> None:
     def request(key: str, value: str | None) -> Request:
         return Request(kind="configure", node="", namespace="n", key=key, value=value)
 
-    first = view(*map(member, "ab"), requests=(request("k", "v"), request("k", "w"), request("large", "v" * 70_000)))
+    first = view(
+        *map(member, "ab"),
+        requests=(request("k", "v"), request("k", "w"), request("large", "v" * 70_000)),
+    )
     assert plan(first).configured == {"n": {"k": "w"}}
     restarted = later(first, 1_000, member("b"))
     assert plan(restarted).configured == {"n": {"k": "w"}}
@@ -1058,3 +1255,14 @@ def test_a_replica_that_is_held_up_while_it_catches_up_is_chosen_only_if_all_are
     assert masters(plan(later(before, 1_000, held_up))) == ["a"] * 4
     moved = view(held_up, member("b", leaving=True), roles=plan(before))
     assert masters(plan(moved)) == ["a"] * 4
+
+
+def test_a_view_is_planned_again_once_it_has_changed_or_deadlines_may_have_passed() -> None:
+    planner, seen = RolePlanner(), view(member("a"), member("b"))
+    first = planner.plan(seen)
+    assert planner.plan(replace(seen, now_ms=NOW_MS + REPLAN_MS - 1)) is first
+    assert planner.plan(replace(seen, now_ms=NOW_MS + REPLAN_MS)) is not first
+    without = view(member("b"), now_ms=NOW_MS + REPLAN_MS + 1, roles=first)
+    assert masters(planner.plan(without)) == ["b"] * 4
+    earlier = replace(without, now_ms=NOW_MS)
+    assert planner.plan(earlier) == plan(earlier)

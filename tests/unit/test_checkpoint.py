@@ -1,4 +1,5 @@
-"""The checkpoint worker: when it makes a checkpoint, and that a log is never trimmed ahead of a position in use."""
+"""The checkpoint worker: when it makes a checkpoint, and that a log is never trimmed ahead of a
+position in use."""
 
 from __future__ import annotations
 
@@ -13,13 +14,12 @@ from msgspec.structs import replace
 from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.checkpoints.folder import CheckpointFolder
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import Identity, State, pack_identity, pack_state
+from chronos.core.cluster.roles import AWAY_MS, Member, ReplicaReport, Roles, ShardRoles
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
-from chronos.core.roles import AWAY_MS, Member, ReplicaReport, Roles, ShardRoles
+from chronos.core.shard.codec import Identity, State, pack_identity, pack_state
 from chronos.errors import Retry
 from chronos.ports import ClusterSnapshot, TopicSpec
-from chronos.workers.checkpoint import (
+from chronos.workers.replica.checkpoint import (
     CHECK_EVERY_MS,
     RETRY_MS,
     Checkpointer,
@@ -28,12 +28,13 @@ from chronos.workers.checkpoint import (
     trim_to,
 )
 from tests.harness.clock import HandClock
+from tests.harness.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 KEEP_LOGS_MS = 7 * 24 * HOUR_MS
 RECORDS = 40
 
-# ------------------------------------------------------------------------------------------------- The rule
+# ----------------------------------------------------------------------------------------- The rule
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,8 @@ RECORDS = 40
         ([30, 20, 10], [50], 99, 90, 10),
         ([30, 20, 10], [50], None, 8, 8),
         ([40, 30, 20, 10], [50], None, 90, 10),
-        # Fewer than three intact checkpoints, or a replica whose position is not known: nothing is trimmed.
+        # Fewer than three intact checkpoints, or a replica whose position is not known: nothing is
+        # trimmed.
         ([30, 20], [50], None, 90, 5),
         ([], [50], None, 90, 5),
         ([30, 20, 10], [50, None], None, 90, 5),
@@ -57,9 +59,13 @@ RECORDS = 40
         ([3, 2, 1], [50], None, 90, 5),
     ],
 )
-def test_a_log_is_trimmed_up_to_the_first_position_in_use(checkpoints, replicas, archived, by_age, expected) -> None:
+def test_a_log_is_trimmed_up_to_the_first_position_in_use(
+    checkpoints, replicas, archived, by_age, expected
+) -> None:
     """Each of them alone holds up the trimming; the log begins at 5."""
-    found = trim_to(checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=5)
+    found = trim_to(
+        checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=5
+    )
     assert found == expected
 
 
@@ -73,9 +79,13 @@ offsets = st.integers(0, 100)
     by_age=offsets,
     start=offsets,
 )
-def test_a_log_is_never_trimmed_ahead_of_a_position_in_use(checkpoints, replicas, archived, by_age, start) -> None:
+def test_a_log_is_never_trimmed_ahead_of_a_position_in_use(
+    checkpoints, replicas, archived, by_age, start
+) -> None:
     """An offset beyond the start is at or before every position, and all positions are known."""
-    to = trim_to(checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=start)
+    to = trim_to(
+        checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=start
+    )
     assert to >= start
     if to > start:
         assert len(checkpoints) >= 3
@@ -94,23 +104,42 @@ OTHER = LogPosition(applied=7, pull_offset=3)
 @pytest.mark.parametrize(
     ("reports", "registered", "away_ms", "expected"),
     [
-        pytest.param({"b": FLUSHED}, "ab", {}, [MINE, OTHER], id="it needs what it has not flushed"),
-        pytest.param({"b": ReplicaReport(role="follower")}, "ab", {}, [MINE, None], id="it reports no position"),
+        pytest.param(
+            {"b": FLUSHED}, "ab", {}, [MINE, OTHER], id="it needs what it has not flushed"
+        ),
+        pytest.param(
+            {"b": ReplicaReport(role="follower")},
+            "ab",
+            {},
+            [MINE, None],
+            id="it reports no position",
+        ),
         pytest.param({"b": replace(FLUSHED, role="none")}, "a", {}, [MINE], id="it holds nothing"),
         pytest.param(
-            {"b": replace(FLUSHED, role="none")}, "ab", {}, [MINE, OTHER], id="it was assigned the shard just now"
+            {"b": replace(FLUSHED, role="none")},
+            "ab",
+            {},
+            [MINE, OTHER],
+            id="it was assigned the shard just now",
         ),
-        pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not given up the shard yet"),
+        pytest.param(
+            {"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not given up the shard yet"
+        ),
         pytest.param({}, "ab", {"b": AWAY_MS - 1}, [MINE, None], id="it is away"),
         pytest.param({}, "ab", {"b": AWAY_MS}, [MINE], id="it was away for too long"),
         pytest.param({}, "a", {}, [MINE], id="it was forgotten"),
         pytest.param({}, "a", {}, [MINE], id="there is no other node"),
     ],
 )
-def test_the_position_of_every_registered_replica_counts(reports, registered, away_ms, expected) -> None:
-    """This node is `a`; None: a replica whose position is not known, so that nothing may be trimmed."""
+def test_the_position_of_every_registered_replica_counts(
+    reports, registered, away_ms, expected
+) -> None:
+    """This node is `a`; None: a replica whose position is not known, so that nothing may be
+    trimmed."""
     members = {
-        node: Member(node=node, instance=node, address="", version="", started_ms=0, replicas={0: replica})
+        node: Member(
+            node=node, instance=node, address="", version="", started_ms=0, replicas={0: replica}
+        )
         for node, replica in {"a": ReplicaReport(role="master"), **reports}.items()
     }
     away = {node: NOW_MS - for_ms for node, for_ms in away_ms.items()}
@@ -119,23 +148,31 @@ def test_the_position_of_every_registered_replica_counts(reports, registered, aw
     assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == expected
 
 
-@pytest.mark.parametrize(("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not confirmed"])
+@pytest.mark.parametrize(
+    ("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not confirmed"]
+)
 def test_a_node_that_does_not_know_the_roles_does_not_know_the_positions(roles, confirmed) -> None:
     snapshot = ClusterSnapshot(roles=roles, members={}, confirmed=confirmed)
     assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == [None]
 
 
-# ----------------------------------------------------------------------------------------------- The worker
+# --------------------------------------------------------------------------------------- The worker
 
 
 class Case:
-    """A shard with a log of both kinds, a record an hour in each, and a store that is moved on by hand."""
+    """A shard with a log of both kinds, a record an hour in each, and a store that is moved on by
+    hand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clock = HandClock()
-        self.log = EmbeddedLog(path / "log", clock=self.clock, disk_reserve_bytes=0, progress_topic="progress")
-        specs = [TopicSpec(name=name, partitions=2, settings={}, per_shard=True) for name in ("delay", "progress")]
+        self.log = EmbeddedLog(
+            path / "log", clock=self.clock, disk_reserve_bytes=0, progress_topic="progress"
+        )
+        specs = [
+            TopicSpec(name=name, partitions=2, settings={}, per_shard=True)
+            for name in ("delay", "progress")
+        ]
         infos = self.log.prepare(specs, create=True)
         self.identity = Identity(
             cluster="c",
@@ -173,12 +210,17 @@ class Case:
         )
 
     def move(self, hours: int = 1) -> None:
-        """Hours pass; in each the log gets two delay records and one progress record, and the store follows."""
+        """Hours pass; in each the log gets two delay records and one progress record, and the store
+        follows."""
         for _ in range(hours):
             self.clock.now += HOUR_MS
-            self.log.append([("delay", None, b"d", [], 1)] * 2 + [("progress", None, b"p", [], 1)], 9.0)
+            self.log.append(
+                [("delay", None, b"d", [], 1)] * 2 + [("progress", None, b"p", [], 1)], 9.0
+            )
             self.moved += 1
-        state = State(applied=self.moved, pull_offset=2 * self.moved, cursor_due_ms=self.moved, progress_ms=1)
+        state = State(
+            applied=self.moved, pull_offset=2 * self.moved, cursor_due_ms=self.moved, progress_ms=1
+        )
         self.store.write([(STATE_KEY, pack_state(state))], [])
 
     def step(self) -> int:
@@ -233,7 +275,8 @@ def test_a_checkpoint_can_be_asked_for(case: Case) -> None:
 
 
 def test_a_checkpoint_from_a_clock_ahead_does_not_delay_the_next_ones(case: Case) -> None:
-    """One whose time is ten years ahead is ignored; one from a clock that is a little ahead counts."""
+    """One whose time is ten years ahead is ignored; one from a clock that is a little ahead
+    counts."""
     case.move()
     case.folder.save(1, case.store, case.clock.now + 10 * 365 * 24 * HOUR_MS)
     case.move()
@@ -311,7 +354,8 @@ def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
     case.archived = {"delay": 17}
     case.step()
     assert case.starts() == (17, 182)
-    # Kafka has forgotten the offsets of the group, and the node starts again; the archive still exists.
+    # Kafka has forgotten the offsets of the group, and the node starts again; the archive still
+    # exists.
     case.archived = {}
     case.worker = case.new_worker()
     case.clock.now += CHECK_EVERY_MS
@@ -330,7 +374,8 @@ def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
 
 
 def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(case: Case) -> None:
-    """With the first checkpoint, while Kafka still has the offsets; a topic created again has no position."""
+    """With the first checkpoint, while Kafka still has the offsets; a topic created again has no
+    position."""
     case.archived = {"delay": 17}
     case.move(250)
     case.step()
@@ -341,7 +386,10 @@ def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(case: Cas
         case.step()
     assert case.starts() == (17, 181)
     again = replace(case.identity, delay_topic_id="another")
-    assert (case.folder.archived(1, case.identity), case.folder.archived(1, again)) == ({"delay": 17}, {})
+    assert (case.folder.archived(1, case.identity), case.folder.archived(1, again)) == (
+        {"delay": 17},
+        {},
+    )
 
 
 def test_a_checkpoint_that_lost_a_file_does_not_count(case: Case) -> None:

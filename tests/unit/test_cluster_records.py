@@ -1,15 +1,16 @@
-"""Records of the cluster topic: golden bytes, which a running cluster already has, and bytes that are not understood."""
+"""Records of the cluster topic: golden bytes, which a running cluster already has, and bytes that
+are not understood."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.cluster_records import (
+from chronos.core.cluster.heartbeats import (
     Announcement,
     ClusterRecord,
-    Farewell,
     Heartbeat,
+    LeaveRecord,
     RecordUnreadable,
     RolesRecord,
     Submission,
@@ -17,7 +18,7 @@ from chronos.core.cluster_records import (
     unpack_record,
     unpack_roles,
 )
-from chronos.core.roles import Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.cluster.roles import Member, ReplicaReport, Request, Roles, ShardRoles
 
 MEMBER = Member(
     node="a",
@@ -29,7 +30,7 @@ MEMBER = Member(
 )
 
 ROLES_RECORD = RolesRecord(
-    life="l",
+    incarnation="l",
     version=3,
     answered=9,
     roles=Roles(controller="a", controller_epoch=2, shards={0: ShardRoles(master="a", epoch=1)}),
@@ -44,7 +45,7 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
     (
         Heartbeat(
             member=MEMBER,
-            life="l",
+            incarnation="l",
             number=3,
             generation=1,
             heartbeats_read=40,
@@ -57,22 +58,34 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
         b'"replicas":{"0":{"applied":7}}},"life":"l","number":3,"generation":1,"heartbeats_read":40,"roles_read":4,'
         b'"epoch":2,"controls":2,"version":6}',
     ),
-    (Announcement(node="a", life="l", number=1), b'{"type":"announcement","node":"a","life":"l","number":1}'),
-    (Farewell(node="a", life="l", generation=2), b'{"type":"farewell","node":"a","life":"l","generation":2}'),
+    (
+        Announcement(node="a", incarnation="l", number=1),
+        b'{"type":"announcement","node":"a","life":"l","number":1}',
+    ),
+    (
+        LeaveRecord(node="a", incarnation="l", generation=2),
+        b'{"type":"farewell","node":"a","life":"l","generation":2}',
+    ),
     (
         Submission(request=Request(kind="drain", node="b")),
         b'{"type":"request","request":{"kind":"drain","node":"b"}}',
     ),
     (
-        Heartbeat(member=replace(MEMBER, replicas={}), life="l", number=4, generation=1, brief=True),
+        Heartbeat(
+            member=replace(MEMBER, replicas={}), incarnation="l", number=4, generation=1, brief=True
+        ),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5},'
         b'"life":"l","number":4,"generation":1,"brief":true}',
     ),
 ]
 
 
-@pytest.mark.parametrize(("record", "value"), GOLDEN, ids=[type(record).__name__ for record, _ in GOLDEN])
-def test_a_record_has_these_bytes_and_is_read_from_them(record: ClusterRecord, value: bytes) -> None:
+@pytest.mark.parametrize(
+    ("record", "value"), GOLDEN, ids=[type(record).__name__ for record, _ in GOLDEN]
+)
+def test_a_record_has_these_bytes_and_is_read_from_them(
+    record: ClusterRecord, value: bytes
+) -> None:
     assert pack_record(record) == value
     assert unpack_record(value) == record
 
@@ -85,20 +98,27 @@ def test_a_roles_record_has_these_bytes_and_is_read_from_them() -> None:
 
 NEWER: list[tuple[Heartbeat | RolesRecord, bytes]] = [
     (
-        Heartbeat(member=replace(MEMBER, replicas={}, rules=2), life="l", number=4),
+        Heartbeat(member=replace(MEMBER, replicas={}, rules=2), incarnation="l", number=4),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,"rules":2},'
         b'"life":"l","number":4}',
     ),
     (
-        RolesRecord(life="l", version=3, roles=Roles(controller="a", controller_epoch=2, rules=2)),
+        RolesRecord(
+            incarnation="l", version=3, roles=Roles(controller="a", controller_epoch=2, rules=2)
+        ),
         b'{"type":"roles","life":"l","version":3,"roles":{"controller":"a","controller_epoch":2,"rules":2}}',
     ),
 ]
 
 
-@pytest.mark.parametrize(("record", "value"), NEWER, ids=[type(record).__name__ for record, _ in NEWER])
-def test_a_rules_number_is_written_where_it_is_not_the_first(record: Heartbeat | RolesRecord, value: bytes) -> None:
-    """So the bytes of a cluster without it stay as they are, and a version that does not know the field reads the rest."""
+@pytest.mark.parametrize(
+    ("record", "value"), NEWER, ids=[type(record).__name__ for record, _ in NEWER]
+)
+def test_a_rules_number_is_written_where_it_is_not_the_first(
+    record: Heartbeat | RolesRecord, value: bytes
+) -> None:
+    """So the bytes of a cluster without it stay as they are, and a version that does not know the
+    field reads the rest."""
     assert pack_record(record) == value
     unpack = unpack_roles if isinstance(record, RolesRecord) else unpack_record
     assert unpack(value) == record
@@ -113,7 +133,7 @@ def test_a_rules_number_is_written_where_it_is_not_the_first(record: Heartbeat |
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
     value = b'{"type":"announcement","node":"a","life":"l","number":1,"reason":["new"]}'
-    assert unpack_record(value) == Announcement(node="a", life="l", number=1)
+    assert unpack_record(value) == Announcement(node="a", incarnation="l", number=1)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +148,19 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         (b'{"type":"heartbeat","life":"l","number":1}', "missing required field `member`"),
         (b'{"type":"announcement","node":1,"life":"l","number":1}', "Expected `str`, got `int`"),
         (ROLES_BYTES, "Invalid value 'roles'"),
-        (b'{"type":"announcement","node":"a","life":"l","number":9223372036854775807}', "<= 9007199254740991"),
-        (b'{"type":"announcement","node":"a","life":"l","number":-1}', ">= 0"),
-        (GOLDEN[0][1].replace(b'"applied":7', b'"applied":7,"role_epoch":9223372036854775807'), "<= 9007199254740991"),
         (
-            b'{"type":"announcement","node":"a","life":"l","number":1,"more":"' + bytes(16 << 20) + b'"}',
+            b'{"type":"announcement","node":"a","life":"l","number":9223372036854775807}',
+            "<= 9007199254740991",
+        ),
+        (b'{"type":"announcement","node":"a","life":"l","number":-1}', ">= 0"),
+        (
+            GOLDEN[0][1].replace(b'"applied":7', b'"applied":7,"role_epoch":9223372036854775807'),
+            "<= 9007199254740991",
+        ),
+        (
+            b'{"type":"announcement","node":"a","life":"l","number":1,"more":"'
+            + bytes(16 << 20)
+            + b'"}',
             "bytes, more than",
         ),
     ],
@@ -149,7 +177,10 @@ def test_what_is_no_record_of_the_heartbeats_is_named(value: bytes | None, why: 
         (GOLDEN[1][1], "Invalid value 'announcement'"),
         (b"{", "truncated"),
         (b"{}", "missing"),
-        (ROLES_BYTES.replace(b'"version":3', b'"version":18446744073709551616'), "<= 9007199254740991"),
+        (
+            ROLES_BYTES.replace(b'"version":3', b'"version":18446744073709551616'),
+            "<= 9007199254740991",
+        ),
         (ROLES_BYTES.replace(b'"epoch":1', b'"epoch":9223372036854775807'), "<= 9007199254740991"),
     ],
 )

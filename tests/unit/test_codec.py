@@ -1,4 +1,5 @@
-"""Bytes of the store: golden ones, which stores on disk already have, and bytes that are not understood."""
+"""Bytes of the store: golden ones, which stores on disk already have, and bytes that are not
+understood."""
 
 from __future__ import annotations
 
@@ -10,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core import codec
-from chronos.core.codec import FRESH, Failure, HeldRecord, Identity, IdState, LaneState, QueueState, State, Totals
 from chronos.core.message import Entry, LatePolicy, Options, Repeat, Repetition
+from chronos.core.shard import codec
+from chronos.core.shard.codec import (
+    FRESH,
+    Failure,
+    HeldRecord,
+    Identity,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    Totals,
+)
 from chronos.errors import StoreCorrupt
 
 ENTRY = Entry(
@@ -27,7 +38,15 @@ ENTRY = Entry(
     occurrence=3,
     attempt=2,
 )
-PLAIN = Entry(id=None, due_ms=5, target="t", key=None, headers=[("a", b"1"), ("a", None)], value=None, timestamp_ms=4)
+PLAIN = Entry(
+    id=None,
+    due_ms=5,
+    target="t",
+    key=None,
+    headers=[("a", b"1"), ("a", None)],
+    value=None,
+    timestamp_ms=4,
+)
 SERIES = Entry(
     b"s", 5, "t", None, {}, b"v", 4, occurrence=2,
     options=Options(
@@ -39,7 +58,12 @@ SERIES = Entry(
     ),
 )  # fmt: skip
 ID_STATE = IdState(
-    codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500, first_ms=1_700_000_000_001, cancel_shard=2
+    codec.CANCELLED,
+    1_700_000_001_000,
+    41,
+    1_700_000_000_500,
+    first_ms=1_700_000_000_001,
+    cancel_shard=2,
 )
 DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
@@ -58,7 +82,8 @@ IDENTITY = Identity(
     progress_topic_id="pi",
 )
 
-# Never edit these bytes: whoever changes a format adds to them, and a decoder for the old ones stays.
+# Never edit these bytes: whoever changes a format adds to them, and a decoder for the old ones
+# stays.
 GOLDEN: list[tuple[str, Any, str]] = [
     (
         "entry",
@@ -87,13 +112,25 @@ GOLDEN: list[tuple[str, Any, str]] = [
         HeldRecord(b"id", b"v", [("a", b"o"), ("b", None)], 1_700_000_001_000),
         "0196c4026964c401769292a161c4016f92a162c0cf0000018bcfe56be800a0",
     ),
-    ("held", HeldRecord(None, None, None, 0, 21, "offsets 5 to 9"), "0196c0c0c00015ae6f666673657473203520746f2039"),
+    (
+        "held",
+        HeldRecord(None, None, None, 0, 21, "offsets 5 to 9"),
+        "0196c0c0c00015ae6f666673657473203520746f2039",
+    ),
     ("queue_state", QueueState(3, 4_000, 41), "019303cd0fa029"),
     ("identity", IDENTITY, "0197a1630104a164a26469a170a27069"),
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "held": 2, "queue_state": 0, "state": 14, "identity": 0}
+DEFAULTS = {
+    "entry": 4,
+    "id_state": 4,
+    "lane_state": 0,
+    "held": 2,
+    "queue_state": 0,
+    "state": 14,
+    "identity": 0,
+}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:
@@ -131,7 +168,9 @@ def test_an_unknown_version_is_named_with_what_to_do(name: str, value: Any, data
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_a_value_from_before_a_field_was_added_has_that_fields_default(name: str, value: Any, data: str) -> None:
+def test_a_value_from_before_a_field_was_added_has_that_fields_default(
+    name: str, value: Any, data: str
+) -> None:
     whole = bytes.fromhex(data)
     fields = msgspec.msgpack.decode(whole[1:])
     for missing in range(1, DEFAULTS[name] + 1):
@@ -155,7 +194,9 @@ def test_any_bytes_are_a_value_or_a_named_error(name: str, data: bytes) -> None:
 
 
 @given(st.sampled_from(GOLDEN), st.integers(1, 10_000), st.integers(0, 255))
-def test_one_wrong_byte_is_a_value_or_a_named_error(golden: tuple[str, Any, str], at: int, byte: int) -> None:
+def test_one_wrong_byte_is_a_value_or_a_named_error(
+    golden: tuple[str, Any, str], at: int, byte: int
+) -> None:
     name, _, data = golden
     damaged = bytearray.fromhex(data)
     damaged[1 + at % (len(damaged) - 1)] = byte
@@ -177,12 +218,21 @@ def test_endless_nesting_is_damage_and_not_a_crash(name: str) -> None:
 
 headers = st.one_of(
     st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5)), max_size=3),
-    st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3),
+    st.lists(
+        st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3
+    ),
 )
 
 
-@given(headers, st.one_of(st.none(), st.binary()), st.one_of(st.none(), st.binary()), st.integers(0, 2**63))
-def test_an_entry_comes_back_as_it_went_in(own: Any, key: bytes | None, value: bytes | None, due_ms: int) -> None:
+@given(
+    headers,
+    st.one_of(st.none(), st.binary()),
+    st.one_of(st.none(), st.binary()),
+    st.integers(0, 2**63),
+)
+def test_an_entry_comes_back_as_it_went_in(
+    own: Any, key: bytes | None, value: bytes | None, due_ms: int
+) -> None:
     entry = Entry(key, due_ms, "orders", value, own, value, due_ms, None)
     assert codec.unpack_entry(codec.pack_entry(entry)) == entry
 

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.adapters.kafka.settings import PRODUCER
+from chronos.adapters.kafka.connection import PRODUCER
 from chronos.config import Config, example, load, reference, show
-from chronos.config.catalogue import PROPERTIES, Key, children, is_secret, keys, split
+from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys, split
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 from chronos.errors import ConfigurationError
@@ -33,7 +33,9 @@ def from_file(text: str, **environ: str) -> Config:
     return load("c.yaml", environ, [])
 
 
-def problems(text: str | None = None, environ: dict[str, str] | None = None, *overrides: str) -> list[str]:
+def problems(
+    text: str | None = None, environ: dict[str, str] | None = None, *overrides: str
+) -> list[str]:
     if text is not None:
         Path("c.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
@@ -71,7 +73,10 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file() -> None:
 
 
 def test_a_variable_may_hold_a_section_and_a_more_specific_one_wins() -> None:
-    environ = {"CHRONOS_LOG__KIND": "embedded", "CHRONOS_LOG": "{kind: kafka, kafka: {bootstrap_servers: a}}"}
+    environ = {
+        "CHRONOS_LOG__KIND": "embedded",
+        "CHRONOS_LOG": "{kind: kafka, kafka: {bootstrap_servers: a}}",
+    }
     config = load(None, environ, [])
     assert (config.log.kind, config.log.kafka.bootstrap_servers) == ("embedded", "a")
 
@@ -81,7 +86,9 @@ def test_variables_of_the_command_line_and_of_other_programs_are_ignored() -> No
     assert load(None, environ, []) == Config()
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "log:\nworkers:\n  # pull: off\n", "\ufeffshards: 4\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "---\n", "log:\nworkers:\n  # pull: off\n", "\ufeffshards: 4\n"]
+)
 def test_a_file_in_which_everything_is_commented_out_changes_nothing(text: str) -> None:
     assert from_file(text) == Config()
 
@@ -101,11 +108,15 @@ def test_a_text_stays_as_it_was_written() -> None:
 
 def test_null_and_an_empty_variable_mean_not_set_if_that_is_allowed() -> None:
     text = "topics: {min_insync_replicas: 2}\nlog: {kafka: {bootstrap_servers: a}}\n"
-    config = from_file(text, CHRONOS_TOPICS__MIN_INSYNC_REPLICAS="", CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS="null")
+    config = from_file(
+        text, CHRONOS_TOPICS__MIN_INSYNC_REPLICAS="", CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS="null"
+    )
     assert (config.topics.min_insync_replicas, config.log.kafka.bootstrap_servers) == (None, None)
 
 
-@pytest.mark.parametrize("override", ["targets.allow=a-*,b", 'targets.allow=["a-*", b]', "targets.allow= a-* , b"])
+@pytest.mark.parametrize(
+    "override", ["targets.allow=a-*,b", 'targets.allow=["a-*", b]', "targets.allow= a-* , b"]
+)
 def test_a_list_on_one_line_needs_no_yaml(override: str) -> None:
     assert load(None, {}, [override]).targets.allow == ("a-*", "b")
 
@@ -138,7 +149,11 @@ def test_a_switch_among_the_properties_becomes_true_or_false() -> None:
 def test_a_password_in_a_variable_or_a_flag_is_taken_byte_for_byte(password: str) -> None:
     by_flag = load(None, {}, [f"log.kafka.properties.sasl.password={password}"])
     by_variable = load(None, {"CHRONOS_LOG__KAFKA__PROPERTIES__SASL_PASSWORD": password}, [])
-    assert by_flag.log.kafka.properties == by_variable.log.kafka.properties == {"sasl.password": password}
+    assert (
+        by_flag.log.kafka.properties
+        == by_variable.log.kafka.properties
+        == {"sasl.password": password}
+    )
 
 
 def test_a_configuration_cannot_be_changed() -> None:
@@ -159,9 +174,17 @@ DURATIONS = [
     ("1h30m", 5_400_000),
 ]
 SIZES = [
-    ("65536", 65_536), ("8MB", 8_000_000), ("8mb", 8_000_000), ("64MiB", 67_108_864), ("64mib", 67_108_864),
-    ("1.5KiB", 1_536), ("1kB", 1_000), ("512B", 512), ("1GiB", 1 << 30), ("1TB", 10**12),
-]  # fmt: skip
+    ("65536", 65_536),
+    ("8MB", 8_000_000),
+    ("8mb", 8_000_000),
+    ("64MiB", 67_108_864),
+    ("64mib", 67_108_864),
+    ("1.5KiB", 1_536),
+    ("1kB", 1_000),
+    ("512B", 512),
+    ("1GiB", 1 << 30),
+    ("1TB", 10**12),
+]
 
 
 @pytest.mark.parametrize(("text", "ms"), DURATIONS)
@@ -204,7 +227,9 @@ WRONG_SIZES = {
     "8M": '"8M" is not a size; did you mean 8MiB, or 8MB?',
     "8k": '"8k" is not a size; did you mean 8KiB, or 8kB?',
     "8 MB": '"8 MB" is not a size; did you mean 8MB?',
-    "lots": '"lots" is not a size; write bytes, or one number and a unit: 65536, 64KiB, 8MB or 1GiB',
+    "lots": (
+        '"lots" is not a size; write bytes, or one number and a unit: 65536, 64KiB, 8MB or 1GiB'
+    ),
     "0.5": '"0.5" is not a whole number of bytes',
     "-1": '"-1" is not a size; write bytes, or one number and a unit: 65536, 64KiB, 8MB or 1GiB',
 }
@@ -218,8 +243,9 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 # --- What is wrong: one setting -------------------------------------------------------------------
 
 TOP_LEVEL = (
-    "there are cluster, shards, node, log, topics, coordinator, failover, replication, workers, limits, delivery, delivery_faults, "
-    "targets, checkpoints, retention, store, admin, audit, registry, logging"
+    "there are cluster, shards, node, log, topics, coordinator, failover, replication, workers, "
+    "limits, delivery, delivery_faults, targets, checkpoints, retention, store, admin, audit, "
+    "registry, logging"
 )
 WRONG_VALUES = {
     "shards=0": "shards: 0 is not within 1 to 1024",
@@ -232,84 +258,119 @@ WRONG_VALUES = {
     "workers.pull=maybe": 'workers.pull: "maybe" is neither on nor off',
     "log.kind=kafca": 'log.kind: "kafca" is not one of embedded, kafka; did you mean kafka?',
     "log.kind=pulsar": 'log.kind: "pulsar" is not one of embedded, kafka',
-    "logging.level=INFO":
-        'logging.level: "INFO" is not one of debug, info, warning, error; did you mean info?',
+    "logging.level=INFO": (
+        'logging.level: "INFO" is not one of debug, info, warning, error; did you mean info?'
+    ),
     "store.flush_every=2h": "store.flush_every: 2h is not within 100ms to 1h",
     "store.wheel_messages=1": "store.wheel_messages: 1 is not within 2 to 10000000",
     "store.blob_bytes_min=2GiB": "store.blob_bytes_min: 2GiB is not within 0 to 1GiB",
     "retention.deduplication=0s": "retention.deduplication: 0ms is not within 1ms to 3650d",
     "retention.delivered=0ms": "retention.delivered: 0ms is not within 1ms to 3650d",
-    "admin.advertised=node-1:7700":
-        'admin.advertised: "node-1:7700" is no address; write http://host:port',
+    "admin.advertised=node-1:7700": (
+        'admin.advertised: "node-1:7700" is no address; write http://host:port'
+    ),
     "admin.advertised=http://node-1:7700": None,
-    "coordinator.zookeeper.session_timeout=3s":
-        "coordinator.zookeeper.session_timeout: 3s is not within 4s to 30s",
+    "coordinator.zookeeper.session_timeout=3s": (
+        "coordinator.zookeeper.session_timeout: 3s is not within 4s to 30s"
+    ),
     "coordinator.replication=1": "coordinator.replication: 1 is not within 2 to 100",
     "admin.port=65536": "admin.port: 65536 is not within 0 to 65535",
-    "topics.replication_factor=0":
-        "topics.replication_factor: 0 replicas hold nothing; use -1 for the broker's default, or 1 or more",
+    "topics.replication_factor=0": (
+        "topics.replication_factor: 0 replicas hold nothing; use -1 for the broker's default, or "
+        "1 or more"
+    ),
     "topics.replication_factor=-2": "topics.replication_factor: -2 is not within -1 to 100",
     "topics.min_insync_replicas=0": "topics.min_insync_replicas: 0 is not within 1 to 100",
-    "topics.message_bytes_max=512MiB": "topics.message_bytes_max: 512MiB is not within 1KiB to 255MiB",
-    "topics.delay=a b":
-        'topics.delay: "a b" is no name for a topic; '
-        "Kafka takes up to 249 letters, digits, '.', '_' and '-'",
+    "topics.message_bytes_max=512MiB": (
+        "topics.message_bytes_max: 512MiB is not within 1KiB to 255MiB"
+    ),
+    "topics.delay=a b": 'topics.delay: "a b" is no name for a topic; '
+    "Kafka takes up to 249 letters, digits, '.', '_' and '-'",
     "topics.delay=__x": "topics.delay: \"__x\" starts with '__', which Kafka keeps for itself",
     "cluster=a/b": "cluster: \"a/b\" is no name; use up to 200 letters, digits, '.', '_' and '-'",
     "node.data_dir='": None,
     "node.data_dir= ": "node.data_dir: is empty",
-    "node.data_dir=a\0b": 'node.data_dir: holds a character that cannot be printed: U+0000, at position 2',
-    "coordinator.zookeeper.password=se\x1bcret":
-        "coordinator.zookeeper.password: holds a character that cannot be printed: U+001B, at position 3",
-    "admin.advertised=http://user:sec\x07ret@node-1:7700/path":
-        'admin.advertised: "http://node-1:7700/path" is no address; write http://host:port',
-    "admin.allowed_hosts=https://a:1": 'admin.allowed_hosts: "https://a:1" is no host name; write it without http:// and without a port',
+    "node.data_dir=a\0b": (
+        "node.data_dir: holds a character that cannot be printed: U+0000, at position 2"
+    ),
+    "coordinator.zookeeper.password=se\x1bcret": (
+        "coordinator.zookeeper.password: holds a character that cannot be printed: U+001B, at "
+        "position 3"
+    ),
+    "admin.advertised=http://user:sec\x07ret@node-1:7700/path": (
+        'admin.advertised: "http://node-1:7700/path" is no address; write http://host:port'
+    ),
+    "admin.allowed_hosts=https://a:1": (
+        'admin.allowed_hosts: "https://a:1" is no host name; write it without http:// and without '
+        "a port"
+    ),
     "targets.allow=a,,b": "targets.allow: holds an empty pattern",
     "targets.allow=[[a]]": 'targets.allow: must be a flat list, such as ["orders-*", audit]',
-    "targets.allow=[*]":
+    "targets.allow=[*]": (
         "targets.allow: is not YAML: expected alphabetic or numeric character, but found ']'; "
-        'quote a value that starts with *, as in "*"',
+        'quote a value that starts with *, as in "*"'
+    ),
     "targets.allow=*": None,
-    "log.kafka.bootstrap_servers=a:9092,b:port":
-        'log.kafka.bootstrap_servers: "b:port" is no address; write host:port, several with commas',
-    "log.kafka.bootstrap_servers=a:99999":
-        'log.kafka.bootstrap_servers: "a:99999" is no address; write host:port, several with commas',
+    "log.kafka.bootstrap_servers=a:9092,b:port": (
+        'log.kafka.bootstrap_servers: "b:port" is no address; write host:port, several with commas'
+    ),
+    "log.kafka.bootstrap_servers=a:99999": (
+        'log.kafka.bootstrap_servers: "a:99999" is no address; write host:port, several with commas'
+    ),
     "log.kafka.bootstrap_servers=SASL_SSL://a:9092, [::1]:9092,c": None,
-    "coordinator.raft.peers=[a=host-a:7701, b=10.0.0.2:7701, 'c=[fe80::1]:7701', d=host_d.x:1]": None,
-    "coordinator.raft.peers=[host-a:7701]":
-        'coordinator.raft.peers: "host-a:7701" is no voter; write the id of its node and its address, as node=host:port',
-    "coordinator.raft.peers=[a=host-a]":
-        'coordinator.raft.peers: "a=host-a" is no voter; write the id of its node and its address, as node=host:port',
-    "coordinator.raft.peers=[a=host-a:70000]": 'coordinator.raft.peers: "a=host-a:70000": "70000" is no port; use 1 to 65535',
-    "coordinator.raft.peers=[a=host-a:0]": 'coordinator.raft.peers: "a=host-a:0": "0" is no port; use 1 to 65535',
-    "coordinator.raft.peers=[a=http://host-a:7701]":
+    "coordinator.raft.peers=[a=host-a:7701, b=10.0.0.2:7701, 'c=[fe80::1]:7701', d=host_d.x:1]": None,  # noqa: E501
+    "coordinator.raft.peers=[host-a:7701]": (
+        'coordinator.raft.peers: "host-a:7701" is no voter; write the id of its node and its '
+        "address, as node=host:port"
+    ),
+    "coordinator.raft.peers=[a=host-a]": (
+        'coordinator.raft.peers: "a=host-a" is no voter; write the id of its node and its '
+        "address, as node=host:port"
+    ),
+    "coordinator.raft.peers=[a=host-a:70000]": (
+        'coordinator.raft.peers: "a=host-a:70000": "70000" is no port; use 1 to 65535'
+    ),
+    "coordinator.raft.peers=[a=host-a:0]": (
+        'coordinator.raft.peers: "a=host-a:0": "0" is no port; use 1 to 65535'
+    ),
+    "coordinator.raft.peers=[a=http://host-a:7701]": (
         'coordinator.raft.peers: "a=http://host-a:7701": "http://host-a" is no host; '
-        "write a name or an IP address, that of IPv6 in brackets",
-    "coordinator.raft.peers=[a=10.0.0.256:7701]":
+        "write a name or an IP address, that of IPv6 in brackets"
+    ),
+    "coordinator.raft.peers=[a=10.0.0.256:7701]": (
         'coordinator.raft.peers: "a=10.0.0.256:7701": "10.0.0.256" is no host; '
-        "write a name or an IP address, that of IPv6 in brackets",
-    "coordinator.raft.peers=['a=[fe80::z]:7701']":
-        'coordinator.raft.peers: "a=[fe80::z]:7701": "[fe80::z]" is no host; write a name or an IP address, that of IPv6 in brackets',
+        "write a name or an IP address, that of IPv6 in brackets"
+    ),
+    "coordinator.raft.peers=['a=[fe80::z]:7701']": (
+        'coordinator.raft.peers: "a=[fe80::z]:7701": "[fe80::z]" is no host; write a name or an '
+        "IP address, that of IPv6 in brackets"
+    ),
     "coordinator.raft.peers=[a=h:1, a=i:1]": "coordinator.raft.peers: names a node twice: a",
     "coordinator.raft.peers=[a=h:1, b=H:1]": "coordinator.raft.peers: names an address twice: h:1",
     "log=kafka": "log: is a section, not one value; log has kind, kafka, embedded",
-    "log.kafka.properties=a=b":
-        "log.kafka.properties: is a section, not one value; write it as {name: value}",
-    "log.kafka.properties.linger.ms=":
-        "log.kafka.properties.linger.ms: has no value; leave it out for librdkafka's default",
-    "log.kafka.properties={sasl: {password: x}}":
+    "log.kafka.properties=a=b": (
+        "log.kafka.properties: is a section, not one value; write it as {name: value}"
+    ),
+    "log.kafka.properties.linger.ms=": (
+        "log.kafka.properties.linger.ms: has no value; leave it out for librdkafka's default"
+    ),
+    "log.kafka.properties={sasl: {password: x}}": (
         "log.kafka.properties.sasl: must be one value, not a mapping; "
-        "write the whole name, as in sasl.username: a",
-    "log.kafka.properties.sasl.password=********":
+        "write the whole name, as in sasl.username: a"
+    ),
+    "log.kafka.properties.sasl.password=********": (
         "log.kafka.properties.sasl.password: is the mask that `chronos config show` prints; "
-        "give the value itself",
+        "give the value itself"
+    ),
     "shards": "shards: has no value; write path=value, for example shards=4",
     "=4": f"unknown key; {TOP_LEVEL}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("override", "words"), WRONG_VALUES.items())
-def test_the_error_for_a_wrong_flag_says_what_is_wrong_and_what_to_write(override: str, words: str | None) -> None:
+def test_the_error_for_a_wrong_flag_says_what_is_wrong_and_what_to_write(
+    override: str, words: str | None
+) -> None:
     if words is None:
         load(None, {}, [override])
     else:
@@ -337,22 +398,32 @@ def test_the_error_for_an_unknown_key_names_similar_keys(path: str, hint: str) -
 
 
 KUBERNETES = (
-    "unknown key; Kubernetes sets such variables for a service of that name: set enableServiceLinks: false "
-    "in the pod, or rename the service"
+    "unknown key; Kubernetes sets such variables for a service of that name: set "
+    "enableServiceLinks: false in the pod, or rename the service"
 )
 UNKNOWN_VARIABLES = {
     "CHRONOS_LOG_KIND": ("kafka", "unknown key; did you mean CHRONOS_LOG__KIND?"),
     "CHRONOS_ADMIN_PORT": ("80", "unknown key; did you mean CHRONOS_ADMIN__PORT?"),
-    "CHRONOS_KIND": ("kafka", "unknown key; did you mean CHRONOS_LOG__KIND or CHRONOS_COORDINATOR__KIND?"),
-    "CHRONOS_ZZZ": ("1", "unknown key; variables are named like CHRONOS_LOG__KIND, with '__' between levels"),
+    "CHRONOS_KIND": (
+        "kafka",
+        "unknown key; did you mean CHRONOS_LOG__KIND or CHRONOS_COORDINATOR__KIND?",
+    ),
+    "CHRONOS_ZZZ": (
+        "1",
+        "unknown key; variables are named like CHRONOS_LOG__KIND, with '__' between levels",
+    ),
     "CHRONOS_PORT": ("tcp://10.0.0.1:7700", KUBERNETES),
     "CHRONOS_ADMIN_PORT_7700_TCP_ADDR": ("10.0.0.1", KUBERNETES),
     "CHRONOS_SERVICE_HOST": ("10.0.0.1", KUBERNETES),
 }
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [(name, *rest) for name, rest in UNKNOWN_VARIABLES.items()])
-def test_the_error_for_an_unknown_variable_names_a_similar_variable(name: str, value: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "words"), [(name, *rest) for name, rest in UNKNOWN_VARIABLES.items()]
+)
+def test_the_error_for_an_unknown_variable_names_a_similar_variable(
+    name: str, value: str, words: str
+) -> None:
     assert problems(None, {name: value}) == [f"{name}: {words}"]
 
 
@@ -371,7 +442,9 @@ WRONG_FILES = {
     "log: [kafka]": ["c.yaml:1: log: is a section, not a list; log has kind, kafka, embedded"],
     "log:\n  kind: [kafka]": ["c.yaml:2: log.kind: must be one value, not a list"],
     "log:\n  kind: {a: b}": ["c.yaml:2: log.kind: must be one value, not a mapping"],
-    "log:\n  kind:": ["c.yaml:2: log.kind: has no value; leave the key out for its default, embedded"],
+    "log:\n  kind:": [
+        "c.yaml:2: log.kind: has no value; leave the key out for its default, embedded"
+    ],
     "shards: 4\nshards: 4": ["c.yaml:2: shards: was given on line 1 already; keep one of them"],
     "{shards: 4, shards: 5}": ["c.yaml:1: shards: was given on line 1 already; keep one of them"],
     "? [a]\n: b": ["c.yaml:1: holds a list where a key must be"],
@@ -387,8 +460,10 @@ WRONG_FILES = {
     "a: &x {b: *x}": [f"c.yaml:1: a: unknown key; {TOP_LEVEL}"],
     '"a\\nb": 1': [f"c.yaml:1: a b: unknown key; {TOP_LEVEL}"],
     "[" * 5000: ["c.yaml: is not YAML: it is nested too deep"],
-    "a: \x00": ["c.yaml: is not YAML: unacceptable character #x0000: special characters are not allowed"],
-}  # fmt: skip
+    "a: \x00": [
+        "c.yaml: is not YAML: unacceptable character #x0000: special characters are not allowed"
+    ],
+}
 
 
 @pytest.mark.parametrize(("text", "lines"), WRONG_FILES.items())
@@ -415,129 +490,231 @@ def test_a_file_that_cannot_be_read_is_a_problem_like_any_other() -> None:
 
 ON_KAFKA = ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092")
 CONFLICTS: dict[tuple[str, ...], str | None] = {
-    ("log.kind=kafka",):
-        "log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
-        "name its brokers, for example localhost:9092",
+    ("log.kind=kafka",): "log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
+    "name its brokers, for example localhost:9092",
     ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092"): None,
-    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef", "coordinator.raft.peers=[a=h:1]"): None,
-    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef"):
-        "coordinator.raft.peers: is missing, and coordinator.kind is raft; name the nodes that vote, for example "
-        "[a=host-a:7701, b=host-b:7701, c=host-c:7701]",
-    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.raft.peers=[a=h:1]"):
-        "coordinator.secret: is missing, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
-    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.raft.peers=[a=h:1]", "coordinator.secret=short"):
-        "coordinator.secret: is too short, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
-    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef", "coordinator.raft.peers=[a=h:7700]", "node.id=a"):
-        "coordinator.raft.peers: the port of this node, 7700, is also admin.port; a voter needs a port of its own",
-    ("coordinator.raft.timeout=500ms",):
-        "coordinator.raft.timeout: 500ms is less than 4 times coordinator.raft.heartbeat (200ms), "
-        "so that one lost heartbeat would move roles; raise the one or lower the other",
+    (
+        *ON_KAFKA,
+        "coordinator.kind=raft",
+        "coordinator.secret=0123456789abcdef",
+        "coordinator.raft.peers=[a=h:1]",
+    ): None,
+    (
+        *ON_KAFKA,
+        "coordinator.kind=raft",
+        "coordinator.secret=0123456789abcdef",
+    ): (
+        "coordinator.raft.peers: is missing, and coordinator.kind is raft; name the nodes that "
+        "vote, for example [a=host-a:7701, b=host-b:7701, c=host-c:7701]"
+    ),
+    (
+        *ON_KAFKA,
+        "coordinator.kind=raft",
+        "coordinator.raft.peers=[a=h:1]",
+    ): (
+        "coordinator.secret: is missing, and coordinator.kind is raft; give all nodes the same "
+        "one of at least 16 characters"
+    ),
+    (
+        *ON_KAFKA,
+        "coordinator.kind=raft",
+        "coordinator.raft.peers=[a=h:1]",
+        "coordinator.secret=short",
+    ): (
+        "coordinator.secret: is too short, and coordinator.kind is raft; give all nodes the same "
+        "one of at least 16 characters"
+    ),
+    (
+        *ON_KAFKA,
+        "coordinator.kind=raft",
+        "coordinator.secret=0123456789abcdef",
+        "coordinator.raft.peers=[a=h:7700]",
+        "node.id=a",
+    ): (
+        "coordinator.raft.peers: the port of this node, 7700, is also admin.port; a voter needs a "
+        "port of its own"
+    ),
+    (
+        "coordinator.raft.timeout=500ms",
+    ): "coordinator.raft.timeout: 500ms is less than 4 times coordinator.raft.heartbeat (200ms), "
+    "so that one lost heartbeat would move roles; raise the one or lower the other",
     (*ON_KAFKA, "coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"): None,
     (*ON_KAFKA, "coordinator.kind=kafka"): None,
-    ("coordinator.kind=kafka",):
-        "coordinator.kind: kafka is for several nodes, and log.kind is embedded, which is inside one; "
-        "use log.kind: kafka, or coordinator.kind: standalone",
-    ("coordinator.kafka.heartbeat=500ms",):
-        "coordinator.kafka.timeout: 1500ms is less than 4 times coordinator.kafka.heartbeat (500ms), "
-        "so that one lost heartbeat would move roles; raise the one or lower the other",
+    ("coordinator.kind=kafka",): (
+        "coordinator.kind: kafka is for several nodes, and log.kind is embedded, which is inside "
+        "one; use log.kind: kafka, or coordinator.kind: standalone"
+    ),
+    ("coordinator.kafka.heartbeat=500ms",): (
+        "coordinator.kafka.timeout: 1500ms is less than 4 times coordinator.kafka.heartbeat "
+        "(500ms), so that one lost heartbeat would move roles; raise the one or lower the other"
+    ),
     ("coordinator.kafka.heartbeat=500ms", "coordinator.kafka.timeout=2s"): None,
-    ("registry.expire_after=59s",):
-        "registry.expire_after: 59s is less than twice registry.register_every (30s): one lost registration would remove a "
-        "node; give it more",
+    ("registry.expire_after=59s",): (
+        "registry.expire_after: 59s is less than twice registry.register_every (30s): one lost "
+        "registration would remove a node; give it more"
+    ),
     ("registry.expire_after=1m",): None,
-    ("failover.timeout=6s",):
-        "failover.timeout: 6s is longer than failover.every (5s); a probe must have passed before the next observation",
-    ("failover.failures=11",):
-        "failover.failures: 11 is more than failover.window (10), so that no master would ever be unhealthy by it",
-    ("failover.in_a_row=8", "failover.window=7"):
-        "failover.in_a_row: 8 is more than failover.window (7), so that no master would ever be unhealthy by it",
+    ("failover.timeout=6s",): (
+        "failover.timeout: 6s is longer than failover.every (5s); a probe must have passed before "
+        "the next observation"
+    ),
+    ("failover.failures=11",): (
+        "failover.failures: 11 is more than failover.window (10), so that no master would ever be "
+        "unhealthy by it"
+    ),
+    (
+        "failover.in_a_row=8",
+        "failover.window=7",
+    ): (
+        "failover.in_a_row: 8 is more than failover.window (7), so that no master would ever be "
+        "unhealthy by it"
+    ),
     ("failover.failures=20", "failover.window=20", "failover.timeout=5s"): None,
-    ("replication.mode=sync",):
-        "replication.mode: sync needs followers, and a standalone node has none; use coordinator.kind: kafka, zookeeper or raft, or "
-        "replication.mode: async",
+    ("replication.mode=sync",): (
+        "replication.mode: sync needs followers, and a standalone node has none; use "
+        "coordinator.kind: kafka, zookeeper or raft, or replication.mode: async"
+    ),
     ("replication.mode=sync", *ON_KAFKA, "coordinator.kind=kafka"): None,
-    ("replication.mode=sync", "replication.min_in_sync=2", "coordinator.replication=2", *ON_KAFKA, "coordinator.kind=kafka"):
-        "replication.min_in_sync: 2 followers and a master are more than the 2 nodes that hold a shard (coordinator.replication); lower "
-        "the one or raise the other",
-    ("replication.mode=sync", "replication.min_in_sync=2", "coordinator.replication=3", *ON_KAFKA, "coordinator.kind=kafka"): None,
-    ("replication.min_in_sync=2", "coordinator.replication=2", *ON_KAFKA, "coordinator.kind=kafka"): None,
-    ("topics.rejected=chronos.cluster",):
-        "topics.cluster: chronos.cluster is the topic of topics.rejected too, as Kafka reads names ('.' and '_' are one); "
-        "give each its own",
-    (*ON_KAFKA, "coordinator.kind=zookeeper"):
-        "coordinator.zookeeper.hosts: is missing, and coordinator.kind is zookeeper; "
-        "name its servers, for example localhost:2181",
-    ("coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"):
-        "coordinator.kind: zookeeper is for several nodes, and log.kind is embedded, which is inside one; "
-        "use log.kind: kafka, or coordinator.kind: standalone",
-    ("coordinator.zookeeper.path=chronos",):
-        "coordinator.zookeeper.path: chronos is not a path; write it like /chronos",
-    ("coordinator.zookeeper.authentication=digest", "coordinator.zookeeper.username=me"):
-        "coordinator.zookeeper.password: is missing, and coordinator.zookeeper.authentication is digest",
-    ("coordinator.zookeeper.acl=creator",):
-        "coordinator.zookeeper.acl: creator gives access only to those who authenticate, and "
-        "coordinator.zookeeper.authentication is none; use digest or sasl, or acl: open",
-    ("coordinator.zookeeper.certfile=node.pem",):
-        "coordinator.zookeeper.keyfile: is missing, and coordinator.zookeeper.certfile is given; they belong together",
-    ("topics.rejected=chronos_delay",):
-        "topics.rejected: chronos_delay is the topic of topics.delay too, as Kafka reads names "
-        "('.' and '_' are one); give each its own",
-    ("topics.replication_factor=1", "topics.min_insync_replicas=2"):
-        "topics.min_insync_replicas: 2 is more than topics.replication_factor (1), so nothing could be "
-        "written; use at most 1",
+    (
+        "replication.mode=sync",
+        "replication.min_in_sync=2",
+        "coordinator.replication=2",
+        *ON_KAFKA,
+        "coordinator.kind=kafka",
+    ): (
+        "replication.min_in_sync: 2 followers and a master are more than the 2 nodes that hold a "
+        "shard (coordinator.replication); lower the one or raise the other"
+    ),
+    (
+        "replication.mode=sync",
+        "replication.min_in_sync=2",
+        "coordinator.replication=3",
+        *ON_KAFKA,
+        "coordinator.kind=kafka",
+    ): None,
+    (
+        "replication.min_in_sync=2",
+        "coordinator.replication=2",
+        *ON_KAFKA,
+        "coordinator.kind=kafka",
+    ): None,
+    ("topics.rejected=chronos.cluster",): (
+        "topics.cluster: chronos.cluster is the topic of topics.rejected too, as Kafka reads "
+        "names ('.' and '_' are one); give each its own"
+    ),
+    (
+        *ON_KAFKA,
+        "coordinator.kind=zookeeper",
+    ): "coordinator.zookeeper.hosts: is missing, and coordinator.kind is zookeeper; "
+    "name its servers, for example localhost:2181",
+    (
+        "coordinator.kind=zookeeper",
+        "coordinator.zookeeper.hosts=a:2181",
+    ): (
+        "coordinator.kind: zookeeper is for several nodes, and log.kind is embedded, which is "
+        "inside one; use log.kind: kafka, or coordinator.kind: standalone"
+    ),
+    (
+        "coordinator.zookeeper.path=chronos",
+    ): "coordinator.zookeeper.path: chronos is not a path; write it like /chronos",
+    (
+        "coordinator.zookeeper.authentication=digest",
+        "coordinator.zookeeper.username=me",
+    ): (
+        "coordinator.zookeeper.password: is missing, and coordinator.zookeeper.authentication is "
+        "digest"
+    ),
+    (
+        "coordinator.zookeeper.acl=creator",
+    ): "coordinator.zookeeper.acl: creator gives access only to those who authenticate, and "
+    "coordinator.zookeeper.authentication is none; use digest or sasl, or acl: open",
+    ("coordinator.zookeeper.certfile=node.pem",): (
+        "coordinator.zookeeper.keyfile: is missing, and coordinator.zookeeper.certfile is given; "
+        "they belong together"
+    ),
+    (
+        "topics.rejected=chronos_delay",
+    ): "topics.rejected: chronos_delay is the topic of topics.delay too, as Kafka reads names "
+    "('.' and '_' are one); give each its own",
+    (
+        "topics.replication_factor=1",
+        "topics.min_insync_replicas=2",
+    ): (
+        "topics.min_insync_replicas: 2 is more than topics.replication_factor (1), so nothing "
+        "could be written; use at most 1"
+    ),
     ("topics.min_insync_replicas=2",): None,
-    ("delivery.batch_bytes=512KiB",):
-        "delivery.batch_bytes: 512KiB is less than one message of topics.message_bytes_max (1MiB); "
-        "raise the one or lower the other",
-    ("topics.message_bytes_max=16MiB",):
-        "delivery.batch_bytes: 8MB is less than one message of topics.message_bytes_max (16MiB); "
-        "raise the one or lower the other",
+    (
+        "delivery.batch_bytes=512KiB",
+    ): "delivery.batch_bytes: 512KiB is less than one message of topics.message_bytes_max (1MiB); "
+    "raise the one or lower the other",
+    (
+        "topics.message_bytes_max=16MiB",
+    ): "delivery.batch_bytes: 8MB is less than one message of topics.message_bytes_max (16MiB); "
+    "raise the one or lower the other",
     ("topics.message_bytes_max=16MiB", "delivery.batch_bytes=16MiB"): None,
     ("delivery.batch_messages=100000",): None,
     ("log.kafka.properties.message.max.bytes=1048576",): None,
-    ("log.kafka.properties.message.max.bytes=1048576", "delivery.batch_messages=100000"):
-        "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
-        "use at least 6334174",
-    ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB",
-     "log.kafka.properties.receive.message.max.bytes=100000000"):
-        "log.kafka.properties.receive.message.max.bytes: 100000000 does not go with topics.message_bytes_max; "
-        "use at least 135266304",
+    (
+        "log.kafka.properties.message.max.bytes=1048576",
+        "delivery.batch_messages=100000",
+    ): "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
+    "use at least 6334174",
+    (
+        "topics.message_bytes_max=128MiB",
+        "delivery.batch_bytes=128MiB",
+        "log.kafka.properties.receive.message.max.bytes=100000000",
+    ): (
+        "log.kafka.properties.receive.message.max.bytes: 100000000 does not go with "
+        "topics.message_bytes_max; use at least 135266304"
+    ),
     ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB"): None,
-    ("delivery.retry_base=10m",):
-        "delivery.retry_base: 10m is more than delivery.retry_cap (5m); "
-        "the first wait cannot exceed the longest",
-    ("targets.allow=[]",):
-        "targets.allow: leaves no topic to deliver to, so that every message would be rejected; "
-        "to deliver nothing for a while, set workers.push: off",
-    ("targets.deny=*",):
-        "targets.deny: leaves no topic to deliver to, so that every message would be rejected; "
-        "to deliver nothing for a while, set workers.push: off",
-    ("checkpoints.location=chronos-data/c",):
-        "checkpoints.location: lies inside node.data_dir (chronos-data) and would be lost with it; "
-        "name a folder on another disk, or a URL",
-    ("node.data_dir=/d", "checkpoints.location=file:///d/../d"):
-        "checkpoints.location: lies inside node.data_dir (/d) and would be lost with it; "
-        "name a folder on another disk, or a URL",
+    ("delivery.retry_base=10m",): "delivery.retry_base: 10m is more than delivery.retry_cap (5m); "
+    "the first wait cannot exceed the longest",
+    (
+        "targets.allow=[]",
+    ): "targets.allow: leaves no topic to deliver to, so that every message would be rejected; "
+    "to deliver nothing for a while, set workers.push: off",
+    (
+        "targets.deny=*",
+    ): "targets.deny: leaves no topic to deliver to, so that every message would be rejected; "
+    "to deliver nothing for a while, set workers.push: off",
+    (
+        "checkpoints.location=chronos-data/c",
+    ): "checkpoints.location: lies inside node.data_dir (chronos-data) and would be lost with it; "
+    "name a folder on another disk, or a URL",
+    (
+        "node.data_dir=/d",
+        "checkpoints.location=file:///d/../d",
+    ): "checkpoints.location: lies inside node.data_dir (/d) and would be lost with it; "
+    "name a folder on another disk, or a URL",
     ("node.data_dir=/d", "checkpoints.location=/data"): None,
     ("node.data_dir=d", "checkpoints.location=s3://d/e"): None,
-    ("log.kafka.properties.isolation.level=read_uncommitted",):
-        "log.kafka.properties.isolation.level: belongs to Chronos: exactly once rests on it",
-    ("log.kafka.properties.bootstrap.servers=a",):
-        "log.kafka.properties.bootstrap.servers: is given by log.kafka.bootstrap_servers",
-    ("log.kafka.properties.message.max.bytes=1000",):
-        "log.kafka.properties.message.max.bytes: 1000 does not go with topics.message_bytes_max; "
-        "use at least 1048576",
-    ("log.kafka.properties.queue.buffering.max.messages=100",):
-        "log.kafka.properties.queue.buffering.max.messages: 100 does not go with delivery.batch_messages; "
-        "use at least 5000",
-    ("log.kafka.properties.message.timeout.ms=20000",):
-        "log.kafka.properties.message.timeout.ms: 20000 does not go with delivery.transaction_timeout; "
-        "use at most 10000",
-    ("log.kafka.properties.socket.timeout.ms=60000",):
-        "log.kafka.properties.socket.timeout.ms: 60000 does not go with delivery.transaction_timeout; "
-        "use at most 10100",
+    ("log.kafka.properties.isolation.level=read_uncommitted",): (
+        "log.kafka.properties.isolation.level: is set by Chronos: exactly-once delivery depends "
+        "on it"
+    ),
+    (
+        "log.kafka.properties.bootstrap.servers=a",
+    ): "log.kafka.properties.bootstrap.servers: is given by log.kafka.bootstrap_servers",
+    (
+        "log.kafka.properties.message.max.bytes=1000",
+    ): "log.kafka.properties.message.max.bytes: 1000 does not go with topics.message_bytes_max; "
+    "use at least 1048576",
+    ("log.kafka.properties.queue.buffering.max.messages=100",): (
+        "log.kafka.properties.queue.buffering.max.messages: 100 does not go with "
+        "delivery.batch_messages; use at least 5000"
+    ),
+    ("log.kafka.properties.message.timeout.ms=20000",): (
+        "log.kafka.properties.message.timeout.ms: 20000 does not go with "
+        "delivery.transaction_timeout; use at most 10000"
+    ),
+    ("log.kafka.properties.socket.timeout.ms=60000",): (
+        "log.kafka.properties.socket.timeout.ms: 60000 does not go with "
+        "delivery.transaction_timeout; use at most 10100"
+    ),
     ("log.kafka.properties.socket.timeout.ms=10100",): None,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("overrides", "words"), CONFLICTS.items())
@@ -553,7 +730,8 @@ def test_no_setting_weakens_what_a_write_waits_for(name: str) -> None:
     """RH-01, RH-03: of an idempotent producer it is every replica in sync of the brokers."""
     assert PRODUCER["enable.idempotence"] is True
     assert problems(None, None, f"log.kafka.properties.{name}=0") == [
-        f"--set: log.kafka.properties.{name}: belongs to Chronos: exactly once rests on it"
+        f"--set: log.kafka.properties.{name}: is set by Chronos: exactly-once delivery depends on "
+        "it"
     ]
 
 
@@ -586,12 +764,21 @@ logging:
     assert problems(text, environ, "topics.creat=off", "admin.port=http") == [
         "c.yaml:2: log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
         "name its brokers, for example localhost:9092",
-        "c.yaml:4: log.kafka.bootstrap_server: unknown key; did you mean log.kafka.bootstrap_servers?",
-        'c.yaml:5: limits.max_delay: "400" is not a duration; it has no unit; did you mean 400s, or 400ms?',
-        "c.yaml:7: delivery.batch_bytes: 512KiB is less than one message of topics.message_bytes_max (1MiB); "
-        "raise the one or lower the other",
+        (
+            "c.yaml:4: log.kafka.bootstrap_server: unknown key; did you mean "
+            "log.kafka.bootstrap_servers?"
+        ),
+        (
+            'c.yaml:5: limits.max_delay: "400" is not a duration; it has no unit; did you mean '
+            "400s, or 400ms?"
+        ),
+        "c.yaml:7: delivery.batch_bytes: 512KiB is less than one message of "
+        "topics.message_bytes_max (1MiB); raise the one or lower the other",
         "c.yaml:9: targets.allow: holds an empty pattern",
-        'c.yaml:11: logging.level: "INFO" is not one of debug, info, warning, error; did you mean info?',
+        (
+            'c.yaml:11: logging.level: "INFO" is not one of debug, info, warning, error; did you '
+            "mean info?"
+        ),
         "c.yaml:12: logging.levle: unknown key; did you mean logging.level?",
         "CHRONOS_LOG_KIND: unknown key; did you mean CHRONOS_LOG__KIND?",
         "CHRONOS_SHARDS: shards: 0 is not within 1 to 1024",
@@ -602,7 +789,8 @@ logging:
 
 def test_a_constraint_is_not_checked_with_a_value_that_is_wrong_itself() -> None:
     assert problems(None, None, "log.kind=kafka", "log.kafka.bootstrap_servers=a b") == [
-        '--set: log.kafka.bootstrap_servers: "a b" is no address; write host:port, several with commas'
+        '--set: log.kafka.bootstrap_servers: "a b" is no address; write host:port, several with '
+        "commas"
     ]
 
 
@@ -632,7 +820,8 @@ def test_a_host_name_that_cannot_be_a_node_id_is_reported(monkeypatch: pytest.Mo
 
 NAMES = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=20)
 PATTERNS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=8).filter(
-    lambda pattern: pattern != "*"  # A `targets.deny` of everything is refused.
+    # A `targets.deny` of everything is refused, and so is what stands for a hidden value.
+    lambda pattern: pattern not in ("*", MASK)
 )
 # Ranges within which the relations between keys hold, whatever is drawn.
 NARROWED: dict[str, tuple[Any, Any]] = {
@@ -671,7 +860,9 @@ def _value(found: Key) -> st.SearchStrategy[Any]:
         "switch": st.booleans(),
         "choice": st.sampled_from(found.choices or ("",)),
         "list": st.lists(PATTERNS, min_size=1),
-        "map": st.dictionaries(NAMES.map(lambda name: f"x.{name}"), MAP_VALUES.get(found.path, st.nothing())),
+        "map": st.dictionaries(
+            NAMES.map(lambda name: f"x.{name}"), MAP_VALUES.get(found.path, st.nothing())
+        ),
         "text": NAMES.map(lambda text: f"{found.name}{text}"),
     }[found.kind]
 
@@ -689,7 +880,10 @@ LEFT_OUT = (
     "coordinator.secret",
     "coordinator.raft.peers",
     "replication.mode",
-    *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
+    *(
+        f"coordinator.zookeeper.{name}"
+        for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")
+    ),
     "admin.advertised",
     "admin.allowed_hosts",
     "admin.host",
@@ -706,7 +900,9 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS)
-def test_a_shown_configuration_reads_back_as_the_same_one(tmp_path_factory: Any, settings: dict[str, Any]) -> None:
+def test_a_shown_configuration_reads_back_as_the_same_one(
+    tmp_path_factory: Any, settings: dict[str, Any]
+) -> None:
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         level = tree
@@ -726,14 +922,22 @@ def test_a_shown_configuration_reads_back_as_the_same_one(tmp_path_factory: Any,
 def test_a_shown_configuration_has_every_key_and_no_secret() -> None:
     secrets = ["sasl.password", "ssl.key.pem", "ssl.key.password", "sasl.oauthbearer.client.secret"]
     overrides = [f"log.kafka.properties.{name}=hunter2" for name in secrets]
-    overrides += ["log.kafka.properties.sasl.username=me", "checkpoints.location=s3://me:hunter2@bucket/c"]
-    overrides += ["coordinator.zookeeper.password=hunter2", "admin.advertised=http://me:hunter2@node"]
+    overrides += [
+        "log.kafka.properties.sasl.username=me",
+        "checkpoints.location=s3://me:hunter2@bucket/c",
+    ]
+    overrides += [
+        "coordinator.zookeeper.password=hunter2",
+        "admin.advertised=http://me:hunter2@node",
+    ]
     config = load(None, {}, overrides)
     shown = yaml.safe_load(show(config))
     assert "hunter2" not in show(config)
     assert "hunter2" not in repr(config)
     assert "hunter2" not in str(config)
-    assert shown["log"]["kafka"]["properties"] == dict.fromkeys(secrets, "********") | {"sasl.username": "me"}
+    assert shown["log"]["kafka"]["properties"] == dict.fromkeys(secrets, "********") | {
+        "sasl.username": "me"
+    }
     assert shown["coordinator"]["zookeeper"]["password"] == "********"
     assert shown["checkpoints"]["location"] == "s3://********@bucket/c"
     assert _paths(shown, "") == {found.path for found in keys().values()}
@@ -763,7 +967,9 @@ def test_the_example_file_is_made_from_the_code() -> None:
 
 def test_the_example_file_holds_every_key_at_its_default() -> None:
     assert from_file(example()) == Config()
-    assert _paths(yaml.safe_load(example()), "") == {found.path for found in keys().values()} - {"node.id"}
+    assert _paths(yaml.safe_load(example()), "") == {found.path for found in keys().values()} - {
+        "node.id"
+    }
 
 
 def test_every_key_has_a_meaning() -> None:
@@ -783,11 +989,21 @@ def test_rates_are_given_for_patterns_of_topics_and_each_wrong_one_is_named(tmp_
     file = tmp_path / "rates.yaml"
     file.write_text('delivery:\n  rates: {"orders.*": 200/s, token: 50/s burst 100}\n')
     config = load(str(file), {}, ["delivery.rates.mail.eu=1/s"])
-    assert dict(config.delivery.rates) == {"orders.*": "200/s", "token": "50/s burst 100", "mail.eu": "1/s"}
+    assert dict(config.delivery.rates) == {
+        "orders.*": "200/s",
+        "token": "50/s burst 100",
+        "mail.eu": "1/s",
+    }
     assert "50/s burst 100" in show(config)
-    assert load(None, {"CHRONOS_DELIVERY__RATES": '{"a.b": "2/s"}'}, []).delivery.rates == {"a.b": "2/s"}
+    assert load(None, {"CHRONOS_DELIVERY__RATES": '{"a.b": "2/s"}'}, []).delivery.rates == {
+        "a.b": "2/s"
+    }
     with pytest.raises(ConfigurationError) as caught:
-        load(None, {}, ["delivery.rates.a=fast", "delivery.rates.b/c=1/s", "delivery.rates.d=1/s", "shards=x"])
+        load(
+            None,
+            {},
+            ["delivery.rates.a=fast", "delivery.rates.b/c=1/s", "delivery.rates.d=1/s", "shards=x"],
+        )
     text = str(caught.value)
     assert "delivery.rates.a: 'fast' is not a rate" in text
     assert "delivery.rates.b/c: 'b/c' is not the name of a topic" in text

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.context import Call
-from chronos.admin.cursors import Cursors
-from chronos.admin.problems import ProblemError
-from chronos.admin.schemas import DeadLetterQuery, PageQuery
-from chronos.admin.tokens import Sender
+from chronos.admin.http.context import Call
+from chronos.admin.http.encoding import Cursors
+from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.schemas import DeadLetterQuery, PageQuery
+from chronos.admin.http.tokens import Sender
 from chronos.config import Config, load
+from chronos.core.cluster.roles import Member
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.roles import Member
 
 NUMBERS = [1_893_456_000_000, 3, OFFSET_MAX]
 SHOP = Sender(name="shop", roles=frozenset({"read"}))
@@ -26,9 +26,12 @@ def config(node: str, *more: str) -> Config:
 
 
 RAFT = (
-    "coordinator.kind=raft", "coordinator.secret=a-secret-of-the-cluster-for-all-nodes", "log.kind=kafka",
-    "coordinator.raft.peers=[a=h:1,b=h:2,c=h:3]", "log.kafka.bootstrap_servers=h:9092",
-)  # fmt: skip
+    "coordinator.kind=raft",
+    "coordinator.secret=a-secret-of-the-cluster-for-all-nodes",
+    "log.kind=kafka",
+    "coordinator.raft.peers=[a=h:1,b=h:2,c=h:3]",
+    "log.kafka.bootstrap_servers=h:9092",
+)
 
 
 def call(sender: Sender, path: str = "/v1/messages") -> Call:
@@ -41,7 +44,9 @@ def call(sender: Sender, path: str = "/v1/messages") -> Call:
 def members(**tokens: str) -> dict[str, Member]:
     """Nodes with these tokens."""
     return {
-        name: Member(node=name, instance=name, address="http://a:1", version="1", started_ms=0, token=token)
+        name: Member(
+            node=name, instance=name, address="http://a:1", version="1", started_ms=0, token=token
+        )
         for name, token in tokens.items()
     }
 
@@ -69,7 +74,9 @@ def test_no_byte_of_a_key_may_be_changed():
     cursors = Cursors(config("a"), "token-a", dict)
     key = cursors.seal(call(SHOP), QUERY, NUMBERS)
     for at in range(len(key) - 1):
-        assert refuses(cursors, key[:at] + ("A" if key[at] != "A" else "B") + key[at + 1 :], call(SHOP))
+        assert refuses(
+            cursors, key[:at] + ("A" if key[at] != "A" else "B") + key[at + 1 :], call(SHOP)
+        )
         assert refuses(cursors, key[:at], call(SHOP))
     assert refuses(cursors, key + "AAAA", call(SHOP))
     assert refuses(cursors, "", call(SHOP))
@@ -79,7 +86,10 @@ def test_no_byte_of_a_key_may_be_changed():
 def test_a_key_shows_nothing_of_the_position():
     """All have the same length, and neighbours nothing in common."""
     cursors = Cursors(config("a"), "token-a", dict)
-    keys = [cursors.seal(call(SHOP), QUERY, [due, 0, offset]) for due, offset in ((0, 0), (0, 1), (10**15, OFFSET_MAX))]
+    keys = [
+        cursors.seal(call(SHOP), QUERY, [due, 0, offset])
+        for due, offset in ((0, 0), (0, 1), (10**15, OFFSET_MAX))
+    ]
     assert len({len(key) for key in keys}) == 1
     assert len({key[-20:] for key in keys}) == 3
 
@@ -87,7 +97,10 @@ def test_a_key_shows_nothing_of_the_position():
 def test_the_nodes_of_a_cluster_read_each_other_by_the_tokens_that_they_gave_the_coordinator():
     """Until the node that made the key is restarted."""
     known = members(a="token-a", b="token-b")
-    first, second = Cursors(config("a"), "token-a", lambda: known), Cursors(config("b"), "token-b", lambda: known)
+    first, second = (
+        Cursors(config("a"), "token-a", lambda: known),
+        Cursors(config("b"), "token-b", lambda: known),
+    )
     key = first.seal(call(SHOP), QUERY, NUMBERS)
     assert second.open(call(SHOP), QUERY, key) == NUMBERS
     known = members(a="token-after-a-restart", b="token-b")
@@ -104,6 +117,8 @@ def test_with_a_secret_of_the_cluster_keys_outlive_the_nodes():
     again = Cursors(config("b", *RAFT), "another", dict)
     key = first.seal(call(SHOP), QUERY, NUMBERS)
     assert again.open(call(SHOP), QUERY, key) == NUMBERS
-    other = Cursors(config("b", *RAFT, "coordinator.secret=another-secret-of-another-cluster"), "token-b", dict)
+    other = Cursors(
+        config("b", *RAFT, "coordinator.secret=another-secret-of-another-cluster"), "token-b", dict
+    )
     assert refuses(other, key, call(SHOP))
     assert refuses(Cursors(config("b", *RAFT, "cluster=other"), "token-b", dict), key, call(SHOP))

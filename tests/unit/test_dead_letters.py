@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.dead_letters import Letter, Marker, Offsets, marker_headers, read, replay
+from chronos.core.letters import Letter, Marker, Offsets, marker_headers, read, replay
 from chronos.core.message import ConditionalSchedule, Reason, Record, Rejection, Verb
-from chronos.core.parsing import parse
-from chronos.core.rules import Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import Rules
 
 NOW_MS = 1_700_000_000_000
 BYTES_MAX = 1_000_000
@@ -22,11 +22,21 @@ def record(**more: str | bytes | None) -> Record:
     """A dead letter as the push worker writes it, with changes by header."""
     key, value = more.pop("key", b"order-7"), more.pop("value", b"payload")
     headers = {
-        "trace": "1", "chronos-id": key or "2-1699999999000-41", "chronos-due-at": "1699999999000",
-        "chronos-source": "chronos.delay/1/41", "chronos-target-topic": "orders", "chronos-target-key": "customer",
-        "chronos-attempt": "1", "chronos-reason": "target-missing", "chronos-detail": "not found",
-    } | {f"chronos-{name.replace('_', '-')}": value for name, value in more.items()}  # fmt: skip
-    pairs = [(name, x.encode() if isinstance(x, str) else x) for name, x in headers.items() if x is not None]
+        "trace": "1",
+        "chronos-id": key or "2-1699999999000-41",
+        "chronos-due-at": "1699999999000",
+        "chronos-source": "chronos.delay/1/41",
+        "chronos-target-topic": "orders",
+        "chronos-target-key": "customer",
+        "chronos-attempt": "1",
+        "chronos-reason": "target-missing",
+        "chronos-detail": "not found",
+    } | {f"chronos-{name.replace('_', '-')}": value for name, value in more.items()}
+    pairs = [
+        (name, x.encode() if isinstance(x, str) else x)
+        for name, x in headers.items()
+        if x is not None
+    ]
     assert key is None or isinstance(key, bytes)
     assert value is None or isinstance(value, bytes)
     return Record(17, NOW_MS, key, value, pairs)
@@ -52,7 +62,12 @@ def scheduled(found: Letter) -> tuple[int, ConditionalSchedule]:
 def test_a_letter_has_id_reason_target_source_attempt_and_times() -> None:
     found = letter(attempt="3")
     assert (found.partition, found.offset, found.timestamp_ms) == (3, 17, NOW_MS)
-    assert (found.id, found.reason, found.detail, found.target) == (b"order-7", "target-missing", "not found", "orders")
+    assert (found.id, found.reason, found.detail, found.target) == (
+        b"order-7",
+        "target-missing",
+        "not found",
+        "orders",
+    )
     assert (found.source, found.due_ms, found.attempt, found.value_bytes) == (
         "chronos.delay/1/41",
         NOW_MS - 1_000,
@@ -82,14 +97,21 @@ def test_the_offsets_of_markers_are_a_set_kept_as_ranges(added: list[tuple[int, 
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(ranges)), "not merged"
     if ranges:
         pairs = list(marker_headers("discarded", ranges).items())
-        assert read(0, Record(90, NOW_MS, None, None, pairs), whole=False) == Marker("discarded", ranges)
+        assert read(0, Record(90, NOW_MS, None, None, pairs), whole=False) == Marker(
+            "discarded", ranges
+        )
 
 
 def test_a_replay_keeps_id_target_payload_and_headers_and_names_the_letter() -> None:
     shard, command = scheduled(letter())
     entry = command.entry
     assert (shard, command.verb, entry.id) == (1, Verb.REPLAY, b"order-7")
-    assert (entry.target, entry.key, entry.value, entry.due_ms) == ("orders", b"customer", b"payload", NOW_MS)
+    assert (entry.target, entry.key, entry.value, entry.due_ms) == (
+        "orders",
+        b"customer",
+        b"payload",
+        NOW_MS,
+    )
     assert entry.headers == {"trace": b"1", "chronos-replayed": b"chronos.delay/1/41"}
     assert (entry.attempt, entry.expire_at_ms) == (1, None)
 
@@ -102,10 +124,15 @@ def test_a_replay_of_a_message_without_a_key_keeps_its_generated_id_and_goes_to_
 
 def test_a_second_replay_names_the_first_letter_and_an_occurrence_is_a_letter_of_its_own() -> None:
     again = letter(source="chronos.delay/1/99", replayed="chronos.delay/1/41")
-    assert scheduled(again)[1].entry.headers == {"trace": b"1", "chronos-replayed": b"chronos.delay/1/41"}
+    assert scheduled(again)[1].entry.headers == {
+        "trace": b"1",
+        "chronos-replayed": b"chronos.delay/1/41",
+    }
     for occurrence in ("1", "4"):
         entry = scheduled(letter(occurrence=occurrence))[1].entry
-        assert entry.id == b"chronos.delay/1/41/%b" % occurrence.encode(), "the series keeps its own id"
+        assert entry.id == b"chronos.delay/1/41/%b" % occurrence.encode(), (
+            "the series keeps its own id"
+        )
     assert scheduled(letter(occurrence="4"))[1].entry.headers == {
         "trace": b"1", "chronos-replayed": b"chronos.delay/1/41/4"
     }  # fmt: skip

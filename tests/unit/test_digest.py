@@ -1,4 +1,5 @@
-"""The digest: equal for replicas with the same content, regardless of what retention dropped; different for any other difference."""
+"""The digest: equal for replicas with the same content, regardless of what retention dropped;
+different for any other difference."""
 
 from __future__ import annotations
 
@@ -7,22 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import (
-    DELIVERED,
-    FRESH,
-    PENDING,
-    IdState,
-    LaneState,
-    QueueState,
-    State,
-    pack_id_state,
-    pack_lane_state,
-    pack_queue_state,
-    pack_state,
-    unpack_state,
-)
-from chronos.core.digest import PORTION_ROWS, digest
 from chronos.core.keys import (
     COUNT,
     EXPIRY,
@@ -43,11 +28,31 @@ from chronos.core.keys import (
     queue_state_key,
 )
 from chronos.core.message import Record
-from chronos.core.progress import Progress, count_outcomes, unpack_progress
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.workers.delete import Deleter, id_states_kept_ms
-from chronos.workers.horizon import UNPULLED_BEFORE_MS, Horizon
+from chronos.core.shard.codec import (
+    DELIVERED,
+    FRESH,
+    PENDING,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    pack_id_state,
+    pack_lane_state,
+    pack_queue_state,
+    pack_state,
+    unpack_state,
+)
+from chronos.core.shard.digest import PORTION_ROWS, digest
+from chronos.core.shard.progress import Progress, count_outcomes, unpack_progress
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.workers.replica.retention import (
+    UNPULLED_BEFORE_MS,
+    Deleter,
+    Horizon,
+    id_states_kept_ms,
+)
+from tests.harness.memory import MemoryStore
 from tests.unit.drivers import FIRST_RULES, MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
 from tests.unit.model import SHARD, Rows
@@ -58,7 +63,8 @@ REMEMBERED_MS = id_states_kept_ms(0, DEDUPLICATION_MS)
 
 
 class Cleaned(Replica):
-    """A replica whose delete worker runs at times, and that keeps cancelled messages, which its master does not."""
+    """A replica whose delete worker runs at times, and that keeps cancelled messages, which its
+    master does not."""
 
     def __init__(self, master: Master, start: int, other: int, delivered_ms: int) -> None:
         super().__init__(master, start, OTHER_RULES[other], 1_000_000)
@@ -75,7 +81,7 @@ class Cleaned(Replica):
         )
 
 
-@examples(60, 1_500)
+@examples(60, 500)
 @given(
     history=histories,
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
@@ -94,8 +100,8 @@ def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
     rules: Rules,
     cleans: list[tuple[int, int]],
 ) -> None:
-    """Two replicas that start at different records, with other settings, retention and moments of cleaning. By rules 1 their ids are
-    not so old that a cancel of one could find it or not."""
+    """Two replicas that start at different records, with other settings, retention and moments of
+    cleaning. By rules 1 their ids are not so old that a cancel of one could find it or not."""
     by_rules_1 = rules is FIRST_RULES
     master = Master(rules=rules, kept_ms=None if by_rules_1 else remembered_ms)
     master.play(history)
@@ -116,7 +122,9 @@ def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
     for replica in replicas:
         replica.deleter.step(master.now_ms + 600 * MINUTE_MS)
         for compared_ms in (0, 1, REMEMBERED_MS if by_rules_1 else 10**12):
-            assert digest(replica.store, remembered_ms=compared_ms) == digest(master.store, remembered_ms=compared_ms)
+            assert digest(replica.store, remembered_ms=compared_ms) == digest(
+                master.store, remembered_ms=compared_ms
+            )
 
 
 class ScannedStore(MemoryStore):
@@ -126,14 +134,19 @@ class ScannedStore(MemoryStore):
         super().__init__()
         self.starts: list[bytes] = []
 
-    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+    ) -> list[tuple[bytes, bytes]]:
         if start[:1] == EXPIRY:
             self.starts.append(start)
         return super().scan(start, stop, count_max, bytes_max)
 
 
-def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_then_deleted() -> None:
-    """Ten thousand, some of them sent twice: each leaves a state, for a message that may still be forwarded, and no more than that.
+def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_then_deleted() -> (
+    None
+):
+    """Ten thousand, some of them sent twice: each leaves a state, for a message that may still be
+    forwarded, and no more than that.
 
     No batch is looked for among the rows that the batches before it deleted.
     """
@@ -161,7 +174,9 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
             rules=staged.rules,
             horizon_ms=staged.horizon_ms,
         )
-        changes = shard.apply(staged, selection, progress, offset=shard.state.applied + 1, timestamp_ms=now_ms)
+        changes = shard.apply(
+            staged, selection, progress, offset=shard.state.applied + 1, timestamp_ms=now_ms
+        )
         store.write(changes.puts, changes.deletes)
         shard.install(changes)
 
@@ -177,7 +192,10 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     home = [name for name in unknown if partition_of(name, SHARDS) == SHARD]
     for number, names in enumerate((home, home[:500])):
         first = number * len(home)
-        commit([Record(first + at, NOW_MS, name, None, []) for at, name in enumerate(names)], NOW_MS + number)
+        commit(
+            [Record(first + at, NOW_MS, name, None, []) for at, name in enumerate(names)],
+            NOW_MS + number,
+        )
     assert kept() == 2 * len(home) + 500
     clean(NOW_MS + 10)
     assert kept() == 2 * len(home) + 500
@@ -201,15 +219,27 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
 
 @examples(40, 300)
 @given(history=histories, chunk=st.sampled_from([1, 2, 3, 7]))
-def test_the_digest_does_not_depend_on_how_the_store_is_read(history: list[Step], chunk: int) -> None:
+def test_the_digest_does_not_depend_on_how_the_store_is_read(
+    history: list[Step], chunk: int
+) -> None:
     """In portions of any size."""
     master = Master()
     master.play(history)
     rows = Rows(master.store.rows, chunk)
-    assert digest(rows, remembered_ms=REMEMBERED_MS) == digest(master.store, remembered_ms=REMEMBERED_MS)
+    assert digest(rows, remembered_ms=REMEMBERED_MS) == digest(
+        master.store, remembered_ms=REMEMBERED_MS
+    )
 
 
-STATE = State(applied=7, pull_offset=9, cursor_due_ms=NOW_MS, cursor_offset=50, pending=2, progress_ms=NOW_MS, node="a")
+STATE = State(
+    applied=7,
+    pull_offset=9,
+    cursor_due_ms=NOW_MS,
+    cursor_offset=50,
+    pending=2,
+    progress_ms=NOW_MS,
+    node="a",
+)
 ROWS = {
     STATE_KEY: pack_state(STATE),
     entry_key(NOW_MS - 1, 3): b"settled",
@@ -257,7 +287,9 @@ def found(changes: dict[bytes, bytes | None]) -> str:
         {queue_state_key(2): pack_queue_state(QueueState(1, 4, 3))},
     ],
 )
-def test_every_difference_that_matters_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:
+def test_every_difference_that_matters_changes_the_digest(
+    changes: dict[bytes, bytes | None],
+) -> None:
     """A table of small differences between replicas that must not differ."""
     assert found(changes) != found({})
 
@@ -274,7 +306,9 @@ def test_every_difference_that_matters_changes_the_digest(changes: dict[bytes, b
         {b"midentity": b"somebody"},
     ],
 )
-def test_rows_that_may_be_dropped_at_any_time_do_not_change_the_digest(changes: dict[bytes, bytes | None]) -> None:
+def test_rows_that_may_be_dropped_at_any_time_do_not_change_the_digest(
+    changes: dict[bytes, bytes | None],
+) -> None:
     """Settled entries, id states past their retention, the cursor history."""
     assert found(changes) == found({})
 
@@ -285,7 +319,8 @@ def test_an_empty_store_has_the_digest_of_a_fresh_state() -> None:
 
 
 def test_the_digest_of_a_format_stays_as_it_is() -> None:
-    """Nodes of two versions compare digests: a change of the computation needs a new version byte."""
+    """Nodes of two versions compare digests: a change of the computation needs a new version
+    byte."""
     assert found({}) == "3adec10b4698f72a634679cf24ae34aa"
 
 
@@ -296,7 +331,9 @@ def test_more_rows_than_one_portion_are_all_covered() -> None:
     assert digest(Rows({**ROWS, **many})) != digest(Rows({**ROWS, **many, last: b"w"}))
 
 
-def test_what_was_settled_before_an_outage_is_deleted_after_its_retention_whenever_the_next_record_came() -> None:
+def test_what_was_settled_before_an_outage_is_deleted_after_its_retention_whenever_the_next_record_came() -> (  # noqa: E501
+    None
+):
     """Else its entry outlives its id state, and an expired message would be found as delivered."""
     store = MemoryStore()
     settled, early = (100 * MINUTE_MS + 1, 1), (99 * MINUTE_MS + 1, 0)

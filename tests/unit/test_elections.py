@@ -1,4 +1,5 @@
-"""What an election may have cost: whatever was lost lies between the times that are found, and little else does."""
+"""What an election may have cost: whatever was lost lies between the times that are found, and
+little else does."""
 
 from __future__ import annotations
 
@@ -17,12 +18,21 @@ NOW_MS = 10_000_000
 def batches(*epochs_and_times: tuple[int, int], size: int = 3, start: int = 0) -> list[BatchHeader]:
     """A log of batches of `size` records, each with its leader epoch and timestamp."""
     return [
-        BatchHeader(first=start + at * size, last=start + at * size + size - 1, bytes=1, codec=0, leader_epoch=epoch, timestamp_ms=ms)
+        BatchHeader(
+            first=start + at * size,
+            last=start + at * size + size - 1,
+            bytes=1,
+            codec=0,
+            leader_epoch=epoch,
+            timestamp_ms=ms,
+        )
         for at, (epoch, ms) in enumerate(epochs_and_times)
-    ]  # fmt: skip
+    ]
 
 
-def find(log: list[BatchHeader], since: int, epoch: int | None, leader_epoch: int | None) -> Loss | None:
+def find(
+    log: list[BatchHeader], since: int, epoch: int | None, leader_epoch: int | None
+) -> Loss | None:
     """The loss in a log of whole batches."""
     start = log[0].first if log else since
     end = log[-1].last + 1 if log else since
@@ -80,8 +90,11 @@ def test_without_a_record_of_the_old_leader_the_loss_has_no_beginning() -> None:
     last=st.integers(0, 3),
     archived=st.integers(0, 1),
 )
-def test_whatever_was_lost_lies_within(kept: list[tuple[int, int]], last: int, archived: int) -> None:
-    """Leaders append a batch each second; each election loses the last ones, and the next leader continues there."""
+def test_whatever_was_lost_lies_within(
+    kept: list[tuple[int, int]], last: int, archived: int
+) -> None:
+    """Leaders append a batch each second; each election loses the last ones, and the next leader
+    continues there."""
     log: list[tuple[int, int]] = [(0, 1_000)] * archived
     lost: list[int] = []
     now_ms, epoch = 1_000, 0

@@ -6,17 +6,19 @@ import pytest
 
 from chronos.core.keys import REJECTED
 from chronos.core.message import Reason, Record, Rejection
-from chronos.core.step import Staged
-from chronos.workers.forwards import Forwards
-from chronos.workers.letters import UNBOUNDED, Refusal
-from chronos.workers.targets import DESCRIBE_EVERY_MS
+from chronos.core.shard.step import Staged
+from chronos.workers.push.letter_topics import UNBOUNDED, Refusal
+from chronos.workers.push.letters import Forwards
+from chronos.workers.push.targets import DESCRIBE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer
 from tests.sim.world import World
 
 TOPIC = "delay"
-SMALL, LARGE = (Record(at, 7 + at, b"id", b"x" * size, [("own", b"o")]) for at, size in enumerate((10, 400)))
+SMALL, LARGE = (
+    Record(at, 7 + at, b"id", b"x" * size, [("own", b"o")]) for at, size in enumerate((10, 400))
+)
 
 
 @pytest.fixture
@@ -34,18 +36,32 @@ FORWARDS = [(SMALL, 0), (LARGE, 0)]
 
 
 def staged() -> Staged:
-    """A small and a large record for partition 0, one for partition 1, and a record that is rejected."""
+    """A small and a large record for partition 0, one for partition 1, and a record that is
+    rejected."""
     other = Record(3, 10, b"other", b"", [])
     staged = Staged(pull_offset=4, watermark_ms=10, forwards=[*FORWARDS, (other, 1)])
-    for offset, reason in ((0, Reason.FORWARDED), (1, Reason.FORWARDED), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)):
+    for offset, reason in (
+        (0, Reason.FORWARDED),
+        (1, Reason.FORWARDED),
+        (2, Reason.NO_TARGET),
+        (3, Reason.FORWARDED),
+    ):
         staged.refuse(offset, reason)
-    staged.rejections.append((Record(2, 9, None, None, []), Rejection(Reason.NO_TARGET, "there is none")))
+    staged.rejections.append(
+        (Record(2, 9, None, None, []), Rejection(Reason.NO_TARGET, "there is none"))
+    )
     return staged
 
 
 def test_a_record_is_forwarded_unchanged_behind_its_source_and_time(brokers: Brokers) -> None:
     (made,) = forwards_on(brokers).records([(SMALL, 1)])
-    assert made == (TOPIC, b"id", b"x" * 10, [("own", b"o"), ("chronos-forwarded", b"delay/2/0;7")], 1)
+    assert made == (
+        TOPIC,
+        b"id",
+        b"x" * 10,
+        [("own", b"o"), ("chronos-forwarded", b"delay/2/0;7")],
+        1,
+    )
 
 
 def test_a_partition_without_a_leader_takes_no_records_until_it_has_one(brokers: Brokers) -> None:
@@ -56,21 +72,27 @@ def test_a_partition_without_a_leader_takes_no_records_until_it_has_one(brokers:
     assert forwards.refusals({0}, now_ms + DESCRIBE_EVERY_MS) == {}
     brokers.leaderless["delay/0"] = now_ms + 60_000
     refusals = forwards.refusals({0, 2}, now_ms + 2 * DESCRIBE_EVERY_MS)
-    assert refusals == {0: Refusal(why="delay/0 has no leader with enough in-sync replicas", passing=True)}
+    assert refusals == {
+        0: Refusal(why="delay/0 has no leader with enough in-sync replicas", passing=True)
+    }
     brokers.leaderless.clear()
     assert forwards.refusals({0, 1}, now_ms + 2 * DESCRIBE_EVERY_MS + 1) == {}
 
 
 def test_a_topic_that_is_missing_takes_no_records(brokers: Brokers) -> None:
     forwards = Forwards(SimLog(Observer(brokers.world), brokers), "other", 2)
-    assert forwards.refusals({0, 1}, 0) == dict.fromkeys((0, 1), Refusal(why="other does not exist", passing=False))
+    assert forwards.refusals({0, 1}, 0) == dict.fromkeys(
+        (0, 1), Refusal(why="other does not exist", passing=False)
+    )
     assert forwards.too_large(FORWARDS, {0: UNBOUNDED}, 0) == {}
 
 
 def test_a_record_that_is_too_large_with_its_hop_is_rejected(brokers: Brokers) -> None:
     """It is counted as rejected, and the others are forwarded."""
     forwards, step = forwards_on(brokers), staged()
-    too_large = forwards.too_large(step.forwards, {0: UNBOUNDED, 1: UNBOUNDED}, brokers.world.now_ms)
+    too_large = forwards.too_large(
+        step.forwards, {0: UNBOUNDED, 1: UNBOUNDED}, brokers.world.now_ms
+    )
     assert list(too_large) == [1]
     assert too_large[1].endswith("bytes with its hop; delay takes 300")
     step.reject_forwards(too_large)
@@ -78,7 +100,12 @@ def test_a_record_that_is_too_large_with_its_hop_is_rejected(brokers: Brokers) -
     assert [(record.offset, rejection.reason) for record, rejection in step.rejections] == [
         (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET),
     ]  # fmt: skip
-    assert step.refused == [(0, Reason.FORWARDED), (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)]
+    assert step.refused == [
+        (0, Reason.FORWARDED),
+        (1, Reason.TOO_LARGE),
+        (2, Reason.NO_TARGET),
+        (3, Reason.FORWARDED),
+    ]
     assert step.forwarded == 2
 
 
@@ -95,12 +122,20 @@ def test_a_held_record_is_neither_forwarded_nor_rejected() -> None:
     """Those for one partition wait, in order; the others go on."""
     step = staged()
     step.hold_forwards({0})
-    assert step.refused == [(0, Reason.HELD), (1, Reason.HELD), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)]
-    assert [(held.record, held.destination, held.reason) for held in step.held] == [(SMALL, 0, 0), (LARGE, 0, 0)]
+    assert step.refused == [
+        (0, Reason.HELD),
+        (1, Reason.HELD),
+        (2, Reason.NO_TARGET),
+        (3, Reason.FORWARDED),
+    ]
+    assert [(held.record, held.destination, held.reason) for held in step.held] == [
+        (SMALL, 0, 0),
+        (LARGE, 0, 0),
+    ]
     assert [record.offset for record, _ in step.forwards] == [3]
     assert (step.forwarded, step.held_forwards, len(step.rejections)) == (1, 2, 1)
     step.hold_rejections()
-    assert [(held.record.offset, held.destination, held.reason, held.detail) for held in step.held[2:]] == [
-        (2, REJECTED, Reason.NO_TARGET, "there is none")
-    ]
+    assert [
+        (held.record.offset, held.destination, held.reason, held.detail) for held in step.held[2:]
+    ] == [(2, REJECTED, Reason.NO_TARGET, "there is none")]
     assert (step.rejections, step.held_forwards) == ([], 2)

@@ -1,4 +1,5 @@
-"""Health of masters against DDMQ's rules HA-*: windows, quorum, permission and the choice of a candidate."""
+"""Health of masters against DDMQ's rules HA-*: windows, quorum, permission and the choice of a
+candidate."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.health import (
+from chronos.core.cluster.health import (
     ARMED,
     ARMED_MS,
     AUTO,
@@ -33,16 +34,32 @@ RULES = HealthRules()
 
 def test_the_constants_are_those_of_the_rules() -> None:
     """HA-02, HA-14, HA-20, HA-22, HA-24, HA-31."""
-    assert (RULES.every_ms, RULES.timeout_ms, RULES.window, RULES.failures, RULES.in_a_row) == (5_000, 500, 10, 7, 5)
+    assert (RULES.every_ms, RULES.timeout_ms, RULES.window, RULES.failures, RULES.in_a_row) == (
+        5_000,
+        500,
+        10,
+        7,
+        5,
+    )
     assert (RULES.forgotten_ms, ARMED_MS) == (25_000, 15_000)
 
 
 def test_shards_are_observed_no_more_often_and_windows_kept_no_shorter_than_the_rules_say() -> None:
     """Steps and periods are whole numbers, rounded up."""
-    for every_ms, timeout_ms, slots in ((5_000, 500, 10), (1_000, 300, 4), (1_000, 999, 2), (1_000, 1_000, 1)):
+    for every_ms, timeout_ms, slots in (
+        (5_000, 500, 10),
+        (1_000, 300, 4),
+        (1_000, 999, 2),
+        (1_000, 1_000, 1),
+    ):
         assert HealthRules(every_ms=every_ms, timeout_ms=timeout_ms).slots == slots
         assert slots * timeout_ms >= every_ms
-    assert [HealthRules(window=window).forgotten_ms for window in (4, 5, 10, 11)] == [10_000, 15_000, 25_000, 30_000]
+    assert [HealthRules(window=window).forgotten_ms for window in (4, 5, 10, 11)] == [
+        10_000,
+        15_000,
+        25_000,
+        30_000,
+    ]
 
 
 # --- Windows --------------------------------------------------------------------------------------
@@ -66,7 +83,8 @@ def test_seven_failures_of_ten_or_the_five_latest_make_a_master_unhealthy() -> N
 
 
 def test_the_latest_failures_count_by_time_wherever_the_window_begins() -> None:
-    """HA-23 mended: the rule of the five latest holds after every number of healthy observations, and is over with the next one."""
+    """HA-23 mended: the rule of the five latest holds after every number of healthy observations,
+    and is over with the next one."""
     for healthy in range(25):
         assert verdict_after((True,) * healthy + (False,) * 4) is True
         assert verdict_after((True,) * healthy + (False,) * 5) is False
@@ -101,21 +119,29 @@ def test_a_window_without_recent_observations_gives_no_verdict_and_starts_again(
 
 @examples(60, 500)
 @given(
-    st.integers(4, 8), st.integers(1, 8), st.integers(1, 8), st.lists(st.booleans(), min_size=1, max_size=20).map(tuple)
+    st.integers(4, 8),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.lists(st.booleans(), min_size=1, max_size=20).map(tuple),
 )
-def test_every_window_follows_the_rule(size: int, failures: int, in_a_row: int, results: tuple[bool, ...]) -> None:
+def test_every_window_follows_the_rule(
+    size: int, failures: int, in_a_row: int, results: tuple[bool, ...]
+) -> None:
     """The ring of DDMQ, written down a second time, with the five latest taken by time."""
     rules = HealthRules(window=size, failures=min(failures, size), in_a_row=min(in_a_row, size))
     ring = [True] * size
     for at, healthy in enumerate(results):
         ring[at % size] = healthy
     latest = [ring[at % size] for at in range(max(0, len(results) - rules.in_a_row), len(results))]
-    is_bad = ring.count(False) >= rules.failures or (len(latest) == rules.in_a_row and not any(latest))
+    is_bad = ring.count(False) >= rules.failures or (
+        len(latest) == rules.in_a_row and not any(latest)
+    )
     assert verdict_after(results, rules) is not is_bad
 
 
 def test_a_new_role_epoch_begins_a_new_window() -> None:
-    """HA-44: what was observed of a master says nothing about its successor; each shard has its own."""
+    """HA-44: what was observed of a master says nothing about its successor; each shard has its
+    own."""
     seen = Observations(RULES)
     for _ in range(5):
         seen.add(3, 7, healthy=False, now_ms=NOW_MS)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.codec import DELIVERED, FRESH, IdState, State
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
-from chronos.core.order import is_forgotten, kept_from_ms, with_cancel
-from chronos.core.progress import RULES
+from chronos.core.shard.codec import DELIVERED, FRESH, IdState, State
+from chronos.core.shard.order import is_forgotten, kept_from_ms, with_cancel
+from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
-from chronos.workers.elsewhere import Elsewhere
-from chronos.workers.horizon import UNPULLED_BEFORE_MS, Horizon, unpulled_ms
+from chronos.workers.replica.retention import UNPULLED_BEFORE_MS, Elsewhere, Horizon, unpulled_ms
 
 HOUR_MS = 60 * MINUTE_MS
 NOW_MS = 500_000 * HOUR_MS
@@ -47,7 +46,8 @@ def test_a_shard_that_has_not_read_its_backlog_forgets_nothing_that_the_backlog_
 
 
 def test_a_shard_forgets_nothing_that_another_shard_may_still_forward() -> None:
-    """What the others had read counts once everything that they had forwarded by then has arrived."""
+    """What the others had read counts once everything that they had forwarded by then has
+    arrived."""
     elsewhere_ms = [NOW_MS - 9 * HOUR_MS]
     horizon = Horizon(kept_ms=HOUR_MS, elsewhere=lambda: elsewhere_ms[0])
     for minutes in range(5):
@@ -58,7 +58,9 @@ def test_a_shard_forgets_nothing_that_another_shard_may_still_forward() -> None:
     assert look == NOW_MS - 10 * HOUR_MS, "it may have forwarded a record a moment ago"
     # Its clock goes on, and it reads nothing: what was forwarded may be among what it has not read.
     for minutes in range(6, 12):
-        behind = replace(at(5, horizon_ms=look), cursor_offset=1, progress_ms=NOW_MS + minutes * MINUTE_MS)
+        behind = replace(
+            at(5, horizon_ms=look), cursor_offset=1, progress_ms=NOW_MS + minutes * MINUTE_MS
+        )
         assert horizon.at(behind, behind.progress_ms) == NOW_MS - 10 * HOUR_MS
     assert (
         horizon.at(at(12, horizon_ms=look), NOW_MS + 12 * MINUTE_MS)
@@ -72,7 +74,9 @@ def test_the_horizon_never_goes_back_and_follows_a_clock_that_was_set_back() -> 
         found = horizon.at(at(minutes), NOW_MS + minutes * MINUTE_MS)
     assert horizon.at(at(2, horizon_ms=found), NOW_MS - HOUR_MS) == found
     for minutes in range(60, 64):
-        found = max(found, horizon.at(at(minutes, horizon_ms=found), NOW_MS - HOUR_MS + minutes * MINUTE_MS))
+        found = max(
+            found, horizon.at(at(minutes, horizon_ms=found), NOW_MS - HOUR_MS + minutes * MINUTE_MS)
+        )
     assert found == NOW_MS + 63 * MINUTE_MS - UNPULLED_BEFORE_MS
 
 
@@ -87,9 +91,13 @@ def test_the_first_horizon_covers_what_delete_workers_of_rules_1_may_have_remove
 
 
 @pytest.mark.parametrize(
-    ("cancel_ms", "kept_ms"), [(None, 0), (-9, 0), (400, 0), (501, 501), (HOUR_MS, HOUR_MS)], ids=str
+    ("cancel_ms", "kept_ms"),
+    [(None, 0), (-9, 0), (400, 0), (501, 501), (HOUR_MS, HOUR_MS)],
+    ids=str,
 )
-def test_a_settled_id_is_forgotten_at_one_horizon_whatever_was_noted_since(cancel_ms: int | None, kept_ms: int) -> None:
+def test_a_settled_id_is_forgotten_at_one_horizon_whatever_was_noted_since(
+    cancel_ms: int | None, kept_ms: int
+) -> None:
     state = IdState(DELIVERED, NOW_MS, 1, NOW_MS, None, NOW_MS - 5)
     if cancel_ms is not None:
         state = with_cancel(state, NOW_MS + cancel_ms, 2)

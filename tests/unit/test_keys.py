@@ -1,4 +1,5 @@
-"""Keys: the order of the bytes is the order of time, and ids land where Kafka's own clients put them."""
+"""Keys: the order of the bytes is the order of time, and ids land where Kafka's own clients put
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ positions = st.tuples(numbers, numbers)
 def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert entry_key(0x0102, 0x03) == b"e" + bytes.fromhex("0000000000000102 0000000000000003")
     assert keys.id_key(b"order-7") == b"iorder-7"
-    assert keys.expiry_key(0x0102, b"order-7") == b"x" + bytes.fromhex("0000000000000102") + b"order-7"
+    assert (
+        keys.expiry_key(0x0102, b"order-7") == b"x" + bytes.fromhex("0000000000000102") + b"order-7"
+    )
     assert keys.count_key(0x0102) == b"c" + bytes.fromhex("0000000000000102")
     assert keys.cursor_history_key(0x0102) == b"t" + bytes.fromhex("0000000000000102")
     lane = bytes.fromhex("6f7264657273 00 00000004")
@@ -50,14 +53,19 @@ def test_the_spaces_of_the_store_do_not_overlap() -> None:
 
 
 @given(st.sampled_from([keys.REJECTED, 0, 1, 255, 256, 2**31 - 1]), numbers)
-def test_the_key_of_a_held_record_tells_its_destination_and_its_offset(destination: int, offset: int) -> None:
+def test_the_key_of_a_held_record_tells_its_destination_and_its_offset(
+    destination: int, offset: int
+) -> None:
     assert keys.held_offset(keys.held_key(destination, offset)) == offset
     assert keys.queue_of(keys.queue_state_key(destination)) == destination
     assert keys.held_key(destination, offset)[1:5] == keys.queue_state_key(destination)[1:]
 
 
 topics = st.sampled_from(["a", "ab", "a.b", "orders"])
-lanes = st.tuples(topics, st.sampled_from([keys.LIMITED, keys.UNCREATED, keys.WHOLE_TOPIC, 0, 1, 255, 256, 2**31 - 1]))
+lanes = st.tuples(
+    topics,
+    st.sampled_from([keys.LIMITED, keys.UNCREATED, keys.WHOLE_TOPIC, 0, 1, 255, 256, 2**31 - 1]),
+)
 
 
 @given(lanes, positions, lanes, positions)
@@ -69,17 +77,25 @@ def test_messages_of_a_lane_sort_by_due_time_and_no_other_lane_is_between_them(
     )
     assert not keys.pack_lane(one).startswith(keys.pack_lane(other)) or one == other
     assert keys.unpack_lane(keys.pack_lane(one)) == one
-    assert keys.lane_position(keys.lane_key(one, *at)) == at == keys.parked_position(keys.parked_key(*at))
+    assert (
+        keys.lane_position(keys.lane_key(one, *at))
+        == at
+        == keys.parked_position(keys.parked_key(*at))
+    )
 
 
 @given(positions, positions)
-def test_entries_sort_by_due_time_and_then_by_offset(one: tuple[int, int], other: tuple[int, int]) -> None:
+def test_entries_sort_by_due_time_and_then_by_offset(
+    one: tuple[int, int], other: tuple[int, int]
+) -> None:
     assert (entry_key(*one) < entry_key(*other)) == (one < other)
     assert entry_position(entry_key(*one)) == one
 
 
 @given(numbers, st.binary(max_size=4), numbers, st.binary(max_size=4))
-def test_expiries_sort_by_time_and_then_by_id(one: int, one_id: bytes, other: int, other_id: bytes) -> None:
+def test_expiries_sort_by_time_and_then_by_id(
+    one: int, one_id: bytes, other: int, other_id: bytes
+) -> None:
     keys_in_order = keys.expiry_key(one, one_id) < keys.expiry_key(other, other_id)
     assert keys_in_order == ((one, one_id) < (other, other_id))
 
@@ -92,23 +108,35 @@ def test_counts_and_cursor_history_sort_by_minute(one: int, other: int) -> None:
 
 @given(numbers, st.binary(max_size=4))
 def test_the_number_after_a_prefix_is_read_back(number: int, message_id: bytes) -> None:
-    for key in (keys.count_key(number), keys.cursor_history_key(number), keys.expiry_key(number, message_id)):
+    for key in (
+        keys.count_key(number),
+        keys.cursor_history_key(number),
+        keys.expiry_key(number, message_id),
+    ):
         assert keys.key_number(key) == number
 
 
 @given(st.integers(0, 9999), st.integers(0, 10**15 - 1), st.integers(0, 2**63 - 1))
 def test_a_generated_id_names_shard_time_and_offset(shard: int, due_ms: int, offset: int) -> None:
-    assert parse_generated_id(generated_id(shard, due_ms, offset), shard + 1) == (shard, due_ms, offset)
+    assert parse_generated_id(generated_id(shard, due_ms, offset), shard + 1) == (
+        shard,
+        due_ms,
+        offset,
+    )
     assert parse_generated_id(generated_id(shard, due_ms, offset), shard) is None
 
 
 @pytest.mark.parametrize(
     "message_id",
     [
-        b"", b"-", b"--", b"1-2", b"1-2-3-4", b"1-2-3 ", b" 1-2-3", b"1-2-3\n", b"+1-2-3", b"1--2-3",
+        b"", b"-", b"--", b"1-2", b"1-2-3-4", b"1-2-3 ", b" 1-2-3", b"1-2-3\n", b"+1-2-3", (
+            b"1--2-3"
+        ),
         b"-1-2-3",
         b"01-2-3", b"1-02-3", b"1-2-03", b"1-2-", b"1-2-x", b"1_2_3", "1-2-٣".encode(), b"1-2-3\0",
-        b"4-2-3", b"10000-2-3", b"1-1000000000000000-3", b"1-2-10000000000000000000", b"order-1-2-3",
+        b"4-2-3", b"10000-2-3", b"1-1000000000000000-3", b"1-2-10000000000000000000", (
+            b"order-1-2-3"
+        ),
     ],
 )  # fmt: skip
 def test_an_id_that_only_resembles_a_generated_id_is_an_ordinary_id(message_id: bytes) -> None:
@@ -146,6 +174,8 @@ def test_keys_are_hashed_as_java_clients_hash_them(key: bytes, signed: int) -> N
 
 
 @given(st.binary(max_size=40), st.integers(1, 100))
-def test_a_partition_is_the_hash_without_its_sign_modulo_their_number(key: bytes, partitions: int) -> None:
+def test_a_partition_is_the_hash_without_its_sign_modulo_their_number(
+    key: bytes, partitions: int
+) -> None:
     assert partition_of(key, partitions) == (murmur2(key) & 0x7FFFFFFF) % partitions
     assert 0 <= partition_of(key, partitions) < partitions

@@ -1,12 +1,11 @@
-"""Lanes: how due messages and open lanes share a step, which lanes are open, and which messages wait in them."""
+"""Lanes: how due messages and open lanes share a step, which lanes are open, and which messages
+wait in them."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, LaneState, pack_entry, pack_lane_state
 from chronos.core.keys import (
     UNCREATED,
     WHOLE_TOPIC,
@@ -19,14 +18,15 @@ from chronos.core.keys import (
     partition_of,
 )
 from chronos.core.message import Entry
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.core.step import Selection, Staged
+from chronos.core.shard.codec import FRESH, LaneState, pack_entry, pack_lane_state
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection, Staged
 from chronos.ports import TopicInfo
-from chronos.workers import lanes
-from chronos.workers.lanes import Batch, LaneTurns, is_open, lane_for
-from chronos.workers.rates import Openings
-from chronos.workers.targets import NOT_YET, Target
+from chronos.workers.push import lanes
+from chronos.workers.push.lanes import Batch, LaneTurns, Openings, is_open, lane_for
+from chronos.workers.push.targets import NOT_YET, Target
+from tests.harness.memory import MemoryStore
 
 NOW_MS = 1_000
 KEY = b"k"
@@ -37,12 +37,19 @@ ORDERS = TopicInfo(id="1", partitions=3, leaderless=frozenset(), bytes_max=1_000
 
 
 class Queues:
-    """A shard with due messages and lanes, each message named by its offset; steps that commit or fail."""
+    """A shard with due messages and lanes, each message named by its offset; steps that commit or
+    fail."""
 
     def __init__(
-        self, due: int, parked_in: dict[Lane, int], *, failed: tuple[int, ...] = (), messages: int = 8
+        self,
+        due: int,
+        parked_in: dict[Lane, int],
+        *,
+        failed: tuple[int, ...] = (),
+        messages: int = 8,
     ) -> None:
-        """`due`, `parked_in`: numbers of messages; those with an offset in `failed` failed before."""
+        """`due`, `parked_in`: numbers of messages; those with an offset in `failed` failed
+        before."""
         rows: dict[bytes, bytes] = {}
         offset = 0
         for lane, length in parked_in.items():
@@ -60,7 +67,9 @@ class Queues:
         state = replace(FRESH, cursor_due_ms=10, pending=offset, parked=parked)
         self.shard = Shard(rules=Rules(shard=0, shards=1), state=state, view=store)
         self.opened = set(parked_in)
-        self.turns = LaneTurns(self.shard, lambda asked, _: Openings(lanes=frozenset(asked.keys() & self.opened)))
+        self.turns = LaneTurns(
+            self.shard, lambda asked, _: Openings(lanes=frozenset(asked.keys() & self.opened))
+        )
         self.messages = messages
 
     @staticmethod
@@ -69,14 +78,21 @@ class Queues:
         return pack_entry(Entry(b"%d" % offset, 5, "t", None, {}, None, 1, attempt=attempt))
 
     def step(self, *, alone: bool = False, fails: bool = False, apart: bool = False) -> list[int]:
-        """The offsets that one step selects. Nothing is applied: the next step finds the same queues."""
+        """The offsets that one step selects. Nothing is applied: the next step finds the same
+        queues."""
         self.turns.look(NOW_MS)
 
         def select_due(messages_max: int, bytes_max: int) -> Selection:
             staged = Staged(pull_offset=0, watermark_ms=0)
             selection = self.shard.select(staged, NOW_MS, messages_max, bytes_max)
-            tried = next((at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None)
-            return selection if tried is None else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
+            tried = next(
+                (at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None
+            )
+            return (
+                selection
+                if tried is None
+                else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
+            )
 
         batch = Batch(messages=self.messages, bytes=10**6, alone=alone, now_ms=NOW_MS)
         staged = Staged(pull_offset=0, watermark_ms=0)
@@ -126,7 +142,8 @@ def test_a_poison_record_is_looked_for_in_one_queue_which_keeps_its_turn_until_i
 
 
 def test_a_message_that_failed_before_is_selected_alone_in_the_turn_of_its_queue():
-    """In a lane and among the due ones; no other queue waits for it for more than one step, nor it for ever."""
+    """In a lane and among the due ones; no other queue waits for it for more than one step, nor it
+    for ever."""
     queues = Queues(2, {("a", 0): 2, ("b", 0): 2}, failed=(0, 4))
     steps = [queues.step() for _ in range(6)]
     assert steps == [[0], [2, 3], [4], [0], [2, 3], [4]]
@@ -160,7 +177,9 @@ def test_one_message_at_a_time_comes_from_each_queue_in_turn():
         (replace(ORDERS, leaderless=frozenset({0, 1, 2})), UNCREATED, True),
     ],
 )
-def test_a_lane_is_open_when_its_messages_need_not_wait_any_more(info: TopicInfo, partition: int, opened: bool) -> None:
+def test_a_lane_is_open_when_its_messages_need_not_wait_any_more(
+    info: TopicInfo, partition: int, opened: bool
+) -> None:
     """Also when their partition does not exist, or they can only be dead-lettered."""
     target = Target(info=info, described_ms=5_000, missing_since_ms=None)
     assert is_open(partition, target) is opened

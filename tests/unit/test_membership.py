@@ -1,4 +1,5 @@
-"""Membership: a node's assignments by the published roles, its reports, and the members that can answer for a shard."""
+"""Membership: a node's assignments by the published roles, its reports, and the members that can
+answer for a shard."""
 
 from __future__ import annotations
 
@@ -7,12 +8,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.progress import RULES
-from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.cluster.roles import (
+    UNREACHABLE,
+    ClusterView,
+    Member,
+    ReplicaReport,
+    Request,
+    Roles,
+    ShardRoles,
+)
+from chronos.core.shard.progress import RULES
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
-from chronos.workers.membership import FULL_PAUSE_MS, PREDECESSOR_MS, REPORT_MS, STEP_MS, Membership, holders
-from chronos.workers.replica_state import Assignment, ReplicaState
+from chronos.workers.cluster.membership import (
+    FULL_PAUSE_MS,
+    PREDECESSOR_MS,
+    REPORT_MS,
+    STEP_MS,
+    Membership,
+    holders,
+)
+from chronos.workers.replica.state import Assignment, ReplicaState
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
 
@@ -46,7 +62,10 @@ class Node:
             address=f"http://{name}",
             version="1",
             started_ms=0,
-            replicas={0: ReplicaReport(role="follower", applied=1), 1: ReplicaReport(role="follower", applied=1)},
+            replicas={
+                0: ReplicaReport(role="follower", applied=1),
+                1: ReplicaReport(role="follower", applied=1),
+            },
         )
         self.coordinator = SimCoordinator(case.ensemble, name, lambda where: None)
         self.membership = Membership(
@@ -60,7 +79,11 @@ class Node:
     def report(self, shard: int, **changes: object) -> None:
         """From now on the node reports this about its replica of the shard."""
         self.member = replace(
-            self.member, replicas={**self.member.replicas, shard: replace(self.member.replicas[shard], **changes)}
+            self.member,
+            replicas={
+                **self.member.replicas,
+                shard: replace(self.member.replicas[shard], **changes),
+            },
         )
 
 
@@ -78,7 +101,13 @@ class Case:
         self.step()
 
     def plan(self, view: ClusterView) -> Roles:
-        return replace(view.roles, controller=view.controller, controller_epoch=1, shards=self.shards, rules=self.rules)
+        return replace(
+            view.roles,
+            controller=view.controller,
+            controller_epoch=1,
+            shards=self.shards,
+            rules=self.rules,
+        )
 
     def step(self, wait_ms: int = SPREAD_MS) -> None:
         """The nodes take a step, and time passes."""
@@ -107,7 +136,7 @@ def case() -> Case:
     return Case()
 
 
-# ------------------------------------------------------------------------------------------ The assignment
+# ----------------------------------------------------------------------------------- The assignment
 
 
 @pytest.mark.parametrize(
@@ -115,13 +144,25 @@ def case() -> Case:
     [
         pytest.param(None, assigned(kind="follower"), id="the shard is not assigned yet"),
         pytest.param(ShardRoles(), assigned(kind="follower"), id="every node holds the shard"),
-        pytest.param(ShardRoles(master="b", epoch=3), assigned(kind="follower"), id="another node is its master"),
         pytest.param(
-            ShardRoles(master="b", epoch=3, replicas=("b", "a")), assigned(kind="follower"), id="it is a holder"
+            ShardRoles(master="b", epoch=3),
+            assigned(kind="follower"),
+            id="another node is its master",
         ),
-        pytest.param(ShardRoles(master="b", epoch=3, replicas=("b",)), assigned(kind="none"), id="others hold it"),
         pytest.param(
-            ShardRoles(master="a", epoch=3, replicas=("a",)), assigned(kind="master", epoch=3), id="it is its master"
+            ShardRoles(master="b", epoch=3, replicas=("b", "a")),
+            assigned(kind="follower"),
+            id="it is a holder",
+        ),
+        pytest.param(
+            ShardRoles(master="b", epoch=3, replicas=("b",)),
+            assigned(kind="none"),
+            id="others hold it",
+        ),
+        pytest.param(
+            ShardRoles(master="a", epoch=3, replicas=("a",)),
+            assigned(kind="master", epoch=3),
+            id="it is its master",
         ),
     ],
 )
@@ -160,7 +201,9 @@ def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: 
     [(1, 1), (RULES, RULES), (RULES + 1, RULES)],
     ids=["older nodes", "every node knows this version's", "newer than this version"],
 )
-def test_the_rules_number_reaches_a_master_while_it_leads(case: Case, published: int, expected: int) -> None:
+def test_the_rules_number_reaches_a_master_while_it_leads(
+    case: Case, published: int, expected: int
+) -> None:
     """The leadership continues under the new number."""
     case.publish(0, ShardRoles(master="a", epoch=2))
     before = case.a.membership.assignment(0)
@@ -182,8 +225,12 @@ PREVIOUS = ShardRoles(master="a", epoch=2, previous="b")
         pytest.param(PREVIOUS, "master", "answers", True, id="the previous master still is master"),
         pytest.param(PREVIOUS, "stepped down", "answers", False, id="it stepped down"),
         pytest.param(PREVIOUS, "master", UNREACHABLE, False, id="its log does not answer"),
-        pytest.param(replace(PREVIOUS, previous=None), "master", "answers", False, id="there was none"),
-        pytest.param(replace(PREVIOUS, previous="a"), "master", "answers", False, id="it was this node"),
+        pytest.param(
+            replace(PREVIOUS, previous=None), "master", "answers", False, id="there was none"
+        ),
+        pytest.param(
+            replace(PREVIOUS, previous="a"), "master", "answers", False, id="it was this node"
+        ),
         pytest.param(replace(PREVIOUS, previous="c"), "master", "answers", False, id="it is gone"),
     ],
 )
@@ -209,7 +256,7 @@ def test_a_predecessor_is_waited_for_half_a_second_and_with_a_later_epoch_again(
     assert case.a.membership.assignment(0).predecessor_active
 
 
-# ---------------------------------------------------------------------------------------------- The reports
+# -------------------------------------------------------------------------------------- The reports
 
 
 def test_a_change_of_state_is_reported_at_once_and_positions_twice_a_second(case: Case) -> None:
@@ -229,7 +276,9 @@ def test_a_change_of_state_is_reported_at_once_and_positions_twice_a_second(case
     [{"reason": "paused"}, {"applied": None}, {"role_epoch": 4}],
     ids=["paused", "the position is not known any more", "a greater role epoch was seen"],
 )
-def test_changes_that_the_controller_decides_by_are_reported_at_once(case: Case, change: dict[str, object]) -> None:
+def test_changes_that_the_controller_decides_by_are_reported_at_once(
+    case: Case, change: dict[str, object]
+) -> None:
     case.a.report(0, applied=2)
     case.world.pass_time(REPORT_MS)
     case.step()
@@ -238,7 +287,7 @@ def test_changes_that_the_controller_decides_by_are_reported_at_once(case: Case,
     assert case.reported(case.a) == case.a.member
 
 
-# -------------------------------------------------------------------------------------------- The controller
+# ----------------------------------------------------------------------------------- The controller
 
 
 def test_one_of_the_nodes_is_the_controller_and_the_other_one_follows_it(case: Case) -> None:
@@ -255,7 +304,8 @@ def test_one_of_the_nodes_is_the_controller_and_the_other_one_follows_it(case: C
 
 
 def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
-    """The controller stops controlling, and joins again once the coordinator answers and its session is over."""
+    """The controller stops controlling, and joins again once the coordinator answers and its
+    session is over."""
     case.a.coordinator.cut_ms = case.world.now_ms + SESSION_MS + 2_000
     now_ms = case.world.now_ms
     case.a.coordinator.tick()
@@ -272,7 +322,9 @@ def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
     assert "a" in case.b.membership.snapshot().members
 
 
-def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_only(case: Case) -> None:
+def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_only(
+    case: Case,
+) -> None:
     """Planning and encoding roles of megabytes takes long."""
     plans: list[int] = []
     is_too_large = True
@@ -286,7 +338,10 @@ def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_o
     case.a.membership._plan = planned
     for _ in range(2 * FULL_PAUSE_MS // SPREAD_MS):
         case.step()
-        assert (case.a.membership.full, case.a.membership.controls) == ("the roles are too large", False)
+        assert (case.a.membership.full, case.a.membership.controls) == (
+            "the roles are too large",
+            False,
+        )
     assert len(plans) == 2
     is_too_large = False
     case.step(FULL_PAUSE_MS)
@@ -294,7 +349,7 @@ def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_o
     assert (case.a.membership.full, case.a.membership.controls) == (None, True)
 
 
-# ----------------------------------------------------------------------------------------------- The holders
+# -------------------------------------------------------------------------------------- The holders
 
 
 def replica(role: str, applied: int | None) -> ReplicaReport:
@@ -330,7 +385,12 @@ def test_the_holders_of_a_shard_are_ordered_by_state_and_position(
     """Replicas that cannot be read, or whose position is not known, are left out."""
     members = {
         node: Member(
-            node=node, instance=node, address="", version="", started_ms=0, replicas={} if held is None else {0: held}
+            node=node,
+            instance=node,
+            address="",
+            version="",
+            started_ms=0,
+            replicas={} if held is None else {0: held},
         )
         for node, held in HELD.items()
     }

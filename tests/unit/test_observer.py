@@ -1,4 +1,5 @@
-"""The observer of masters, on the simulator's brokers: what it sends, what it takes for an observation, what it judges."""
+"""The observer of masters, on the simulator's brokers: what it sends, what it takes for an
+observation, what it judges."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from chronos.core.health import HealthRules, Verdict
-from chronos.core.roles import Member, Roles, ShardRoles
+from chronos.core.cluster.health import HealthRules, Verdict
+from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.ports import ClusterSnapshot
-from chronos.workers.observer import TAKE_OVER_MS, HealthObserver, Look
-from chronos.workers.replica_state import ReplicaState
+from chronos.workers.cluster.observer import TAKE_OVER_MS, HealthObserver, Look
+from chronos.workers.replica.state import ReplicaState
 from tests.harness.zookeeper import member
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
@@ -51,7 +52,8 @@ class SlowLog(SimLog):
 
 
 class Case:
-    """Some observers of three shards, whose masters execute everything at once unless they are stuck."""
+    """Some observers of three shards, whose masters execute everything at once unless they are
+    stuck."""
 
     def __init__(self, observers: int = 1, rules: HealthRules = RULES) -> None:
         self.world = World(0)
@@ -88,7 +90,9 @@ class Case:
         return self.stuck.get(shard, self.position(shard)) if self.shown else None
 
     def position(self, shard: int) -> Look:
-        return Look(cursor=(self.cursors[shard], 0), pull_offset=self.brokers.topics[DELAY][shard].stable)
+        return Look(
+            cursor=(self.cursors[shard], 0), pull_offset=self.brokers.topics[DELAY][shard].stable
+        )
 
     def records(self, shard: int) -> int:
         return len(self.brokers.topics[DELAY][shard].committed())
@@ -212,7 +216,8 @@ def test_an_observer_that_the_log_does_not_answer_judges_nobody() -> None:
 
 
 def test_a_partition_that_takes_no_records_keeps_no_other_master_from_being_judged() -> None:
-    """It has no leader; the probes of one step are one request. Once it takes records again, its own master is judged too."""
+    """It has no leader; the probes of one step are one request. Once it takes records again, its
+    own master is judged too."""
     case = Case(rules=HealthRules(every_ms=RULES.timeout_ms))  # all shards in each step
     case.step(2)
     lone = case.brokers.topics[DELAY][0]
@@ -230,7 +235,8 @@ def test_a_partition_that_takes_no_records_keeps_no_other_master_from_being_judg
 
 
 def test_a_probe_behind_the_open_transaction_of_a_producer_says_nothing_about_the_master() -> None:
-    """No master can read it, so it is no observation; when the transaction ends, the master is judged again."""
+    """No master can read it, so it is no observation; when the transaction ends, the master is
+    judged again."""
     case = Case()
     case.step()
     partition, transaction = case.brokers.topics[DELAY][1], Transaction(None, 0)
@@ -253,7 +259,8 @@ def test_a_probe_whose_partition_cannot_be_asked_for_its_end_is_no_observation()
     case.stick(0)
     for _ in range(8):
         case.step()
-        # The probe of this step is written, and the end of its partition is asked for in the next one.
+        # The probe of this step is written, and the end of its partition is asked for in the next
+        # one.
         case.callers[0].log_cut_ms = case.world.now_ms + RULES.timeout_ms + 1
         assert case.verdict(0) is None
     assert case.records(0) == 8
@@ -284,7 +291,9 @@ def test_a_new_master_that_reports_its_role_is_judged_at_once() -> None:
     case = Case()
     case.stick(0)
     master = member("m", shards=1)
-    case.members["m"] = replace(master, replicas={0: replace(master.replicas[0], role=ReplicaState.MASTER)})
+    case.members["m"] = replace(
+        master, replicas={0: replace(master.replicas[0], role=ReplicaState.MASTER)}
+    )
     case.step(5 * ROUND + 1)
     assert case.verdict(0) == UNHEALTHY
 

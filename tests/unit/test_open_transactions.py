@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.workers.open_transactions import OpenTransactions
+from chronos.workers.watch.transactions import OpenTransactions
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer
@@ -12,14 +12,15 @@ from tests.sim.world import World
 
 
 class Case:
-    """Two partitions of the delay topic, and a node that is master of both unless told otherwise."""
+    """Two partitions of the delay topic, and a node that is master of both unless told
+    otherwise."""
 
     def __init__(self) -> None:
         self.world = World(0)
         self.brokers = Brokers(self.world, lambda transaction: None)
         self.brokers.create(DELAY, 2)
         self.node = Observer(self.world)
-        self.watch = OpenTransactions(SimLog(self.node, self.brokers), DELAY, 2)
+        self.watch = OpenTransactions(SimLog(self.node, self.brokers), DELAY)
 
     def write(self, partition: int, transaction: Transaction | None = None) -> None:
         self.brokers.append(self.brokers.topics[DELAY][partition], None, b"", [], transaction)
@@ -29,7 +30,10 @@ class Case:
         self.world.pass_time(wait_ms)
         self.watch.step(self.world.now_ms, led)
         found = [self.watch.held_back(partition) for partition in (0, 1)]
-        return [None if each is None else (each.records, self.world.now_ms - each.since_ms) for each in found]
+        return [
+            None if each is None else (each.records, self.world.now_ms - each.since_ms)
+            for each in found
+        ]
 
 
 @pytest.fixture
@@ -60,7 +64,9 @@ def test_one_short_transaction_after_another_holds_nothing_back(case: Case) -> N
         assert case.step(900) == [None, None]
 
 
-def test_a_log_that_does_not_answer_changes_nothing_and_a_lost_shard_is_forgotten(case: Case) -> None:
+def test_a_log_that_does_not_answer_changes_nothing_and_a_lost_shard_is_forgotten(
+    case: Case,
+) -> None:
     for partition in (0, 1):
         case.write(partition, Transaction(None, 0))
     case.step(0)

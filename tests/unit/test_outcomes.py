@@ -17,13 +17,15 @@ from chronos.node.outcomes import (
     is_over,
 )
 from chronos.ports import TopicInfo
-from chronos.workers.letter_counts import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
-from chronos.workers.step_report import StepReport
+from chronos.workers.push.planned import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
+from chronos.workers.replica.report import StepReport
 
 NOW_MS = 1_800_000_000_000
 
 
-def step(*dead: tuple[Reason, str, int], at_ms: int = NOW_MS, delivered: Mapping[str, int] | None = None) -> StepReport:
+def step(
+    *dead: tuple[Reason, str, int], at_ms: int = NOW_MS, delivered: Mapping[str, int] | None = None
+) -> StepReport:
     """A step that dead-lettered these numbers of messages by reason and target."""
     letters = LetterCounts()
     for reason, target, count in dead:
@@ -44,7 +46,8 @@ def test_dead_letters_are_told_until_ten_minutes_after_the_last_one() -> None:
     assert (found.messages, found.last_ms) == (4, NOW_MS + 60_000)
     assert found.cases == [(Reason.TARGET_MISSING, "a", 3), (Reason.TOO_LARGE, "b", 1)]
     assert found.text() == (
-        "4 messages were dead-lettered in the last 10 min: target-missing for a (3), too-large for b (1)"
+        "4 messages were dead-lettered in the last 10 min: target-missing for a (3), too-large "
+        "for b (1)"
     )
     assert outcomes.recent_deaths(1, NOW_MS) is None
     last = outcomes.recent_deaths(0, NOW_MS + RECENT_MS)
@@ -93,17 +96,30 @@ def test_the_busiest_targets_are_counted_apart_and_no_count_goes_back() -> None:
 
 def test_rejected_records_are_counted_by_reason_and_named_target() -> None:
     def record(offset: int, key: bytes | None, target: bytes | None) -> Record:
-        return Record(offset, NOW_MS, key, None, None if target is None else [(TARGET_TOPIC, target)])
+        return Record(
+            offset, NOW_MS, key, None, None if target is None else [(TARGET_TOPIC, target)]
+        )
 
     rejection = Rejection(Reason.FORBIDDEN_TARGET, "no")
     unknown = Rejection(Reason.UNREADABLE_HEADERS, "no")
     found = count_rejected(
-        [(record(1, b"k", b"a"), rejection), (record(2, None, b"a"), rejection), (record(3, b"\xff", None), unknown)], 4
+        [
+            (record(1, b"k", b"a"), rejection),
+            (record(2, None, b"a"), rejection),
+            (record(3, b"\xff", None), unknown),
+        ],
+        4,
     )
     assert found.cases == {(Reason.FORBIDDEN_TARGET, "a"): 2, (Reason.UNREADABLE_HEADERS, ""): 1}
     assert found.ids == [b"k", b"4/2", b"\xff"]
-    many = count_rejected([(record(at, None, b"t%d" % at), rejection) for at in range(2 * CASES_MAX)], 0)
-    assert (len(many.cases), many.cases.total(), len(many.ids)) == (CASES_MAX + 1, 2 * CASES_MAX, IDS_SHOWN)
+    many = count_rejected(
+        [(record(at, None, b"t%d" % at), rejection) for at in range(2 * CASES_MAX)], 0
+    )
+    assert (len(many.cases), many.cases.total(), len(many.ids)) == (
+        CASES_MAX + 1,
+        2 * CASES_MAX,
+        IDS_SHOWN,
+    )
 
 
 def test_hops_that_are_too_far_ahead_are_counted_by_both_partitions() -> None:
@@ -144,7 +160,9 @@ def test_the_cause_of_a_dead_letter_is_over_when_its_target_takes_such_messages(
         Reason.REFUSED_BY_BROKER: [False, False, False, False],
     }
     for reason, expected in cases.items():
-        assert [is_over(reason, each) for each in (info, barred, compacted, stamped)] == expected, reason
+        assert [is_over(reason, each) for each in (info, barred, compacted, stamped)] == expected, (
+            reason
+        )
         assert not is_over(reason, None)
     assert is_over(Reason.TOO_LARGE, info, bytes_max_before=0)
     assert not is_over(Reason.TOO_LARGE, info, bytes_max_before=1)

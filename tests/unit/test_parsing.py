@@ -22,8 +22,8 @@ from chronos.core.message import (
     Rejection,
     Verb,
 )
-from chronos.core.parsing import parse
-from chronos.core.rules import NAMES_SEEN_MAX, UNITLESS_TARGETS_MAX, Rules
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import NAMES_SEEN_MAX, UNITLESS_TARGETS_MAX, Rules
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, RULES, TO, action, message, parsed
 from tests.unit.settings import examples
 
@@ -33,7 +33,13 @@ FEW_ATTEMPTS = Rules(shard=0, shards=1, attempts_max=3)
 
 def test_a_message_needs_only_a_time_and_a_target() -> None:
     assert parsed(AT, TO) == Entry(
-        id=None, due_ms=NOW_MS + 1_000, target="orders", key=None, headers={}, value=b"v", timestamp_ms=NOW_MS
+        id=None,
+        due_ms=NOW_MS + 1_000,
+        target="orders",
+        key=None,
+        headers={},
+        value=b"v",
+        timestamp_ms=NOW_MS,
     )
 
 
@@ -45,8 +51,12 @@ def test_the_key_of_a_record_is_the_id_of_its_message_and_not_the_key_of_the_del
 
 
 @pytest.mark.parametrize(("value", "attempts"), [(b"1", 1), (b"3", 3)])
-def test_a_message_may_ask_for_fewer_attempts_than_the_configuration_allows(value: bytes, attempts: int) -> None:
-    entry = parse(Record(7, NOW_MS, None, b"v", [AT, TO, ("chronos-attempts", value)]), FEW_ATTEMPTS)
+def test_a_message_may_ask_for_fewer_attempts_than_the_configuration_allows(
+    value: bytes, attempts: int
+) -> None:
+    entry = parse(
+        Record(7, NOW_MS, None, b"v", [AT, TO, ("chronos-attempts", value)]), FEW_ATTEMPTS
+    )
     assert isinstance(entry, Entry)
     assert entry.options == Options(attempts_max=attempts)
 
@@ -54,7 +64,8 @@ def test_a_message_may_ask_for_fewer_attempts_than_the_configuration_allows(valu
 def test_more_attempts_than_the_configuration_allows_are_refused_but_not_on_replay() -> None:
     record = Record(7, NOW_MS, None, b"v", [AT, TO, ("chronos-attempts", b"4")])
     assert parse(record, FEW_ATTEMPTS) == Rejection(
-        Reason.BAD_VALUE, "chronos-attempts: 4 is more than 3, the limit set by delivery.attempts_max"
+        Reason.BAD_VALUE,
+        "chronos-attempts: 4 is more than 3, the limit set by delivery.attempts_max",
     )
     replayed = parse(record, FEW_ATTEMPTS.for_replay())
     assert isinstance(replayed, Entry)
@@ -63,10 +74,16 @@ def test_more_attempts_than_the_configuration_allows_are_refused_but_not_on_repl
 
 def test_every_header_of_a_message_is_kept() -> None:
     result = parsed(
-        IN, TO, action("schedule"), ("chronos-target-key", b"\xff\x00"), ("chronos-on-conflict", b"ignore"),
-        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("traceparent", b"00-1-2-3"), key=b"\x80\xff",
+        IN,
+        TO,
+        action("schedule"),
+        ("chronos-target-key", b"\xff\x00"),
+        ("chronos-on-conflict", b"ignore"),
+        ("chronos-expire-at", b"2023-11-14T22:15:00Z"),
+        ("traceparent", b"00-1-2-3"),
+        key=b"\x80\xff",
         value=b"\x00",
-    )  # fmt: skip
+    )
     assert result == ConditionalSchedule(
         Entry(
             id=b"\x80\xff",
@@ -124,14 +141,20 @@ def test_a_replace_replaces() -> None:
 
 
 @pytest.mark.parametrize("named_by", ["key", "header", "both"])
-@pytest.mark.parametrize(("verb", "extra"), [("cancel", []), ("fire-now", []), ("reschedule", [AT])])
+@pytest.mark.parametrize(
+    ("verb", "extra"), [("cancel", []), ("fire-now", []), ("reschedule", [AT])]
+)
 @pytest.mark.parametrize("message_id", [b"order-7", GENERATED_ID, b"\xff\xfe", b"x" * 1024])
 def test_an_action_names_its_message_by_key_or_by_header(
     message_id: bytes, verb: str, extra: list[tuple[str, bytes]], named_by: str
 ) -> None:
     by_header = [("chronos-id", message_id)] if named_by != "key" else []
-    result = parsed(action(verb), *extra, *by_header, key=message_id if named_by != "header" else None)
-    assert result == Action(Verb[verb.upper().replace("-", "_")], message_id, NOW_MS + 1_000 if extra else None)
+    result = parsed(
+        action(verb), *extra, *by_header, key=message_id if named_by != "header" else None
+    )
+    assert result == Action(
+        Verb[verb.upper().replace("-", "_")], message_id, NOW_MS + 1_000 if extra else None
+    )
 
 
 @pytest.mark.parametrize("headers", [[], [("traceparent", b"1")], [("chronos-source", b"t/0/1")]])
@@ -163,7 +186,14 @@ def test_a_probe_is_accepted_from_any_producer() -> None:
 
 
 def test_the_producers_headers_pass_through_in_order_with_null_and_empty_values() -> None:
-    own = [("b", b"1"), ("a", None), ("", b""), ("x-chronos-delay", b"\xff"), ("chronos", b"2"), ("é", b"3")]
+    own = [
+        ("b", b"1"),
+        ("a", None),
+        ("", b""),
+        ("x-chronos-delay", b"\xff"),
+        ("chronos", b"2"),
+        ("é", b"3"),
+    ]
     entry = message(own[0], AT, own[1], TO, *own[2:])
     assert isinstance(entry.headers, dict)
     assert list(entry.headers.items()) == own
@@ -192,21 +222,38 @@ def _spellings(name: str) -> list[str]:
 @pytest.mark.parametrize("spelling", range(4))
 def test_a_header_means_the_same_in_any_case_and_with_underscores(spelling: int) -> None:
     headers = [
-        AT, TO, action("schedule"), ("chronos-target-key", b"k"), ("chronos-on-conflict", b"ignore"),
-        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("chronos-attempts", b"3"), ("chronos-repeat", b"every 1h"),
-        ("chronos-repeat-times", b"3"), ("chronos-repeat-until", b"2023-11-15T00:00:00Z"), ("chronos-late-policy", b"skip"),
-        ("chronos-source", b"a/0/1"), ("trace", b"1"),
-    ]  # fmt: skip
-    spelled = [(_spellings(name)[spelling] if name.startswith("chronos-") else name, value) for name, value in headers]
+        AT,
+        TO,
+        action("schedule"),
+        ("chronos-target-key", b"k"),
+        ("chronos-on-conflict", b"ignore"),
+        ("chronos-expire-at", b"2023-11-14T22:15:00Z"),
+        ("chronos-attempts", b"3"),
+        ("chronos-repeat", b"every 1h"),
+        ("chronos-repeat-times", b"3"),
+        ("chronos-repeat-until", b"2023-11-15T00:00:00Z"),
+        ("chronos-late-policy", b"skip"),
+        ("chronos-source", b"a/0/1"),
+        ("trace", b"1"),
+    ]
+    spelled = [
+        (_spellings(name)[spelling] if name.startswith("chronos-") else name, value)
+        for name, value in headers
+    ]
     expected = parsed(*headers, key=b"order-7")
     assert isinstance(expected, ConditionalSchedule)
     assert parsed(*spelled, key=b"order-7") == expected
-    cancel = [(_spellings(name)[spelling], value) for name, value in (action("cancel"), ("chronos-id", b"order-7"))]
+    cancel = [
+        (_spellings(name)[spelling], value)
+        for name, value in (action("cancel"), ("chronos-id", b"order-7"))
+    ]
     assert parsed(*cancel) == Action(Verb.CANCEL, b"order-7")
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULING | RECEIPT))
-def test_a_name_that_is_one_edit_away_from_a_header_is_refused_with_the_right_name(name: str) -> None:
+def test_a_name_that_is_one_edit_away_from_a_header_is_refused_with_the_right_name(
+    name: str,
+) -> None:
     moved = name[:9] + name[10] + name[9] + name[11:] if len(name) > 10 else name
     for near in (
         name[:8] + "x" + name[8:],
@@ -226,7 +273,17 @@ def test_a_name_that_is_one_edit_away_from_a_header_is_refused_with_the_right_na
 
 
 @pytest.mark.parametrize(
-    "name", ["x-chronos-id", "chrono", "chronos", "content-type", "chronograph-delay", "delay", "", "chrönös-delay"]
+    "name",
+    [
+        "x-chronos-id",
+        "chrono",
+        "chronos",
+        "content-type",
+        "chronograph-delay",
+        "delay",
+        "",
+        "chrönös-delay",
+    ],
 )
 def test_other_names_are_the_producers_own_also_the_second_time(name: str) -> None:
     for _ in range(2):
@@ -244,7 +301,12 @@ def test_names_of_producers_are_remembered_within_a_bound() -> None:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_by_older_rules_other_spellings_are_the_producers_own_on_replay_too(number: int) -> None:
-    own = [("Chronos-Delay", b"\xff"), ("chronos_spread", b"5s"), ("chronosdelay", b"1"), ("Chronos-Forwarded", b"1")]
+    own = [
+        ("Chronos-Delay", b"\xff"),
+        ("chronos_spread", b"5s"),
+        ("chronosdelay", b"1"),
+        ("Chronos-Forwarded", b"1"),
+    ]
     rules = Rules(shard=0, shards=1, number=number, max_past_ms=1_000)
     for each in (rules, rules.for_replay(number)):
         entry = parse(Record(1, NOW_MS, None, b"v", [AT, TO, *own]), each)
@@ -263,7 +325,9 @@ def test_by_older_rules_other_spellings_are_the_producers_own_on_replay_too(numb
 def test_a_master_that_adopts_rules_3_folds_the_names_that_it_has_passed_through_before() -> None:
     rules = Rules(shard=0, shards=1, number=2)
     record = Record(1, NOW_MS, None, b"v", [AT, TO, ("Chronos-Spread", b"5s")])
-    assert parse(record, rules) == Entry(None, NOW_MS + 1_000, "orders", None, {"Chronos-Spread": b"5s"}, b"v", NOW_MS)
+    assert parse(record, rules) == Entry(
+        None, NOW_MS + 1_000, "orders", None, {"Chronos-Spread": b"5s"}, b"v", NOW_MS
+    )
     rules.number = 3
     entry = parse(record, rules)
     assert isinstance(entry, Entry)
@@ -278,15 +342,30 @@ AGO = ("chronos-deliver-at", b"%d" % (NOW_MS - 30 * DAY_MS))
 
 
 @pytest.mark.parametrize(
-    "extra", [[], [action("schedule")], [action("replace")], [("chronos-attempts", b"2")], [("trace", b"1")]]
+    "extra",
+    [
+        [],
+        [action("schedule")],
+        [action("replace")],
+        [("chronos-attempts", b"2")],
+        [("trace", b"1")],
+    ],
 )
-def test_a_time_that_is_too_long_ago_is_refused_by_a_master_and_not_on_replay(extra: list[tuple[str, bytes]]) -> None:
+def test_a_time_that_is_too_long_ago_is_refused_by_a_master_and_not_on_replay(
+    extra: list[tuple[str, bytes]],
+) -> None:
     for _ in range(2):  # the second record has a target that was seen before
         refused = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST)
         assert refused == Rejection(
-            Reason.PAST, "due at 2023-10-15T22:13:19.999Z, more than 30d in the past, the limit set by limits.max_past"
+            Reason.PAST,
+            (
+                "due at 2023-10-15T22:13:19.999Z, more than 30d in the past, the limit set by "
+                "limits.max_past"
+            ),
         )
-        assert isinstance(parsed(AGO, TO, *extra, key=b"order-7", rules=PAST), Entry | ConditionalSchedule)
+        assert isinstance(
+            parsed(AGO, TO, *extra, key=b"order-7", rules=PAST), Entry | ConditionalSchedule
+        )
     replayed = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST.for_replay())
     assert isinstance(replayed, Entry | ConditionalSchedule)
 
@@ -294,7 +373,9 @@ def test_a_time_that_is_too_long_ago_is_refused_by_a_master_and_not_on_replay(ex
 def test_a_change_to_a_time_that_is_too_long_ago_is_refused() -> None:
     assert parsed(LONG_AGO, action("reschedule"), key=b"a", rules=PAST).reason is Reason.PAST
     assert isinstance(parsed(AGO, action("reschedule"), key=b"a", rules=PAST), Action)
-    assert isinstance(parsed(LONG_AGO, action("reschedule"), key=b"a", rules=PAST.for_replay()), Action)
+    assert isinstance(
+        parsed(LONG_AGO, action("reschedule"), key=b"a", rules=PAST.for_replay()), Action
+    )
 
 
 def test_the_first_timestamp_of_a_forwarded_record_counts_for_the_past() -> None:
@@ -314,14 +395,18 @@ def test_the_first_timestamp_of_a_forwarded_record_counts_for_the_past() -> None
     ],
     ids=["backfill", "series", "replay"],
 )
-def test_series_replays_and_backfills_may_be_due_at_any_time(extra: list[tuple[str, bytes]]) -> None:
+def test_series_replays_and_backfills_may_be_due_at_any_time(
+    extra: list[tuple[str, bytes]],
+) -> None:
     found = parsed(LONG_AGO, TO, *extra, key=b"order-7", rules=PAST)
     assert isinstance(found, Entry | ConditionalSchedule)
 
 
 def test_a_backfill_is_a_schedule_otherwise() -> None:
     ignore = ("chronos-on-conflict", b"ignore")
-    assert parsed(AT, TO, ignore, action("backfill"), key=b"a") == parsed(AT, TO, ignore, action("schedule"), key=b"a")
+    assert parsed(AT, TO, ignore, action("backfill"), key=b"a") == parsed(
+        AT, TO, ignore, action("schedule"), key=b"a"
+    )
     assert parsed(AT, TO, action("backfill")) == parsed(AT, TO, action("schedule"))
 
 
@@ -330,13 +415,21 @@ def test_a_backfill_is_a_schedule_otherwise() -> None:
 
 def test_small_numbers_without_a_unit_are_milliseconds_and_counted_by_target() -> None:
     rules = Rules(shard=0, shards=1)
-    for header in (("chronos-delay", b"5"), ("chronos-delay", b"999"), ("chronos-delay", b"0"), ("chronos-delay", b"5ms"),
-                   ("chronos-delay", b"1000"), ("chronos-delay", b"90s")):  # fmt: skip
+    for header in (
+        ("chronos-delay", b"5"),
+        ("chronos-delay", b"999"),
+        ("chronos-delay", b"0"),
+        ("chronos-delay", b"5ms"),
+        ("chronos-delay", b"1000"),
+        ("chronos-delay", b"90s"),
+    ):
         assert isinstance(parsed(header, TO, rules=rules), Entry)
     assert parsed(("chronos-delay", b"5"), TO, rules=rules).due_ms == NOW_MS + 5
     assert rules.unitless == {"orders": 3}
     assert parsed(AT, TO, ("chronos-spread", b"30"), rules=rules).options == Options(spread_ms=30)
-    assert isinstance(parsed(("chronos-delay", b"30"), action("reschedule"), key=b"a", rules=rules), Action)
+    assert isinstance(
+        parsed(("chronos-delay", b"30"), action("reschedule"), key=b"a", rules=rules), Action
+    )
     assert rules.unitless == {"orders": 4, "": 1}
     for number in range(200):
         parsed(("chronos-delay", b"5"), ("chronos-target-topic", b"t%d" % number), rules=rules)
@@ -348,15 +441,27 @@ def test_small_numbers_without_a_unit_are_milliseconds_and_counted_by_target() -
 
 def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes | None]]:
     key, long = b"order-7", b"x" * 1025
-    delay, at, to, do = "chronos-delay", "chronos-deliver-at", "chronos-target-topic", "chronos-action"
-    bad, contradictory, repeated = Reason.BAD_VALUE, Reason.CONTRADICTORY_HEADERS, Reason.REPEATED_HEADER
+    delay, at, to, do = (
+        "chronos-delay",
+        "chronos-deliver-at",
+        "chronos-target-topic",
+        "chronos-action",
+    )
+    bad, contradictory, repeated = (
+        Reason.BAD_VALUE,
+        Reason.CONTRADICTORY_HEADERS,
+        Reason.REPEATED_HEADER,
+    )
     return [
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-wish", b"1")], None),
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-", b"1")], None),
         (contradictory, [AT, TO, ("chronos-Delay", b"1s")], None),
         (Reason.UNKNOWN_HEADER, [action("cancel"), ("chronos-wish", b"1")], key),
         (bad, [TO, ("chronos-deliver_at", b"1")], None),
-        *((repeated, [AT, TO, (name, b"1"), (name.title(), b"1")], key) for name in sorted(SCHEDULING)),
+        *(
+            (repeated, [AT, TO, (name, b"1"), (name.title(), b"1")], key)
+            for name in sorted(SCHEDULING)
+        ),
         (repeated, [AT, TO, ("CHRONOS_SPREAD", b"1s"), ("chronos_spread", b"1s")], key),
         (repeated, [action("cancel"), ("chronos-id", key), ("Chronos-Id", key)], key),
         (bad, [AT, TO, ("Chronos-Forwarded", b"chronos.delay/0/7;1700000000000")], None),
@@ -379,30 +484,86 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (contradictory, [action("reschedule"), AT, ("chronos-target-key", b"k")], key),
         (contradictory, [action("reschedule"), AT, ("chronos-expire-at", b"1700000005000")], key),
         (contradictory, [action("cancel"), ("chronos-id", b"another")], key),
-        *((bad, [TO, (at, value)], None) for value in (
-            None, b"", b" ", b"now", b"-0", b"-1", b"+1", b"1.5", b"1_7", b"1e12", b"\xff",
-            b"1700000001000 ", b"\x001",
-            "١٧".encode(), "１７００００００００００１".encode(),
-            b"2030-01-31T09:00:00",
-        )),
-        *((bad, [TO, (delay, value)], None) for value in (
-            None, b"", b"-0", b"-1s", b"1 s", b"30m1h", b"\xff", "³s".encode(), b"9" * 16 + b" s",
-        )),
-        *((Reason.BEYOND_MAX_DELAY, [TO, (at, value)], None) for value in (b"1700000001000000", b"9" * 19, b"9" * 5_000)),
-        *((Reason.BEYOND_MAX_DELAY, [TO, (delay, value)], None) for value in (
-            b"9" * 16, b"999999999999999d", b"9" * 5_000 + b"s", b"1h" + b"9" * 20 + b"m",
-        )),
-        *((bad, [AT, (to, value)], None) for value in (
-            b"", b".", b"..", b"a b", b"a/b", b"\xff", "é".encode(), b"x" * 250, b"x" * 100_000,
-            b"orders\n", b"orders\0",
-        )),
-        *((bad, [AT, TO, (do, value)], key) for value in (None, b"", b"Schedule", b"delete",
-            b" cancel", b"\xff")),
-        *((bad, [AT, TO, ("chronos-on-conflict", value)], key) for value in (None, b"", b"REPLACE",
-            b"skip", b"\xff")),
-        *((bad, [AT, TO, ("chronos-attempts", value)], None) for value in (None, b"", b"0", b"-1", b"1001", b"two", b"1.5", b"\xff")),
-        *((bad, [AT, TO, ("chronos-expire-at", value)], None) for value in (None, b"", b"-1", b"1h",
-            b"\xff")),
+        *(
+            (bad, [TO, (at, value)], None)
+            for value in (
+                None,
+                b"",
+                b" ",
+                b"now",
+                b"-0",
+                b"-1",
+                b"+1",
+                b"1.5",
+                b"1_7",
+                b"1e12",
+                b"\xff",
+                b"1700000001000 ",
+                b"\x001",
+                "١٧".encode(),
+                "１７００００００００００１".encode(),
+                b"2030-01-31T09:00:00",
+            )
+        ),
+        *(
+            (bad, [TO, (delay, value)], None)
+            for value in (
+                None,
+                b"",
+                b"-0",
+                b"-1s",
+                b"1 s",
+                b"30m1h",
+                b"\xff",
+                "³s".encode(),
+                b"9" * 16 + b" s",
+            )
+        ),
+        *(
+            (Reason.BEYOND_MAX_DELAY, [TO, (at, value)], None)
+            for value in (b"1700000001000000", b"9" * 19, b"9" * 5_000)
+        ),
+        *(
+            (Reason.BEYOND_MAX_DELAY, [TO, (delay, value)], None)
+            for value in (
+                b"9" * 16,
+                b"999999999999999d",
+                b"9" * 5_000 + b"s",
+                b"1h" + b"9" * 20 + b"m",
+            )
+        ),
+        *(
+            (bad, [AT, (to, value)], None)
+            for value in (
+                b"",
+                b".",
+                b"..",
+                b"a b",
+                b"a/b",
+                b"\xff",
+                "é".encode(),
+                b"x" * 250,
+                b"x" * 100_000,
+                b"orders\n",
+                b"orders\0",
+            )
+        ),
+        *(
+            (bad, [AT, TO, (do, value)], key)
+            for value in (None, b"", b"Schedule", b"delete", b" cancel", b"\xff")
+        ),
+        *(
+            (bad, [AT, TO, ("chronos-on-conflict", value)], key)
+            for value in (None, b"", b"REPLACE", b"skip", b"\xff")
+        ),
+        *(
+            (bad, [AT, TO, ("chronos-attempts", value)], None)
+            for value in (None, b"", b"0", b"-1", b"1001", b"two", b"1.5", b"\xff")
+        ),
+        *(
+            (bad, [AT, TO, ("chronos-expire-at", value)], None)
+            for value in (None, b"", b"-1", b"1h", b"\xff")
+        ),
         (bad, [action("cancel"), ("chronos-id", None)], key),
         (bad, [action("reschedule"), (at, b"later")], key),
         (Reason.BEYOND_MAX_DELAY, [TO, (at, b"1700086400001")], None),
@@ -439,10 +600,12 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (Reason.NO_ID, [action("reschedule"), AT], None),
         (Reason.WRONG_SHARD, [action("cancel")], b"1-1700000001000-41"),
         (Reason.WRONG_SHARD, [action("cancel"), ("chronos-id", b"0-1-1")], None),
-    ]  # fmt: skip
+    ]
 
 
-@pytest.mark.parametrize(("reason", "headers", "key"), _refusals(), ids=lambda value: str(value)[:70])
+@pytest.mark.parametrize(
+    ("reason", "headers", "key"), _refusals(), ids=lambda value: str(value)[:70]
+)
 def test_a_malformed_record_is_refused_with_the_right_reason(
     reason: Reason, headers: Sequence[tuple[str, bytes | None]], key: bytes | None
 ) -> None:
@@ -454,7 +617,9 @@ def test_a_malformed_record_is_refused_with_the_right_reason(
 
 def test_a_cancel_with_a_target_is_refused_and_the_detail_names_the_header() -> None:
     result = parsed(TO, key=b"order-7", value=None)
-    assert result == Rejection(Reason.CONTRADICTORY_HEADERS, "chronos-target-topic does not go with 'cancel'")
+    assert result == Rejection(
+        Reason.CONTRADICTORY_HEADERS, "chronos-target-topic does not go with 'cancel'"
+    )
 
 
 def test_headers_that_cannot_be_read_are_refused() -> None:
@@ -490,7 +655,10 @@ _values = st.one_of(
     st.integers(0, 2**63 - 1),
 )
 def test_any_record_is_parsed_to_a_message_an_action_or_a_rejection(
-    headers: list[tuple[str, bytes | None]] | None, key: bytes | None, value: bytes | None, timestamp_ms: int
+    headers: list[tuple[str, bytes | None]] | None,
+    key: bytes | None,
+    value: bytes | None,
+    timestamp_ms: int,
 ) -> None:
     result = parse(Record(7, timestamp_ms, key, value, headers), RULES)
     assert isinstance(result, Entry | ConditionalSchedule | Action | Rejection)
@@ -506,8 +674,16 @@ def test_any_record_is_parsed_to_a_message_an_action_or_a_rejection(
 
 @pytest.mark.parametrize("header", ["chronos-deliver-at", "chronos-expire-at"])
 @pytest.mark.parametrize("number", [b"1700000000", b"0001700000000", b"0", b"978307199999"])
-def test_a_number_that_looks_like_seconds_is_rejected_by_a_master_and_not_on_replay(header: str, number: bytes) -> None:
-    record = Record(7, NOW_MS, None, b"v", [(header, number), TO, *([AT] if header == "chronos-expire-at" else [])])
+def test_a_number_that_looks_like_seconds_is_rejected_by_a_master_and_not_on_replay(
+    header: str, number: bytes
+) -> None:
+    record = Record(
+        7,
+        NOW_MS,
+        None,
+        b"v",
+        [(header, number), TO, *([AT] if header == "chronos-expire-at" else [])],
+    )
     rejection = parse(record, RULES)
     assert isinstance(rejection, Rejection)
     assert rejection.reason is Reason.BAD_VALUE

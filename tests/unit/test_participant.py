@@ -1,7 +1,8 @@
-"""Participants of a cluster whose coordinator is Kafka: who is seen, who is gone, which life counts, and who takes over.
+"""Participants of a cluster whose coordinator is Kafka: who is seen, who is gone, which incarnation
+counts, and who takes over.
 
-A log of two lists carries the records; the tests decide when each participant reads, and what the time is.
-"""
+A log of two lists carries the records; the tests decide when each participant reads, and what the
+time is."""
 
 from __future__ import annotations
 
@@ -11,23 +12,22 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.cluster_records import (
+from chronos.core.cluster.controllership import REPUBLISH_MS, Stage
+from chronos.core.cluster.heartbeats import (
     Announcement,
     ClusterRecord,
-    Farewell,
     Heartbeat,
+    LeaveRecord,
     RecordUnreadable,
     RolesRecord,
     Submission,
+    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.controllership import REPUBLISH_MS, Stage
-from chronos.core.heartbeats import Timing
-from chronos.core.participant import Participant, Place
-from chronos.core.plausibility import REPORT_JUMP_MAX
-from chronos.core.roles import NUMBER_MAX, Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.cluster.participant import REPORT_JUMP_MAX, Participant, Place
+from chronos.core.cluster.roles import NUMBER_MAX, Member, ReplicaReport, Request, Roles, ShardRoles
 
 T = TypeVar("T")
 
@@ -44,16 +44,21 @@ class Case:
         self.roles: list[RolesRecord] = []
         self.readers: dict[str, Reader] = {}
 
-    def start(self, node: str, life: str = "", instance: str = "", start: int = 0) -> Reader:
-        life = life or node
-        self.readers[life] = reader = Reader(self, node, life, instance or f"i-{node}", start)
+    def start(self, node: str, incarnation: str = "", instance: str = "", start: int = 0) -> Reader:
+        incarnation = incarnation or node
+        self.readers[incarnation] = reader = Reader(
+            self, node, incarnation, instance or f"i-{node}", start
+        )
         return reader
 
-    def run(self, ms: int, *lives: str) -> None:
-        """Pass time; these participants read and write every STEP_MS: first all read, then all write. All if none is named."""
+    def run(self, ms: int, *incarnations: str) -> None:
+        """Pass time; these participants read and write every STEP_MS: first all read, then all
+        write. All if none is named."""
         for _ in range(ms // STEP_MS):
             self.now_ms += STEP_MS
-            readers = [self.readers[life] for life in lives or tuple(self.readers)]
+            readers = [
+                self.readers[incarnation] for incarnation in incarnations or tuple(self.readers)
+            ]
             for reader in readers:
                 if reader.reads:
                     reader.read()
@@ -66,10 +71,12 @@ class Case:
 class Reader:
     """One participant and its positions."""
 
-    def __init__(self, case: Case, node: str, life: str, instance: str, start: int) -> None:
+    def __init__(self, case: Case, node: str, incarnation: str, instance: str, start: int) -> None:
         self.case = case
-        member = Member(node=node, instance=instance, address=f"http://{node}", version="1", started_ms=0)
-        self.participant = Participant(member, life, timing=TIMING, start=start)
+        member = Member(
+            node=node, instance=instance, address=f"http://{node}", version="1", started_ms=0
+        )
+        self.participant = Participant(member, incarnation, timing=TIMING, start=start)
         self.positions = [start, 0]
         self.reads = True
         self.took_over = 0
@@ -77,7 +84,9 @@ class Reader:
     def read(self) -> None:
         case = self.case
         for record in case.heartbeats[self.positions[0] :]:
-            self.participant.read_heartbeat(self.positions[0], read(unpack_record, record), case.now_ms)
+            self.participant.read_heartbeat(
+                self.positions[0], read(unpack_record, record), case.now_ms
+            )
             self.positions[0] += 1
         for roles in case.roles[self.positions[1] :]:
             self.participant.read_roles(self.positions[1], read(unpack_roles, roles))
@@ -107,10 +116,15 @@ class Reader:
         self.participant.control.committed(record, self.case.now_ms)
 
     def publish(self, master: str) -> bool:
-        """Publish a master of shard 0 under a role epoch greater than any reported; return whether there was something to publish."""
+        """Publish a master of shard 0 under a role epoch greater than any reported; return whether
+        there was something to publish."""
         last = self.participant.control.last
         assert last is not None
-        reports = (replica for member in self.participant.members().values() for replica in member.replicas.values())
+        reports = (
+            replica
+            for member in self.participant.members().values()
+            for replica in member.replicas.values()
+        )
         epoch = max((replica.role_epoch for replica in reports), default=0) + 1
         shards = {0: ShardRoles(master=master, epoch=epoch)}
         record = self.participant.publish(Roles(shards=shards), last.answered, self.case.now_ms)
@@ -144,18 +158,24 @@ def case() -> Case:
     return Case()
 
 
-def last_heartbeat(case: Case, life: str) -> Heartbeat:
-    return next(record for record in reversed(case.heartbeats) if isinstance(record, Heartbeat) and record.life == life)
+def last_heartbeat(case: Case, incarnation: str) -> Heartbeat:
+    return next(
+        record
+        for record in reversed(case.heartbeats)
+        if isinstance(record, Heartbeat) and record.incarnation == incarnation
+    )
 
 
 def controllers(case: Case) -> list[str]:
-    return [life for life, reader in case.readers.items() if reader.controls]
+    return [incarnation for incarnation, reader in case.readers.items() if reader.controls]
 
 
-# ------------------------------------------------------------------------------------------------ Heartbeats
+# --------------------------------------------------------------------------------------- Heartbeats
 
 
-def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_that_came_back(case: Case) -> None:
+def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_that_came_back(
+    case: Case,
+) -> None:
     a = case.start("a")
     case.run(500)
     assert a.participant.seen(case.now_ms)
@@ -217,7 +237,9 @@ def test_nobody_is_gone_because_the_judge_was_stopped(case: Case) -> None:
     assert set(a.participant.members()) == {"a", "b"}
 
 
-def test_after_a_pause_of_its_own_a_process_waits_three_timeouts_before_it_calls_others_gone(case: Case) -> None:
+def test_after_a_pause_of_its_own_a_process_waits_three_timeouts_before_it_calls_others_gone(
+    case: Case,
+) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(4_000)
     case.now_ms += 1_000
@@ -235,7 +257,7 @@ def test_what_was_written_before_a_process_began_does_not_make_others_present(ca
     assert set(b.participant.members()) == {"b"}
 
 
-# ----------------------------------------------------------------------------------------------------- Lives
+# -------------------------------------------------------------------------------------------- Lives
 
 
 def test_a_restart_takes_its_place_at_once_and_the_process_before_stops(case: Case) -> None:
@@ -260,19 +282,21 @@ def test_another_directory_under_the_name_of_a_member_is_refused(case: Case) -> 
     assert first.place == Place.MEMBER
 
 
-def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_heard(case: Case) -> None:
+def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_heard(
+    case: Case,
+) -> None:
     """However often it is started again; then it keeps the place, and the first one stays out."""
 
-    def start(life: str, place: str) -> Reader:
-        reader = case.start("a", life)
+    def start(incarnation: str, place: str) -> Reader:
+        reader = case.start("a", incarnation)
         reader.participant.member = replace(reader.participant.member, place=place)
         return reader
 
     first = start("a1", "one")
     case.run(1_000)
-    for life in ("a2", "a3"):
-        copy = start(life, "two")
-        case.run(3_000, "a1", life)
+    for incarnation in ("a2", "a3"):
+        copy = start(incarnation, "two")
+        case.run(3_000, "a1", incarnation)
         assert (first.place, copy.place) == (Place.MEMBER, Place.REFUSED)
     copy = start("a4", "two")
     case.run(3_000, "a4")
@@ -284,16 +308,18 @@ def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_he
     assert (copy.place, again.place) == (Place.MEMBER, Place.REFUSED)
 
 
-@pytest.mark.parametrize("farewell", [True, False])
-def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(case: Case, farewell: bool) -> None:
+@pytest.mark.parametrize("leave_record", [True, False])
+def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(
+    case: Case, leave_record: bool
+) -> None:
     first = case.start("a", "a1")
     case.run(1_000)
     last = first.participant.leave()
     assert last is not None
-    if farewell:
+    if leave_record:
         case.heartbeats.append(last)
     second = case.start("a", "a2", "another")
-    case.run(1_000 if farewell else 3_000, "a2")
+    case.run(1_000 if leave_record else 3_000, "a2")
     assert second.place == Place.MEMBER
 
 
@@ -316,18 +342,21 @@ def test_a_life_that_said_farewell_never_counts_again(case: Case) -> None:
 
 
 def test_a_generation_is_greater_than_those_that_were_trimmed(case: Case) -> None:
-    """A node that returns after its records were trimmed counts for those that still remember it."""
+    """A node that returns after its records were trimmed counts for those that still remember
+    it."""
     b = case.start("b")
     case.run(100)
     for generation in range(1, 4):
-        case.heartbeats.append(Farewell(node="a", life=f"old{generation}", generation=generation))
+        case.heartbeats.append(
+            LeaveRecord(node="a", incarnation=f"old{generation}", generation=generation)
+        )
     case.run(1_000)
     case.start("a", start=len(case.heartbeats))
     case.run(500)
     assert set(b.participant.members()) == {"a", "b"}
 
 
-# -------------------------------------------------------------------------------------------- The controller
+# ----------------------------------------------------------------------------------- The controller
 
 
 def test_the_first_announcement_takes_over_and_the_others_count_afresh(case: Case) -> None:
@@ -397,7 +426,7 @@ def test_a_candidate_that_reads_of_another_one_first_does_not_fence(case: Case) 
     a.participant.control.failed()
     b.participant.control.restart()
     b.participant.control.stand(case.now_ms)
-    case.heartbeats.append(Announcement(node="a", life="a", number=9))
+    case.heartbeats.append(Announcement(node="a", incarnation="a", number=9))
     b.read()
     assert b.stage == Stage.FOLLOWING
 
@@ -436,7 +465,9 @@ def test_a_controller_that_reads_of_a_greater_epoch_follows(case: Case) -> None:
     a = case.start("a")
     case.run(1_200)
     assert a.controls
-    case.roles.append(RolesRecord(life="b", version=9, roles=Roles(controller="b", controller_epoch=2)))
+    case.roles.append(
+        RolesRecord(incarnation="b", version=9, roles=Roles(controller="b", controller_epoch=2))
+    )
     case.run(100)
     assert a.stage == Stage.FOLLOWING
     assert not a.publish("a")
@@ -460,7 +491,9 @@ def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: Case) -> No
     """Also when the log lost the roles of that epoch."""
     case.start("a")
     reporting = Member(node="b", instance="i-b", address="", version="1", started_ms=0)
-    case.heartbeats.append(Heartbeat(member=reporting, life="b", number=1, generation=1, epoch=7))
+    case.heartbeats.append(
+        Heartbeat(member=reporting, incarnation="b", number=1, generation=1, epoch=7)
+    )
     case.run(1_200)
     assert [record.epoch for record in case.roles] == [8]
 
@@ -501,9 +534,19 @@ def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: Case) -
         a.participant.member = report
         began = len(case.heartbeats)
         case.run(2 * TIMING.timeout_ms)
-        written = [each for each in case.heartbeats[began:] if isinstance(each, Heartbeat) and each.life == "a"]
-        assert [each.number for each in written if not each.brief] == [written[0].number, written[6].number]
-        assert all(each.member == (replace(report, replicas={}) if each.brief else report) for each in written)
+        written = [
+            each
+            for each in case.heartbeats[began:]
+            if isinstance(each, Heartbeat) and each.incarnation == "a"
+        ]
+        assert [each.number for each in written if not each.brief] == [
+            written[0].number,
+            written[6].number,
+        ]
+        assert all(
+            each.member == (replace(report, replicas={}) if each.brief else report)
+            for each in written
+        )
         assert b.participant.members()["a"] == report
     late = case.start("c")
     case.run(500)
@@ -523,7 +566,7 @@ def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(
 @pytest.mark.parametrize(
     "change",
     [
-        {"life": "other", "generation": NUMBER_MAX},
+        {"incarnation": "other", "generation": NUMBER_MAX},
         {"heartbeats_read": NUMBER_MAX},
         {"number": NUMBER_MAX},
         {"epoch": NUMBER_MAX},
@@ -531,8 +574,11 @@ def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(
     ],
     ids=str,
 )
-def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(case: Case, change: dict[str, Any]) -> None:
-    """Another client copies a heartbeat and changes a number. Afterwards the roles of the next controller still count."""
+def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(
+    case: Case, change: dict[str, Any]
+) -> None:
+    """Another client copies a heartbeat and changes a number. Afterwards the roles of the next
+    controller still count."""
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     assert a.publish("a")
@@ -552,14 +598,17 @@ def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(case: Case, ch
 
 
 def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> None:
-    """The greatest one that counts, and then one as far beyond that: the next controller's epoch counts for everybody, also newcomers."""
+    """The greatest one that counts, and then one as far beyond that: the next controller's epoch
+    counts for everybody, also newcomers."""
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     assert a.publish("a")
     case.run(300)
     copied = last_heartbeat(case, "a")
     for jumps in (1, 2, 3):
-        case.heartbeats.append(replace(copied, epoch=a.participant.control.epoch + jumps * REPORT_JUMP_MAX))
+        case.heartbeats.append(
+            replace(copied, epoch=a.participant.control.epoch + jumps * REPORT_JUMP_MAX)
+        )
         case.run(300)
     case.run(2_500, "b")
     assert b.controls
@@ -572,14 +621,14 @@ def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> N
 
 
 def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case) -> None:
-    """Of another life of the same node, so that no later life would be greater."""
+    """Of another incarnation of the same node, so that no later incarnation would be greater."""
     a = case.start("a")
     case.run(1_200)
-    case.heartbeats.append(Farewell(node="a", life="other", generation=NUMBER_MAX))
+    case.heartbeats.append(LeaveRecord(node="a", incarnation="other", generation=NUMBER_MAX))
     case.run(300)
     assert a.place == "member"
-    case.heartbeats.append(Farewell(node="a", life="a", generation=1))
-    again = case.start("a", life="again")
+    case.heartbeats.append(LeaveRecord(node="a", incarnation="a", generation=1))
+    again = case.start("a", incarnation="again")
     case.run(300)
     assert again.place == "member"
 
@@ -590,24 +639,34 @@ def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case)
         {"version": NUMBER_MAX},
         {"answered": NUMBER_MAX},
         {"roles": Roles(controller="x", controller_epoch=NUMBER_MAX)},
-        {"roles": Roles(controller="x", controller_epoch=1, shards={0: ShardRoles(epoch=NUMBER_MAX)})},
+        {
+            "roles": Roles(
+                controller="x", controller_epoch=1, shards={0: ShardRoles(epoch=NUMBER_MAX)}
+            )
+        },
     ],
     ids=str,
 )
-def test_roles_with_an_absurd_number_do_not_replace_the_last_ones(case: Case, change: dict[str, Any]) -> None:
+def test_roles_with_an_absurd_number_do_not_replace_the_last_ones(
+    case: Case, change: dict[str, Any]
+) -> None:
     """A number that counts is never reduced: later roles would be older than these for ever."""
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     assert a.publish("a")
     case.run(100)
     copied = case.roles[-1]
-    case.roles.append(replace(copied, **{"life": "x", "version": copied.version + 1, **change}))
+    case.roles.append(
+        replace(copied, **{"incarnation": "x", "version": copied.version + 1, **change})
+    )
     newcomer = case.start("c")
     case.run(1_500)
     assert controllers(case) == ["a"]
     assert a.publish("b")
     case.run(100)
-    assert {(given.participant.roles or Roles()).shards[0].master for given in (a, b, newcomer)} == {"b"}
+    assert {
+        (given.participant.roles or Roles()).shards[0].master for given in (a, b, newcomer)
+    } == {"b"}
     request = Request(kind="drain", node="b")
     case.heartbeats.append(Submission(request=request))
     case.run(100)
@@ -621,8 +680,12 @@ def test_a_report_with_an_absurd_role_epoch_is_ignored(case: Case) -> None:
     assert a.publish("a")
     case.run(100)
     replicas = {0: ReplicaReport(role_epoch=NUMBER_MAX)}
-    stranger = Member(node="x", instance="i-x", address="", version="1", started_ms=0, replicas=replicas)
-    case.heartbeats.append(Heartbeat(member=stranger, life="x", number=1, generation=1, heartbeats_read=1))
+    stranger = Member(
+        node="x", instance="i-x", address="", version="1", started_ms=0, replicas=replicas
+    )
+    case.heartbeats.append(
+        Heartbeat(member=stranger, incarnation="x", number=1, generation=1, heartbeats_read=1)
+    )
     case.run(100)
     assert a.publish("b")
     case.run(100)

@@ -1,4 +1,5 @@
-"""The partitions of messages without a key: which one each step gets, and how the answers of the leaders change that."""
+"""The partitions of messages without a key: which one each step gets, and how the answers of the
+leaders change that."""
 
 from __future__ import annotations
 
@@ -8,26 +9,28 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH
 from chronos.core.keys import partition_of
-from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry
-from chronos.core.rules import Rules
 from chronos.core.selector import Selector
-from chronos.core.shard import Shard
-from chronos.core.step import Selection
+from chronos.core.shard.codec import FRESH
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection
 from chronos.errors import ProducerLost
 from chronos.ports import Log, Sent, TopicInfo, Writer
-from chronos.workers.partitions import TURN_MESSAGES, WAITS_MS
-from chronos.workers.planned import PlannedTransaction
-from chronos.workers.push import Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.push.partitions import TURN_MESSAGES, WAITS_MS
+from chronos.workers.push.planned import PlannedTransaction, StepInputs
+from chronos.workers.push.push import Pusher, PushSettings
+from chronos.workers.push.targets import Refusals, Retries
 from tests.harness.clock import HandClock
+from tests.harness.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000
 RULES = Rules(shard=0, shards=1)
-ORDERS = TopicInfo(id="1", partitions=3, leaderless=frozenset(), bytes_max=1_000_000, leaders=(1, 2, 3))
+ORDERS = TopicInfo(
+    id="1", partitions=3, leaderless=frozenset(), bytes_max=1_000_000, leaders=(1, 2, 3)
+)
 
 
 class Topics:
@@ -55,19 +58,24 @@ def pusher_of(topics: Topics | TopicInfo = ORDERS, *, selector: Selector | None 
     return Pusher(
         cast("Log", topics if isinstance(topics, Topics) else Topics(topics)),
         RULES,
-        delay_topic="delay",
-        rejected_topic="rejected",
-        dead_letter_topic="dead",
-        create_topics=False,
-        attempts_max=1,
-        retry_base_ms=1_000,
-        retry_cap_ms=1_000,
+        PushSettings(
+            delay_topic="delay",
+            rejected_topic="rejected",
+            dead_letter_topic="dead",
+            create_topics=False,
+            retries=Retries(attempts_max=1, base_ms=1_000, cap_ms=1_000),
+        ),
         selector=selector,
     )
 
 
-def selected(count: int, *, targets: int = 1, key: bytes | None = None, expire_at_ms: int | None = None) -> Selection:
-    entries = [Entry(None, 1, f"orders{at % targets}", key, {}, b"v", 1, expire_at_ms) for at in range(count)]
+def selected(
+    count: int, *, targets: int = 1, key: bytes | None = None, expire_at_ms: int | None = None
+) -> Selection:
+    entries = [
+        Entry(None, 1, f"orders{at % targets}", key, {}, b"v", 1, expire_at_ms)
+        for at in range(count)
+    ]
     items = [(1, at, b"") for at in range(count)]
     return Selection(items=items, entries=entries, with_id=[], cursor=(1, count), complete=False)
 
@@ -80,7 +88,9 @@ def planned(
     pusher: Pusher, selection: Selection, ahead: LookAhead[PlannedTransaction] | None = None
 ) -> list[tuple[str, int]]:
     """The topic and the partition of each message."""
-    plan = pusher.plan(selection, [], NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead or look_ahead())
+    plan = pusher.plan(
+        selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead or look_ahead()
+    )
     return [(topic, partition) for topic, _, _, _, partition in plan.messages]
 
 
@@ -98,7 +108,11 @@ def test_each_step_takes_the_next_partition_of_each_target() -> None:
 @pytest.mark.parametrize("expire_at_ms", [None, NOW_MS + 1])
 def test_a_large_step_is_spread_over_the_partitions(expire_at_ms: int | None) -> None:
     """Also where each message needs a decision of its own."""
-    taken = Counter(planned(pusher_of(selector=Selector()), selected(5 * TURN_MESSAGES, expire_at_ms=expire_at_ms)))
+    taken = Counter(
+        planned(
+            pusher_of(selector=Selector()), selected(5 * TURN_MESSAGES, expire_at_ms=expire_at_ms)
+        )
+    )
     assert taken == {
         ("orders0", 0): 2 * TURN_MESSAGES,
         ("orders0", 1): 2 * TURN_MESSAGES,
@@ -107,7 +121,10 @@ def test_a_large_step_is_spread_over_the_partitions(expire_at_ms: int | None) ->
 
 
 def test_a_large_step_for_many_targets_writes_to_one_partition_of_each() -> None:
-    assert len(set(planned(pusher_of(selector=Selector()), selected(5 * TURN_MESSAGES, targets=50)))) == 50
+    assert (
+        len(set(planned(pusher_of(selector=Selector()), selected(5 * TURN_MESSAGES, targets=50))))
+        == 50
+    )
 
 
 @pytest.mark.parametrize("selector", [None, Selector()])
@@ -119,14 +136,21 @@ def test_a_message_with_a_key_keeps_its_partition(selector: Selector | None) -> 
 def test_the_log_chooses_without_a_selector_or_without_brokers(info: TopicInfo) -> None:
     assert set(planned(pusher_of(info), selected(3))) == {("orders0", -1)}
     without_brokers = replace(info, leaders=())
-    assert set(planned(pusher_of(without_brokers, selector=Selector()), selected(3))) == {("orders0", -1)}
+    assert set(planned(pusher_of(without_brokers, selector=Selector()), selected(3))) == {
+        ("orders0", -1)
+    }
 
 
 @pytest.mark.parametrize("selector", [None, Selector()])
 @pytest.mark.parametrize("leaders", [(), (1, 2, 3)])
-def test_a_closed_partition_is_never_chosen(selector: Selector | None, leaders: tuple[int, ...]) -> None:
+def test_a_closed_partition_is_never_chosen(
+    selector: Selector | None, leaders: tuple[int, ...]
+) -> None:
     pusher = pusher_of(replace(ORDERS, short=frozenset({1}), leaders=leaders), selector=selector)
-    assert {place for _ in range(4) for place in planned(pusher, selected(1))} == {("orders0", 0), ("orders0", 2)}
+    assert {place for _ in range(4) for place in planned(pusher, selected(1))} == {
+        ("orders0", 0),
+        ("orders0", 2),
+    }
 
 
 def test_partitions_of_a_broker_that_did_not_answer_are_avoided() -> None:
@@ -135,7 +159,10 @@ def test_partitions_of_a_broker_that_did_not_answer_are_avoided() -> None:
     planned(pusher, selected(1))
     report(pusher, sent(1, None, "orders0"), sent(0, 3, "orders0"))
     assert not selector.is_available(2, NOW_MS)
-    assert {place for _ in range(4) for place in planned(pusher, selected(1))} == {("orders0", 0), ("orders0", 2)}
+    assert {place for _ in range(4) for place in planned(pusher, selected(1))} == {
+        ("orders0", 0),
+        ("orders0", 2),
+    }
 
 
 def test_a_broker_that_failed_is_available_again_only_once_it_is_known_to_lead_still() -> None:
@@ -148,7 +175,9 @@ def test_a_broker_that_failed_is_available_again_only_once_it_is_known_to_lead_s
         clock.now += 10
         pusher.targets.describe(["orders0"], clock.now)
         clock.now += 10
-        with pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"), answer)), clock):
+        with pusher.partitions.following(
+            cast("Writer", Answered(sent(0, 3, "orders0"), answer)), clock
+        ):
             pass
 
     for moves in (True, False):
@@ -181,7 +210,10 @@ def test_a_silent_leader_is_blamed_once_another_one_leads_in_its_place() -> None
     after = pusher_of(replace(ORDERS, leaders=(1, 3, 3)), selector=selector)
     planned(after, selected(1))
     report(after, sent(0, 5, "orders0"))
-    assert {broker: known.penalty_ms for broker, known in selector.brokers().items()} == {1: 0, 2: 600_000}
+    assert {broker: known.penalty_ms for broker, known in selector.brokers().items()} == {
+        1: 0,
+        2: 600_000,
+    }
 
 
 def test_an_answer_about_an_unknown_partition_is_ignored() -> None:
@@ -193,10 +225,12 @@ def test_an_answer_about_an_unknown_partition_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("latency_ms", [5, 5_000])
-def test_a_transaction_planned_early_is_planned_again_once_a_broker_is_avoided(latency_ms: int) -> None:
+def test_a_transaction_planned_early_is_planned_again_once_a_broker_is_avoided(
+    latency_ms: int,
+) -> None:
     pusher, selection, ahead = pusher_of(selector=Selector()), selected(4), look_ahead()
     planned(pusher, selected(1))
-    pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
     report(pusher, sent(1, latency_ms, "orders0"))
     is_slow = latency_ms > 1_000
     assert set(planned(pusher, selection, ahead)) == {("orders0", 2 if is_slow else 1)}
@@ -207,16 +241,22 @@ def test_the_partitions_that_have_not_acknowledged_are_named_with_their_leaders(
     planned(pusher, selected(1))
     partitions = pusher.partitions
     keyed = Sent(
-        topic="orders0", partition=-1, key=next(key for key in (b"a", b"b", b"c", b"d") if partition_of(key, 3) == 1)
+        topic="orders0",
+        partition=-1,
+        key=next(key for key in (b"a", b"b", b"c", b"d") if partition_of(key, 3) == 1),
     )
-    waiting = [keyed, *(Sent(topic="orders0", partition=at) for at in (1, 0, 2)), sent(2, 5, "orders0")]
+    waiting = [
+        keyed,
+        *(Sent(topic="orders0", partition=at) for at in (1, 0, 2)),
+        sent(2, 5, "orders0"),
+    ]
     writer = cast("Writer", Answered(Sent(topic="progress", partition=0), *waiting))
     assert partitions.waits_for(NOW_MS) is None
     with partitions.following(writer, clock):
         assert partitions.waits_for(NOW_MS + WAITS_MS - 1) is None
         assert partitions.waits_for(NOW_MS + 2_500) == (
-            "no acknowledgement for 2 s from orders0/0 (leader: broker 1), orders0/1 (leader: broker 2),"
-            " orders0/2 (leader: broker 3) and 1 more"
+            "no acknowledgement for 2 s from orders0/0 (leader: broker 1), orders0/1 (leader: "
+            "broker 2), orders0/2 (leader: broker 3) and 1 more"
         )
     assert partitions.waits_for(NOW_MS + 9_000) is None
 
@@ -226,8 +266,15 @@ def test_the_error_for_a_late_transaction_names_the_partitions_that_did_not_ackn
     planned(pusher, selected(1))
     writer = cast("Writer", Answered(sent(0, 3, "orders0"), sent(1, None, "orders0")))
     following = pusher.partitions.following(writer, HandClock())
-    with pytest.raises(ProducerLost, match=r"late; no acknowledgement from orders0/1 \(leader: broker 2\)$"), following:
+    with (
+        pytest.raises(
+            ProducerLost, match=r"late; no acknowledgement from orders0/1 \(leader: broker 2\)$"
+        ),
+        following,
+    ):
         raise ProducerLost("late")
-    following = pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"))), HandClock())
+    following = pusher.partitions.following(
+        cast("Writer", Answered(sent(0, 3, "orders0"))), HandClock()
+    )
     with pytest.raises(ProducerLost, match=r"^fenced$"), following:
         raise ProducerLost("fenced")

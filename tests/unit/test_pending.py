@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.codec import pack_entry, unpack_entry, unpack_head
-from chronos.core.filter import Filter
 from chronos.core.message import Entry
-from chronos.core.pending import pending_between, scan_pending
+from chronos.core.query import Filter, pending_between, scan_pending
+from chronos.core.shard.codec import pack_entry, unpack_entry, unpack_head
 from tests.unit.model import Rows
 from tests.unit.test_query import MINUTE_MS, NOW_MS, SHARD, Played, parked
 
@@ -24,7 +23,12 @@ def scanned(rows: Rows, matching: Filter) -> tuple[int, list[tuple[bytes, int, s
 
 @given(
     sent=st.lists(
-        st.tuples(st.integers(1, 40), st.booleans(), st.sampled_from(["orders", "mails"]), st.sampled_from(["", "x"])),
+        st.tuples(
+            st.integers(1, 40),
+            st.booleans(),
+            st.sampled_from(["orders", "mails"]),
+            st.sampled_from(["", "x"]),
+        ),
         max_size=20,
     ),
     parking=st.integers(0, 20),
@@ -39,13 +43,19 @@ def scanned(rows: Rows, matching: Filter) -> tuple[int, list[tuple[bytes, int, s
 def test_a_scan_finds_exactly_the_pending_messages_of_the_filter(
     sent, parking, settled, leave, start, length, target, header, chunk
 ):
-    """Parked ones too, whatever the size of a scan; delivered ones never, although their entries are still there."""
+    """Parked ones too, whatever the size of a scan; delivered ones never, although their entries
+    are still there."""
     played = Played()
     played.rows.chunk = chunk
     records = []
     for at, (due, keyed, topic, value) in enumerate(sent):
-        headers = {"chronos-deliver-at": b"%d" % (NOW_MS + due), "chronos-target-topic": topic.encode()}
-        records.append(played.record(b"k%d" % at if keyed else None, b"v", headers | {"h": value.encode()}))
+        headers = {
+            "chronos-deliver-at": b"%d" % (NOW_MS + due),
+            "chronos-target-topic": topic.encode(),
+        }
+        records.append(
+            played.record(b"k%d" % at if keyed else None, b"v", headers | {"h": value.encode()})
+        )
     played.step(records, NOW_MS)
     parkings = {at: parked(1, NOW_MS + due, at) for at, (due, *_) in enumerate(sent)}
     played.step([], NOW_MS + parking, parkings)
@@ -74,7 +84,11 @@ def test_the_expected_number_is_that_of_the_minutes_of_the_window():
     played.step([played.send(NOW_MS + at * MINUTE_MS + 5) for at in range(10)], NOW_MS)
     assert pending_between(played.rows, Filter()) == 10
     assert (
-        pending_between(played.rows, Filter(due_from_ms=NOW_MS + MINUTE_MS + 1, due_to_ms=NOW_MS + 3 * MINUTE_MS)) == 2
+        pending_between(
+            played.rows,
+            Filter(due_from_ms=NOW_MS + MINUTE_MS + 1, due_to_ms=NOW_MS + 3 * MINUTE_MS),
+        )
+        == 2
     )
     assert pending_between(played.rows, Filter(due_from_ms=NOW_MS, due_to_ms=NOW_MS)) == 0
 

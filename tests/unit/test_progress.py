@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from chronos.config import load
 from chronos.core.message import Reason
-from chronos.core.progress import (
+from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
     LANES_MAX,
@@ -58,7 +58,10 @@ FULL = replace(
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932980200000000000000909000909090"),
+    (
+        SMALL,
+        "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932980200000000000000909000909090",
+    ),
     (
         FULL,
         "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010193922a0f922c10922d159399cf0000018bcfe56800280324cf0000018bcfe56be80102000099cf0000018bcfe56800290722000101000199cf0000018bcfe568002b082400010102000191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030",
@@ -74,26 +77,50 @@ def test_progress_records_have_the_bytes_of_existing_logs(progress: Progress, da
 
 def test_outcomes_and_reasons_keep_their_numbers() -> None:
     assert {outcome.name: int(outcome) for outcome in Outcome} == {
-        "DELIVERED": 1, "AGAIN": 2, "RETRY": 3, "DEFERRED": 4, "SKIPPED": 5, "EXPIRED": 6, "DEAD": 7,
+        "DELIVERED": 1,
+        "AGAIN": 2,
+        "RETRY": 3,
+        "DEFERRED": 4,
+        "SKIPPED": 5,
+        "EXPIRED": 6,
+        "DEAD": 7,
         "PARKED": 8,
-    }  # fmt: skip
+    }
     numbers = {reason.name: int(reason) for reason in Reason}
     expected = {
-        "UNREADABLE_HEADERS": 1, "UNKNOWN_HEADER": 2, "REPEATED_HEADER": 3, "CONTRADICTORY_HEADERS": 4,
+        "UNREADABLE_HEADERS": 1,
+        "UNKNOWN_HEADER": 2,
+        "REPEATED_HEADER": 3,
+        "CONTRADICTORY_HEADERS": 4,
         "BAD_VALUE": 5,
-        "BEYOND_MAX_DELAY": 6, "NO_TIME": 7, "NO_TARGET": 8, "RESERVED_TARGET": 9,
-        "FORBIDDEN_TARGET": 10, "BAD_ID": 11,
-        "RESERVED_ID": 12, "NO_ID": 13, "WRONG_SHARD": 14, "CONFLICT": 15, "IGNORED": 16,
-        "TOO_LATE": 17, "UNKNOWN": 18, "FORWARDED": 20,
-        "UNREADABLE": 21, "EXPIRED": 32, "TARGET_MISSING": 33, "TOO_LARGE": 34,
+        "BEYOND_MAX_DELAY": 6,
+        "NO_TIME": 7,
+        "NO_TARGET": 8,
+        "RESERVED_TARGET": 9,
+        "FORBIDDEN_TARGET": 10,
+        "BAD_ID": 11,
+        "RESERVED_ID": 12,
+        "NO_ID": 13,
+        "WRONG_SHARD": 14,
+        "CONFLICT": 15,
+        "IGNORED": 16,
+        "TOO_LATE": 17,
+        "UNKNOWN": 18,
+        "FORWARDED": 20,
+        "UNREADABLE": 21,
+        "EXPIRED": 32,
+        "TARGET_MISSING": 33,
+        "TOO_LARGE": 34,
         "REFUSED_BY_BROKER": 35,
         "NO_LEADER": 36,
-    }  # fmt: skip
+    }
     assert {name: numbers[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(("progress", "data"), GOLDEN)
-def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(progress: Progress, data: str) -> None:
+def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(
+    progress: Progress, data: str
+) -> None:
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
         with pytest.raises(LogMismatch):
@@ -103,7 +130,9 @@ def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(progre
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x01" + pack_progress(SMALL)[1:], b"hello"])
-def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(data: bytes | None) -> None:
+def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(
+    data: bytes | None,
+) -> None:
     with pytest.raises(LogMismatch, match="which this version of Chronos does not know"):
         unpack_progress(data)
 
@@ -119,7 +148,8 @@ def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
     without = FULL
     for missing, (name, default) in enumerate(
-        {"details": (), "lanes": (), "unreadable": (), "probes": 0, "decisions": ()}.items(), start=1
+        {"details": (), "lanes": (), "unreadable": (), "probes": 0, "decisions": ()}.items(),
+        start=1,
     ):
         without = replace(without, **{name: default})
         assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-missing])) == without
@@ -158,9 +188,12 @@ def test_refusals_are_looked_up_by_offset() -> None:
 
 @pytest.mark.parametrize("messages", [1, 5_000, 100_000])
 def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
-    """Every message refused, and as many dead-lettered, with the longest names and the greatest numbers there can be."""
+    """Every message refused, and as many dead-lettered, with the longest names and the greatest
+    numbers there can be."""
     offset, most = 2**63 - 1, 2**63 - 1
-    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1, DETAILS_MAX)
+    worst = Decision(
+        MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1, DETAILS_MAX
+    )
     largest = replace(
         SMALL,
         role_epoch=most,
@@ -181,7 +214,9 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
     data = pack_progress(largest)
     config = load(None, {}, [f"delivery.batch_messages={messages}"])
     (limit,) = (
-        spec.settings["max.message.bytes"] for spec in own_topics(config) if spec.name == config.topics.progress
+        spec.settings["max.message.bytes"]
+        for spec in own_topics(config)
+        if spec.name == config.topics.progress
     )
     assert batch_bytes(None, data, []) <= progress_bytes_max(messages) <= int(limit)
     assert unpack_progress(data) == largest

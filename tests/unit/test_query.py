@@ -9,18 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.codec import FRESH, State
-from chronos.core.filter import Filter
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.lanes import cursors
 from chronos.core.message import Record
-from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
-from chronos.core.query import INTERVALS_MAX, Found, MessageRow, find, next_place_ms, page, settled, timeline
+from chronos.core.query import (
+    INTERVALS_MAX,
+    Filter,
+    Found,
+    MessageRow,
+    find,
+    next_place_ms,
+    page,
+    settled,
+    timeline,
+)
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.reach import Reach
-from chronos.core.rules import Rules
-from chronos.core.shard import Shard
-from chronos.core.step import with_leaving
+from chronos.core.shard.codec import FRESH, State
+from chronos.core.shard.lanes import cursors
+from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import with_leaving
 from tests.unit.model import Rows
 
 MINUTE_MS = 60_000
@@ -34,7 +43,12 @@ class Played:
 
     def __init__(self) -> None:
         self.rows = Rows()
-        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows, keeps_cancelled=True)
+        self.shard = Shard(
+            rules=Rules(shard=SHARD, shards=SHARDS),
+            state=FRESH,
+            view=self.rows,
+            keeps_cancelled=True,
+        )
         self.offset = 0
 
     @property
@@ -42,16 +56,31 @@ class Played:
         return self.shard.state
 
     def step(
-        self, records: list[Record], until_ms: int, not_delivered: dict[int, Decision] | None = None, *, leave: int = 0
+        self,
+        records: list[Record],
+        until_ms: int,
+        not_delivered: dict[int, Decision] | None = None,
+        *,
+        leave: int = 0,
     ) -> None:
-        """Take the records and settle everything up to a time, and up to `leave` messages of each lane."""
+        """Take the records and settle everything up to a time, and up to `leave` messages of each
+        lane."""
         staged = self.shard.stage(records)
         selection = self.shard.select(staged, until_ms, 1_000, 10**9)
         if leave:
-            found = [self.shard.lanes.select(lane, staged, leave, 10**9) for lane in sorted(self.shard.lanes.states)]
-            selection = with_leaving(selection, [lane for lane in found if lane is not None], complete=False)
+            found = [
+                self.shard.lanes.select(lane, staged, leave, 10**9)
+                for lane in sorted(self.shard.lanes.states)
+            ]
+            selection = with_leaving(
+                selection, [lane for lane in found if lane is not None], complete=False
+            )
         chosen = {item[1] for item in selection.items}
-        decisions = tuple(decision for offset, decision in sorted((not_delivered or {}).items()) if offset in chosen)
+        decisions = tuple(
+            decision
+            for offset, decision in sorted((not_delivered or {}).items())
+            if offset in chosen
+        )
         progress = Progress(
             role_epoch=1, log_epoch=1, cluster="shop",
                                        node="n", instance="i", cursor_due_ms=selection.cursor[0],
@@ -60,14 +89,24 @@ class Played:
             refused=tuple(staged.refused), decisions=decisions, lanes=cursors(selection.leaving),
         )  # fmt: skip
         changes = self.shard.apply(
-            staged, selection, progress, offset=self.state.applied, timestamp_ms=max(until_ms, NOW_MS)
+            staged,
+            selection,
+            progress,
+            offset=self.state.applied,
+            timestamp_ms=max(until_ms, NOW_MS),
         )
         self.rows.write(changes.puts, changes.deletes)
         self.shard.install(changes)
 
-    def send(self, due_ms: int, key: bytes | None = None, target: str = "orders", value: bytes = b"v") -> Record:
+    def send(
+        self, due_ms: int, key: bytes | None = None, target: str = "orders", value: bytes = b"v"
+    ) -> Record:
         """A message, in the delay partition."""
-        return self.record(key, value, {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": target.encode()})
+        return self.record(
+            key,
+            value,
+            {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": target.encode()},
+        )
 
     def record(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> Record:
         self.offset += 1
@@ -89,7 +128,13 @@ def ended(
     begin = None
     while True:
         rows, begin = settled(
-            played.rows, played.state, SHARD, begin=begin, matching=matching, states=states, limit=limit
+            played.rows,
+            played.state,
+            SHARD,
+            begin=begin,
+            matching=matching,
+            states=states,
+            limit=limit,
         )
         assert len(rows) <= limit
         found += rows
@@ -98,7 +143,8 @@ def ended(
 
 
 def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
-    """In the order of their due times; a page may have any size, and pending messages are not among them."""
+    """In the order of their due times; a page may have any size, and pending messages are not among
+    them."""
     played = Played()
     sent = [
         played.send(NOW_MS + 10, key=b"order-1"),
@@ -112,12 +158,18 @@ def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
     ]  # fmt: skip
     played.step(sent, NOW_MS)
     assert ended(played) == []
-    decided = {0: Decision(NOW_MS + 10, 0, Outcome.EXPIRED), 2: Decision(NOW_MS + 30, 2, Outcome.DEAD)}
+    decided = {
+        0: Decision(NOW_MS + 10, 0, Outcome.EXPIRED),
+        2: Decision(NOW_MS + 30, 2, Outcome.DEAD),
+    }
     played.step([], NOW_MS + MINUTE_MS, decided)
     generated = b"%d-%d-1" % (SHARD, NOW_MS + 20)
     everything = [
-        (b"order-1", "expired"), (generated, "delivered"), (b"order-2", "dead"), (b"order-3", "delivered"),
-    ]  # fmt: skip
+        (b"order-1", "expired"),
+        (generated, "delivered"),
+        (b"order-2", "dead"),
+        (b"order-3", "delivered"),
+    ]
     for limit in (1, 2, 3, 4, 100):
         assert ended(played, limit=limit) == everything
     for matching, ids in (
@@ -147,7 +199,8 @@ def test_a_message_whose_id_has_a_later_one_is_listed_without_its_end():
 
 
 def test_cancelled_messages_are_listed_wherever_they_were_when_they_were_cancelled():
-    """In the store, in the batch of the cancel, or in a lane; by their id, a generated one too; and not once they are sent again."""
+    """In the store, in the batch of the cancel, or in a lane; by their id, a generated one too; and
+    not once they are sent again."""
     played = Played()
     played.step([], NOW_MS)
     lane_due = NOW_MS + 10
@@ -173,7 +226,10 @@ def test_cancelled_messages_are_listed_wherever_they_were_when_they_were_cancell
     assert ended(played, Filter(target="mails")) == [(b"batch", "cancelled")]
     assert read_all(played, 10, EVERYTHING) == []
     played.step([played.send(NOW_MS + 50, key=b"stored")], NOW_MS + 60)
-    assert ended(played, Filter(id_prefix=b"stored")) == [(b"stored", "settled"), (b"stored", "delivered")]
+    assert ended(played, Filter(id_prefix=b"stored")) == [
+        (b"stored", "settled"),
+        (b"stored", "delivered"),
+    ]
     played.step([], NOW_MS + 2 * MINUTE_MS)
     assert len(ended(played)) == 5, "nothing that was cancelled is delivered"
 
@@ -202,14 +258,23 @@ def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
     assert next_place_ms(played.rows, played.state) == due[4]
 
     def listed(limit: int, target: str | None = None, due_from_ms: int = 0) -> list[bytes]:
-        return [row.id for row in read_all(played, limit, Filter(target=target, due_from_ms=due_from_ms))]
+        return [
+            row.id
+            for row in read_all(played, limit, Filter(target=target, due_from_ms=due_from_ms))
+        ]
 
     assert [listed(limit) for limit in (1, 2, 4, 5, 100)] == [ids] * 5
     assert listed(2, "mails") == [ids[2]]
     assert listed(2, due_from_ms=due[1]) == ids[1:]
 
     played.step([], NOW_MS + 50, {1: Decision(due[1], 1, Outcome.DEAD)}, leave=1)
-    assert [played.find(message_id) for message_id in ids] == ["delivered", "dead", "delivered", "pending", "pending"]
+    assert [played.find(message_id) for message_id in ids] == [
+        "delivered",
+        "dead",
+        "delivered",
+        "pending",
+        "pending",
+    ]
     left = find(played.rows, played.state, SHARD, SHARDS, ids[0], reach=ALL_REACH)
     assert left is not None
     assert left.entry is not None
@@ -221,7 +286,7 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     """The id state gives the state, the entry at its place the rest."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a"), played.send(NOW_MS + 60, key=b"b"),
-                 played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip
+                 played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip  # noqa: E501
     found = find(played.rows, played.state, SHARD, SHARDS, b"a", reach=ALL_REACH)
     assert found is not None
     assert (found.state, found.place_ms, found.settled_ms) == ("pending", NOW_MS + 50, None)
@@ -235,7 +300,13 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     }
     played.step([], NOW_MS + 100, not_delivered)
     states = {key: played.find(key) for key in (b"a", b"b", b"c", b"d", b"e")}
-    assert states == {b"a": "delivered", b"b": "cancelled", b"c": "expired", b"d": "dead", b"e": None}
+    assert states == {
+        b"a": "delivered",
+        b"b": "cancelled",
+        b"c": "expired",
+        b"d": "dead",
+        b"e": None,
+    }
     cancelled = find(played.rows, played.state, SHARD, SHARDS, b"b", reach=ALL_REACH)
     assert cancelled is not None
     assert cancelled.entry is None
@@ -257,7 +328,11 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
     played = Played()
     played.step([played.send(NOW_MS + 50)], NOW_MS)
     generated_id = b"%d-%d-0" % (SHARD, NOW_MS + 50)
-    played.step([], NOW_MS + 60, {0: Decision(NOW_MS + 50, 0, Outcome.RETRY, next_due_ms=NOW_MS + 900, attempt=2)})
+    played.step(
+        [],
+        NOW_MS + 60,
+        {0: Decision(NOW_MS + 50, 0, Outcome.RETRY, next_due_ms=NOW_MS + 900, attempt=2)},
+    )
     found = find(played.rows, played.state, SHARD, SHARDS, generated_id, reach=ALL_REACH)
     assert found is not None
     assert found.entry is not None
@@ -276,7 +351,8 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
     ],
 )
 def test_a_generated_id_of_no_message_finds_nothing(other_id):
-    """The entry at the position in a generated id has that id only if it has no key and was not moved."""
+    """The entry at the position in a generated id has that id only if it has no key and was not
+    moved."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a")], NOW_MS)
     assert played.find(other_id) is None
@@ -287,7 +363,9 @@ def read_all(played: Played, limit: int, matching: Filter = EVERYTHING) -> list[
     rows: list[MessageRow] = []
     through = None
     for _ in range(10_000):
-        found, through = page(played.rows, played.state, SHARD, begin=through, matching=matching, limit=limit)
+        found, through = page(
+            played.rows, played.state, SHARD, begin=through, matching=matching, limit=limit
+        )
         assert len(found) <= limit
         rows += found
         if through is None:
@@ -296,14 +374,19 @@ def read_all(played: Played, limit: int, matching: Filter = EVERYTHING) -> list[
 
 
 @given(
-    dues=st.lists(st.tuples(st.integers(-5, 40), st.booleans(), st.sampled_from(["orders", "mails"])), max_size=25),
+    dues=st.lists(
+        st.tuples(st.integers(-5, 40), st.booleans(), st.sampled_from(["orders", "mails"])),
+        max_size=25,
+    ),
     settled=st.integers(0, 20),
     limit=st.integers(1, 7),
     target=st.sampled_from([None, "orders", "mails", "nothing"]),
     start=st.integers(-10, 45),
     length=st.integers(0, 50),
 )
-def test_the_pages_hold_every_pending_message_once_and_in_order(dues, settled, limit, target, start, length):
+def test_the_pages_hold_every_pending_message_once_and_in_order(
+    dues, settled, limit, target, start, length
+):
     """For every page size: strictly after the cursor, within the period, for the target."""
     played = Played()
     records = [
@@ -336,17 +419,20 @@ TEXTS = st.sampled_from(["", "1", "2"])
 
 
 @given(
-    sent=st.lists(st.tuples(st.sampled_from([None, "a", "ab", "b"]), st.lists(st.tuples(TEXTS, TEXTS), max_size=3)),
+    sent=st.lists(st.tuples(st.sampled_from([None, "a", "ab", "b"]), st.lists(st.tuples(TEXTS, TEXTS), max_size=3)),  # noqa: E501
                   max_size=12),
     prefix=st.sampled_from([b"", b"a", b"ab", b"1-", b"2-"]),
     wanted=st.lists(st.tuples(TEXTS, TEXTS), max_size=2),
 )  # fmt: skip
 def test_a_filter_compares_ids_and_headers_as_a_user_reads_them(sent, prefix, wanted):
-    """A generated id has a prefix too; of a repeated header any value counts; all conditions must be true."""
+    """A generated id has a prefix too; of a repeated header any value counts; all conditions must
+    be true."""
     played = Played()
     records, expected = [], []
     for at, (name, headers) in enumerate(sent):
-        message_id = b"%d-%d-%d" % (SHARD, NOW_MS + 9, at) if name is None else f"{name}{at}".encode()
+        message_id = (
+            b"%d-%d-%d" % (SHARD, NOW_MS + 9, at) if name is None else f"{name}{at}".encode()
+        )
         record = played.send(NOW_MS + 9, key=None if name is None else message_id)
         pairs = [(name, value.encode()) for name, value in headers]
         records.append(replace(record, headers=[*(record.headers or ()), *pairs]))
@@ -354,7 +440,9 @@ def test_a_filter_compares_ids_and_headers_as_a_user_reads_them(sent, prefix, wa
             expected.append(message_id)
     played.step(records, NOW_MS)
     conditions = tuple((name, value.encode()) for name, value in wanted)
-    assert [row.id for row in read_all(played, 3, Filter(id_prefix=prefix, headers=conditions))] == expected
+    assert [
+        row.id for row in read_all(played, 3, Filter(id_prefix=prefix, headers=conditions))
+    ] == expected
 
 
 class Moving(Rows):
@@ -368,7 +456,9 @@ class Moving(Rows):
         self._step()
         return self._behind.get(keys)
 
-    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+    ) -> list[tuple[bytes, bytes]]:
         self._step()
         return self._behind.scan(start, stop, count_max, bytes_max)
 
@@ -376,14 +466,17 @@ class Moving(Rows):
 @settings(max_examples=300)
 @given(
     dues=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    moves=st.lists(st.tuples(st.sampled_from(["deliver", "park", "leave", "cancel", "send"]), st.integers(0, 29)),
+    moves=st.lists(st.tuples(st.sampled_from(["deliver", "park", "leave", "cancel", "send"]), st.integers(0, 29)),  # noqa: E501
                    max_size=40),
     limit=st.integers(1, 6),
     selective=st.booleans(),
     chunk=st.sampled_from([1, 2, 5, 1_000]),
 )  # fmt: skip
-def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(dues, moves, limit, selective, chunk):
-    """Messages are delivered, parked, let out of their lanes, cancelled and scheduled between any two reads of a page."""
+def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(
+    dues, moves, limit, selective, chunk
+):
+    """Messages are delivered, parked, let out of their lanes, cancelled and scheduled between any
+    two reads of a page."""
     played = Played()
     played.rows.chunk = chunk
     played.step([played.send(NOW_MS + due, key=b"k%d" % at) for at, due in enumerate(dues)], NOW_MS)
@@ -395,7 +488,11 @@ def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(dues
         kind, at = next(left, ("none", 0))
         if kind in ("deliver", "park"):
             until_ms += 3
-            not_delivered = {at: parked(1, NOW_MS + due, at) for at, due in enumerate(dues)} if kind == "park" else {}
+            not_delivered = (
+                {at: parked(1, NOW_MS + due, at) for at, due in enumerate(dues)}
+                if kind == "park"
+                else {}
+            )
             played.step([], until_ms, not_delivered)
         elif kind == "leave":
             played.step([], until_ms, leave=2)
@@ -409,7 +506,9 @@ def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(dues
     rows: list[MessageRow] = []
     through = None
     for _ in range(1_000):
-        found, through = page(view, played.state, SHARD, begin=through, matching=matching, limit=limit)
+        found, through = page(
+            view, played.state, SHARD, begin=through, matching=matching, limit=limit
+        )
         assert len(found) <= limit
         assert not rows or not found or rows[-1].position < found[0].position
         rows += found
@@ -432,7 +531,11 @@ def test_the_next_place_is_the_place_of_the_first_pending_message():
     assert next_place_ms(played.rows, played.state) == NOW_MS + 90
 
 
-@given(dues=st.lists(st.integers(1, 40 * MINUTE_MS), max_size=20), step=st.integers(1, 7), start=st.integers(0, 10))
+@given(
+    dues=st.lists(st.integers(1, 40 * MINUTE_MS), max_size=20),
+    step=st.integers(1, 7),
+    start=st.integers(0, 10),
+)
 def test_the_timeline_counts_every_pending_message_in_its_interval(dues, step, start):
     """Whatever the step, in whole minutes."""
     played = Played()

@@ -1,7 +1,8 @@
-"""Held records: a partition, or the rejected topic, that takes no records delays what goes there, and nothing else.
+"""Held records: a partition, or the rejected topic, that takes no records delays what goes there,
+and nothing else.
 
-Masters of two shards and their followers on the embedded log, which is told which partitions take no records.
-"""
+Masters of two shards and their followers on the embedded log, which is told which partitions take
+no records."""
 
 from __future__ import annotations
 
@@ -12,27 +13,28 @@ import pytest
 from msgspec.structs import replace
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.memory import MemoryStore
 from chronos.config import load
-from chronos.core import queues
-from chronos.core.digest import digest
 from chronos.core.keys import partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import Progress, unpack_progress
 from chronos.core.query import holds_for
+from chronos.core.shard import queues
+from chronos.core.shard.digest import digest
+from chronos.core.shard.progress import Progress, unpack_progress
 from chronos.errors import ChronosError, TransactionAborted
-from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
-from chronos.node.shards import make_shard
+from chronos.node.shards import ShardDriver, make_shard
 from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Writer
-from chronos.workers.horizon import unforwarded_ms, unpulled_ms
-from chronos.workers.letters import ELECTION_MS, REFUSED_PAUSE_MS
-from chronos.workers.master import PULL_LINGER_MS
-from chronos.workers.replica_state import STANDALONE, Assignment, ReplicaState
+from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
+from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
+from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
 from tests.harness.clock import HandClock
+from tests.harness.memory import MemoryStore
 
 SHARDS = 3
-IDS = [[name for at in range(400) if partition_of(name := b"%d" % at, SHARDS) == home] for home in range(SHARDS)]
+IDS = [
+    [name for at in range(400) if partition_of(name := b"%d" % at, SHARDS) == home]
+    for home in range(SHARDS)
+]
 """Partition -> ids that belong to it."""
 SECOND = 1_000
 
@@ -54,7 +56,9 @@ class Refusing:
             raise TransactionAborted("refused", poison_likely=True)
         self._writer.send(messages, progress)
 
-    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
+    def commit(
+        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
+    ) -> Appended:
         return self._writer.commit(verify, meanwhile)
 
     def close(self) -> None:
@@ -72,7 +76,10 @@ class PartialLog(EmbeddedLog):
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         return {
             name: info
-            and replace(info, leaderless=frozenset(number for topic, number in self.leaderless if topic == name))
+            and replace(
+                info,
+                leaderless=frozenset(number for topic, number in self.leaderless if topic == name),
+            )
             for name, info in super().describe(topics).items()
         }
 
@@ -87,12 +94,19 @@ class Service:
         self.clock = HandClock()
         self.config = load(None, {}, [f"shards={SHARDS}"])
         self.topics = self.config.topics
-        self.log = PartialLog(path / "log", clock=self.clock, progress_topic=self.topics.progress, disk_reserve_bytes=0)
+        self.log = PartialLog(
+            path / "log",
+            clock=self.clock,
+            progress_topic=self.topics.progress,
+            disk_reserve_bytes=0,
+        )
         self.log.leaderless, self.log.refusing = set(), set()
         self.log.prepare(own_topics(self.config), create=True)
         self.failures: list[ChronosError] = []
         self.stores = [MemoryStore() for _ in range(SHARDS)]
-        self.shards = [self.make(number, self.stores[number], STANDALONE) for number in range(SHARDS)]
+        self.shards = [
+            self.make(number, self.stores[number], STANDALONE) for number in range(SHARDS)
+        ]
         self.run(0)
 
     def make(self, number: int, store: MemoryStore, assignment: Assignment) -> ShardDriver:
@@ -119,11 +133,17 @@ class Service:
             assert not self.failures
             if self.clock.now >= until_ms:
                 return
-            self.clock.now = min(until_ms, max(self.clock.now + 1, min(*wakes, self.clock.now + 250)))
+            self.clock.now = min(
+                until_ms, max(self.clock.now + 1, min(*wakes, self.clock.now + 250))
+            )
 
-    def write(self, partition: int, *records: tuple[bytes | None, bytes | None, dict[str, bytes | None]]) -> list[int]:
+    def write(
+        self, partition: int, *records: tuple[bytes | None, bytes | None, dict[str, bytes | None]]
+    ) -> list[int]:
         """Append records to a partition of the delay topic."""
-        made: list[Outgoing] = [(self.topics.delay, key, value, headers, partition) for key, value, headers in records]
+        made: list[Outgoing] = [
+            (self.topics.delay, key, value, headers, partition) for key, value, headers in records
+        ]
         return [appended.offset for appended in self.log.append(made, 9.0)]
 
     def message(
@@ -146,7 +166,11 @@ class Service:
     def delivered(self) -> list[bytes | None]:
         infos = self.log.topics()
         return (
-            [record.value for number in range(infos["t"].partitions) for record in self.read("t", number)]
+            [
+                record.value
+                for number in range(infos["t"].partitions)
+                for record in self.read("t", number)
+            ]
             if "t" in infos
             else []
         )
@@ -212,7 +236,9 @@ def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Ser
     assert service.waits(0) == (1, 1)
     paused = service.shards[0].replica.paused
     assert paused is not None
-    assert "1 records wait to be forwarded to chronos.delay/1 (chronos.delay/1 has no leader" in paused
+    assert (
+        "1 records wait to be forwarded to chronos.delay/1 (chronos.delay/1 has no leader" in paused
+    )
     service.log.leaderless.clear()
     service.run(40 * SECOND)
     assert service.delivered() == [kept]
@@ -237,13 +263,20 @@ def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> N
         service.run(100, only=[1])
         service.shards[0].replica.step(service.clock.now)
     assert service.waits(0)[0] > 0
-    service.clock.now += PULL_LINGER_MS
+    service.clock.now += service.config.delivery.linger
     service.write(0, (name, None, {}), service.message(name, 200, b"second"), (name, None, {}))
     service.write(2, service.message(IDS[1][41], 200, b"through another partition"))
     service.run(10 * SECOND)
     assert service.waits(0) == (0, 0)
-    hops = [dict(record.headers or ()).get("chronos-forwarded") for record in service.read(service.topics.delay, 1)]
-    through_0 = [int(hop.split(b"/")[2].split(b";")[0]) for hop in hops if hop and hop.startswith(b"chronos.delay/0/")]
+    hops = [
+        dict(record.headers or ()).get("chronos-forwarded")
+        for record in service.read(service.topics.delay, 1)
+    ]
+    through_0 = [
+        int(hop.split(b"/")[2].split(b";")[0])
+        for hop in hops
+        if hop and hop.startswith(b"chronos.delay/0/")
+    ]
     assert through_0 == list(range(len(many) + 4))
     assert service.delivered() == [b"through another partition"]
     assert service.shards[1].replica.state.totals.cancelled == 2
@@ -293,9 +326,14 @@ def test_a_master_that_takes_over_finds_the_queues(service: Service) -> None:
 
 
 def test_a_partition_that_refuses_records_without_a_word_is_found_alone(service: Service) -> None:
-    """Two transactions fail; then what goes there waits, and what goes to the others is forwarded."""
+    """Two transactions fail; then what goes there waits, and what goes to the others is
+    forwarded."""
     service.log.refusing.add((service.topics.delay, 1))
-    service.write(0, service.message(IDS[1][0], 20 * SECOND, b"one"), service.message(IDS[2][0], 20 * SECOND, b"two"))
+    service.write(
+        0,
+        service.message(IDS[1][0], 20 * SECOND, b"one"),
+        service.message(IDS[2][0], 20 * SECOND, b"two"),
+    )
     service.write(0, service.message(IDS[0][0], 2 * SECOND, b"own"))
     service.run(REFUSED_PAUSE_MS + SECOND)
     assert service.shards[0].replica.aborts >= 2
@@ -310,20 +348,25 @@ def test_a_partition_that_refuses_records_without_a_word_is_found_alone(service:
 
 
 def test_rejections_wait_while_the_rejected_topic_takes_none(service: Service) -> None:
-    """The client's answer does not wait: the progress record has the reason. The letter has its text, cut."""
+    """The client's answer does not wait: the progress record has the reason. The letter has its
+    text, cut."""
     partitions = service.log.topics()[service.topics.rejected].partitions
     service.log.leaderless |= {(service.topics.rejected, number) for number in range(partitions)}
     service.run(11 * SECOND)
     kept, gone = IDS[0][0], IDS[0][1:4]
     service.write(0, *(service.message(name, 30 * SECOND, name) for name in (kept, *gone)))
     unknown, flawed = service.write(
-        0, (IDS[0][8], None, {"chronos-action": b"fire-now"}), (IDS[0][9], b"v", {"chronos-wish": b"x" * 400})
+        0,
+        (IDS[0][8], None, {"chronos-action": b"fire-now"}),
+        (IDS[0][9], b"v", {"chronos-wish": b"x" * 400}),
     )
     service.write(0, *((name, None, {}) for name in gone))
     service.run(40 * SECOND)
     assert (service.delivered(), service.rejected(), service.waits(0)) == ([kept], [], (2, 0))
     assert service.shards[0].replica.state.totals.rejected == 0
-    refused = {offset: reason for progress in service.progress(0) for offset, reason in progress.refused}
+    refused = {
+        offset: reason for progress in service.progress(0) for offset, reason in progress.refused
+    }
     assert refused == {unknown: Reason.UNKNOWN, flawed: Reason.UNKNOWN_HEADER}
     assert "chronos.rejected takes no records" in (service.shards[0].replica.paused or "")
     service.check_replay(0)
@@ -337,7 +380,9 @@ def test_rejections_wait_while_the_rejected_topic_takes_none(service: Service) -
     service.check_replay(0)
 
 
-def test_a_held_record_that_its_partition_would_not_take_any_more_is_rejected(service: Service) -> None:
+def test_a_held_record_that_its_partition_would_not_take_any_more_is_rejected(
+    service: Service,
+) -> None:
     """Those before and behind it are forwarded."""
     cut(service, 1)
     before, large, behind = IDS[1][:3]
@@ -374,7 +419,9 @@ def test_beyond_the_bound_nothing_is_pulled_and_what_is_pending_is_delivered(
     service.write(0, (missed, None, {}))
     service.run(ELECTION_MS + 6 * SECOND)
     assert sorted(value or b"" for value in service.delivered()) == sorted([kept, missed])
-    assert "nothing more is pulled until fewer records wait" in (service.shards[0].replica.paused or "")
+    assert "nothing more is pulled until fewer records wait" in (
+        service.shards[0].replica.paused or ""
+    )
     service.log.leaderless.clear()
     service.run(2 * SECOND)
     assert service.waits(0) == (0, 0)
@@ -391,9 +438,14 @@ def test_other_shards_forget_nothing_that_a_held_record_may_need(service: Servic
     service.run(10)
     assert unforwarded_ms(service.shards[0].replica.state) == 0
     assert service.progress(0)[-1].held_forwards == 1
-    assert [holds_for(service.stores[0], service.shards[0].replica.state, home) for home in range(SHARDS)] == [
-        False, True, False,
-    ]  # fmt: skip
+    assert [
+        holds_for(service.stores[0], service.shards[0].replica.state, home)
+        for home in range(SHARDS)
+    ] == [
+        False,
+        True,
+        False,
+    ]
     service.log.leaderless.clear()
     service.run(2 * SECOND)
     assert unforwarded_ms(service.shards[0].replica.state) > 0

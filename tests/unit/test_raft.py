@@ -1,4 +1,5 @@
-"""`chronos/core/raft`, rule by rule: each test names the rules of DLedger's election that it shows."""
+"""`chronos/core/cluster/raft`, rule by rule: each test names the rules of DLedger's election that
+it shows."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.tally import HeartbeatOutcome, VoteOutcome, VoteTally, heartbeat_outcome
-from chronos.core.raft.values import (
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.values import (
     Applied,
     BecameCandidate,
     BecameFollower,
@@ -18,6 +18,7 @@ from chronos.core.raft.values import (
     Effect,
     Event,
     Heartbeat,
+    HeartbeatOutcome,
     HeartbeatResponse,
     HeartbeatResult,
     Incarnation,
@@ -35,9 +36,12 @@ from chronos.core.raft.values import (
     Transfer,
     TransferEnded,
     TransferResult,
+    VoteOutcome,
     VoteRequest,
     VoteResponse,
     VoteResult,
+    VoteTally,
+    heartbeat_outcome,
 )
 
 A, B, C, D = (Incarnation(name, 1) for name in "abcd")
@@ -92,7 +96,9 @@ def ask(term: int, *, sender: Incarnation = B, end: LogEnd | None = None) -> Vot
     return VoteRequest(sender=sender, to="a", term=term, end=end or LogEnd(), round=1)
 
 
-def answer(elector: Elector, result: VoteResult, *, sender: str = "b", term: int | None = None) -> list[Effect]:
+def answer(
+    elector: Elector, result: VoteResult, *, sender: str = "b", term: int | None = None
+) -> list[Effect]:
     """Give an answer to the open vote of node `a`."""
     response = VoteResponse(
         sender=sender,
@@ -111,7 +117,12 @@ def beat(term: int, *, sender: Incarnation = B, end: LogEnd | None = None) -> He
 
 
 def beaten(
-    elector: Elector, result: HeartbeatResult, *, sender: str = "b", term: int = 5, end: LogEnd | None = None
+    elector: Elector,
+    result: HeartbeatResult,
+    *,
+    sender: str = "b",
+    term: int = 5,
+    end: LogEnd | None = None,
 ) -> list[Effect]:
     """Give an answer to the last heartbeat of node `a`."""
     response = HeartbeatResponse(
@@ -130,7 +141,7 @@ def only(effects: list[Effect], kind: type) -> list:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-# ------------------------------------------------------------------------------------------------------- voter
+# -------------------------------------------------------------------------------------------- voter
 
 
 @pytest.mark.parametrize(
@@ -138,19 +149,34 @@ def only(effects: list[Effect], kind: type) -> list:
     [
         (lambda: candidate(5), ask(5, sender=D), VoteResult.UNKNOWN_LEADER),
         (lambda: candidate(5), ask(5, sender=A), VoteResult.UNEXPECTED_LEADER),
-        (lambda: candidate(5, end=LogEnd(3, 9)), ask(9, end=LogEnd(2, 99)), VoteResult.EXPIRED_LEDGER_TERM),
-        (lambda: candidate(5, end=LogEnd(3, 9)), ask(9, end=LogEnd(3, 8)), VoteResult.SMALL_LEDGER_END_INDEX),
+        (
+            lambda: candidate(5, end=LogEnd(3, 9)),
+            ask(9, end=LogEnd(2, 99)),
+            VoteResult.EXPIRED_LEDGER_TERM,
+        ),
+        (
+            lambda: candidate(5, end=LogEnd(3, 9)),
+            ask(9, end=LogEnd(3, 8)),
+            VoteResult.SMALL_LEDGER_END_INDEX,
+        ),
         (lambda: candidate(5), ask(4), VoteResult.EXPIRED_VOTE_TERM),
         (lambda: follower(5), ask(5, sender=C), VoteResult.ALREADY_HAS_LEADER),
         (lambda: leader(5), ask(5, sender=C), VoteResult.ALREADY_HAS_LEADER),
         (lambda: candidate(5), ask(5), VoteResult.ALREADY_VOTED),
         (lambda: candidate(5, B), ask(5), VoteResult.ACCEPT),
         (lambda: follower(5), ask(6), VoteResult.TERM_NOT_READY),
-        (lambda: candidate(5, end=LogEnd(7, 1)), ask(5, end=LogEnd(7, 1)), VoteResult.TERM_SMALL_THAN_LEDGER),
+        (
+            lambda: candidate(5, end=LogEnd(7, 1)),
+            ask(5, end=LogEnd(7, 1)),
+            VoteResult.TERM_SMALL_THAN_LEDGER,
+        ),
         (lambda: taking(5), ask(6, sender=C), VoteResult.TAKING_LEADERSHIP),
         (lambda: taking(5), ask(6, sender=C, end=LogEnd(0, 1)), VoteResult.ACCEPT),
     ],
-    ids=[f"DL-16.{each}" for each in ("1", "2", "3", "4", "5", "6", "6 as leader", "7", "8", "9", "10", "11", "12")],
+    ids=[
+        f"DL-16.{each}"
+        for each in ("1", "2", "3", "4", "5", "6", "6 as leader", "7", "8", "9", "10", "11", "12")
+    ],
 )
 def test_a_vote_request_is_judged_in_the_order_of_the_rules(state, request_, result) -> None:
     """DL-16: every check, with those before it passed and those after it failing where they can."""
@@ -168,7 +194,8 @@ def test_a_candidate_that_is_behind_cannot_increase_the_term_of_the_others() -> 
 
 
 def test_a_greater_term_is_adopted_at_once_without_a_vote() -> None:
-    """DL-16.9, DL-13: the answer is that the term is not ready; the next request in that term is accepted."""
+    """DL-16.9, DL-13: the answer is that the term is not ready; the next request in that term is
+    accepted."""
     elector = leader(5)
     effects = give(elector, ask(8))
     assert BecameCandidate(5) in effects
@@ -178,16 +205,23 @@ def test_a_greater_term_is_adopted_at_once_without_a_vote() -> None:
     assert only(give(elector, ask(8)), VoteResponse)[0].result is VoteResult.ACCEPT
 
 
-# --------------------------------------------------------------------------------------------------- candidate
+# ---------------------------------------------------------------------------------------- candidate
 
 
 def test_the_first_vote_is_at_once_and_in_the_saved_term() -> None:
     """DL-10, DL-12, DL-15: a node begins as a candidate, and asks every other node."""
     elector = node(end=LogEnd(2, 3))
-    assert (elector.role, elector.term, elector.known_term, elector.end) == (Role.CANDIDATE, 0, -1, LogEnd(2, 3))
+    assert (elector.role, elector.term, elector.known_term, elector.end) == (
+        Role.CANDIDATE,
+        0,
+        -1,
+        LogEnd(2, 3),
+    )
     requests = only(give(elector, Start(saved=Saved(term=5, incarnation=6)), 0), VoteRequest)
     me = Incarnation("a", 7)
-    assert requests == [VoteRequest(sender=me, to=to, term=5, end=LogEnd(2, 3), round=1) for to in "bc"]
+    assert requests == [
+        VoteRequest(sender=me, to=to, term=5, end=LogEnd(2, 3), round=1) for to in "bc"
+    ]
     assert elector.vote == me
 
 
@@ -253,7 +287,10 @@ YES, NO, LEADS, LATER, UNREADY = (
             [*responses(YES, YES, YES, LEADS), *responses(VoteResult.EXPIRED_VOTE_TERM, term=6)],
             VoteOutcome.GREATER_TERM,
         ),
-        ([*responses(YES, YES), *responses(VoteResult.TERM_SMALL_THAN_LEDGER, term=6)], VoteOutcome.GREATER_TERM),
+        (
+            [*responses(YES, YES), *responses(VoteResult.TERM_SMALL_THAN_LEDGER, term=6)],
+            VoteOutcome.GREATER_TERM,
+        ),
         (responses(YES, YES, YES, LEADS), VoteOutcome.HAS_LEADER),
         (responses(YES, LEADS), VoteOutcome.HAS_LEADER),
         (responses(YES, YES, VoteResult.UNKNOWN, VoteResult.UNKNOWN), VoteOutcome.NO_QUORUM),
@@ -263,7 +300,10 @@ YES, NO, LEADS, LATER, UNREADY = (
         (responses(YES, YES, UNREADY, NO, LATER), VoteOutcome.NOT_READY),
         (responses(YES, YES, NO, VoteResult.TAKING_LEADERSHIP), VoteOutcome.LOST),
     ],
-    ids=[f"DL-18.{each}" for each in ("1", "1 of a log", "2", "2 first", "3", "4", "4 of an epoch", "5", "6", "7")],
+    ids=[
+        f"DL-18.{each}"
+        for each in ("1", "1 of a log", "2", "2 first", "3", "4", "4 of an epoch", "5", "6", "7")
+    ],
 )
 def test_the_outcome_of_a_vote_is_determined_in_the_order_of_the_rules(answers, outcome) -> None:
     """DL-07, DL-17, DL-18: of five nodes."""
@@ -282,7 +322,9 @@ def test_the_outcome_of_a_vote_is_determined_in_the_order_of_the_rules(answers, 
     ],
     ids=["DL-18.1", "DL-18.2", "DL-18.3", "DL-18.4", "DL-18.6", "DL-18.7"],
 )
-def test_the_outcome_decides_the_time_and_the_term_of_the_next_vote(results, term, least_ms, most_ms) -> None:
+def test_the_outcome_decides_the_time_and_the_term_of_the_next_vote(
+    results, term, least_ms, most_ms
+) -> None:
     """DL-12, DL-14, DL-18: only a lost vote and a greater known term increase the term."""
     elector = candidate(5)
     for sender, result in zip("bc", results, strict=True):
@@ -304,11 +346,14 @@ def test_an_isolated_node_does_not_increase_its_term() -> None:
 
 
 def test_an_answer_counts_once_and_only_for_the_open_vote() -> None:
-    """DL-19: answers to an earlier vote, to an earlier incarnation, to another node, and of strangers count nothing."""
+    """DL-19: answers to an earlier vote, to an earlier incarnation, to another node, and of
+    strangers count nothing."""
     elector = candidate(5, peers="abcde")
     for change in ({"round": 0}, {"incarnation": 0}, {"to": "e"}, {"sender": "x"}):
         for sender in "bcd":
-            response = VoteResponse(sender=sender, to="a", incarnation=1, round=1, term=5, result=VoteResult.ACCEPT)
+            response = VoteResponse(
+                sender=sender, to="a", incarnation=1, round=1, term=5, result=VoteResult.ACCEPT
+            )
             give(elector, msgspec.structs.replace(response, **change))
     for _ in range(3):
         answer(elector, VoteResult.ACCEPT)
@@ -318,7 +363,7 @@ def test_an_answer_counts_once_and_only_for_the_open_vote() -> None:
     assert [message.to for message in only(effects, Heartbeat)] == list("bcde")
 
 
-# -------------------------------------------------------------------------------------- follower and heartbeats
+# -------------------------------------------------------------------------- follower and heartbeats
 
 
 @pytest.mark.parametrize(
@@ -371,17 +416,21 @@ def test_a_leader_sends_heartbeats_at_once_and_every_interval() -> None:
 @pytest.mark.parametrize(
     ("results", "closed", "outcome"),
     [
-        ([HeartbeatResult.SUCCESS, HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], True, HeartbeatOutcome.KEPT),
-        ([HeartbeatResult.SUCCESS, HeartbeatResult.TERM_NOT_READY], False, HeartbeatOutcome.NOT_READY),
-        ([HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], False, HeartbeatOutcome.OPEN),
-        ([HeartbeatResult.INCONSISTENT_LEADER, *[HeartbeatResult.UNKNOWN_MEMBER] * 3], True, HeartbeatOutcome.INCONSISTENT),
+        ([HeartbeatResult.SUCCESS, HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], True, HeartbeatOutcome.KEPT),  # noqa: E501
+        ([HeartbeatResult.SUCCESS, HeartbeatResult.TERM_NOT_READY], False, HeartbeatOutcome.NOT_READY),  # noqa: E501
+        ([HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], False, HeartbeatOutcome.OPEN),  # noqa: E501
+        ([HeartbeatResult.INCONSISTENT_LEADER, *[HeartbeatResult.UNKNOWN_MEMBER] * 3], True, HeartbeatOutcome.INCONSISTENT),  # noqa: E501
         ([HeartbeatResult.SUCCESS], False, HeartbeatOutcome.OPEN),
     ],
 )  # fmt: skip
-def test_the_outcome_of_a_heartbeat_is_determined_in_the_order_of_the_rules(results, closed, outcome) -> None:
+def test_the_outcome_of_a_heartbeat_is_determined_in_the_order_of_the_rules(
+    results, closed, outcome
+) -> None:
     """DL-22, DL-23: of five nodes, the leader counts itself."""
     answers = [
-        HeartbeatResponse(sender=str(number), to="a", incarnation=1, round=1, term=5, end=LogEnd(), result=result)
+        HeartbeatResponse(
+            sender=str(number), to="a", incarnation=1, round=1, term=5, end=LogEnd(), result=result
+        )
         for number, result in enumerate(results)
     ]
     assert heartbeat_outcome(answers, 3, closed=closed) is outcome
@@ -414,7 +463,8 @@ def test_a_heartbeat_is_repeated_at_once_for_nodes_that_were_not_ready() -> None
 
 
 def test_a_greater_term_ends_a_leadership_that_a_quorum_follows() -> None:
-    """DL-24: also in a late answer. The next vote, after a random interval, is in that term (DL-14)."""
+    """DL-24: also in a late answer. The next vote, after a random interval, is in that term
+    (DL-14)."""
     elector = leader(5)
     first = elector.round
     beaten(elector, HeartbeatResult.SUCCESS)
@@ -425,10 +475,12 @@ def test_a_greater_term_ends_a_leadership_that_a_quorum_follows() -> None:
     assert effects == [BecameCandidate(5)]
     assert elector.wake_ms is not None
     assert 2_300 <= elector.wake_ms < 3_000
-    assert {request.term for request in only(give(elector, Tick(), elector.wake_ms), VoteRequest)} == {8}
+    assert {
+        request.term for request in only(give(elector, Tick(), elector.wake_ms), VoteRequest)
+    } == {8}
 
 
-# ------------------------------------------------------------------------------------------ writes, incarnations
+# ----------------------------------------------------------------------------- writes, incarnations
 
 
 def test_no_message_leaves_before_term_vote_and_incarnation_are_durable() -> None:
@@ -456,7 +508,8 @@ def test_no_message_leaves_before_term_vote_and_incarnation_are_durable() -> Non
 
 
 def test_a_single_node_leads_once_its_vote_is_durable() -> None:
-    """DL-28, DL-07: one node is a quorum, and its term remains the same after a restart of a node that did not vote."""
+    """DL-28, DL-07: one node is a quorum, and its term remains the same after a restart of a node
+    that did not vote."""
     elector = node(peers="a")
     (write,) = only(elector.step(Start(saved=None), 0), Persist)
     (vote,) = only(elector.step(Persisted(write.saved), 0), Persist)
@@ -477,7 +530,7 @@ def test_messages_that_wait_for_a_write_are_bounded() -> None:
 
 
 def test_a_restarted_leader_gets_no_vote_in_the_term_of_its_earlier_incarnation() -> None:
-    """DL-29: it leads again in a later term, which alone tells the two lives apart."""
+    """DL-29: it leads again in a later term, which alone tells the two incarnations apart."""
     first = leader(5, peers="a")
     elector = node(peers="a")
     effects = give(elector, Start(saved=first.saved), 0)
@@ -495,7 +548,7 @@ def test_a_later_incarnation_of_the_leader_ends_the_following_at_once() -> None:
     assert only(effects, VoteResponse)[0].result is VoteResult.ALREADY_VOTED
 
 
-# ---------------------------------------------------------------------------------------------------- transfers
+# ---------------------------------------------------------------------------------------- transfers
 
 
 def taking(term: int, **arguments: Any) -> Elector:
@@ -512,8 +565,8 @@ def taking(term: int, **arguments: Any) -> Elector:
         (lambda: leader(5), Transfer(transferee="x", term=5), TransferResult.UNKNOWN_MEMBER),
         (lambda: leader(5), Transfer(transferee="b", term=4), TransferResult.INCONSISTENT_TERM),
         (lambda: follower(5), Transfer(transferee="b", term=5), TransferResult.NOT_LEADER),
-        (lambda: transferring(5), Transfer(transferee="c", term=5), TransferResult.LEADER_TRANSFERRING),
-        (lambda: leader(5, end=LogEnd(4, 1_000)), Transfer(transferee="b", term=5), TransferResult.FALL_BEHIND_TOO_MUCH),
+        (lambda: transferring(5), Transfer(transferee="c", term=5), TransferResult.LEADER_TRANSFERRING),  # noqa: E501
+        (lambda: leader(5, end=LogEnd(4, 1_000)), Transfer(transferee="b", term=5), TransferResult.FALL_BEHIND_TOO_MUCH),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_transfer_is_refused_in_the_order_of_the_rules(state, transfer, result) -> None:
@@ -547,7 +600,9 @@ def test_a_transferee_votes_soon_and_in_the_next_term() -> None:
     elector = taking(5)
     assert elector.wake_ms is not None
     assert 30 <= elector.wake_ms < 100
-    assert {request.term for request in only(give(elector, Tick(), elector.wake_ms), VoteRequest)} == {6}
+    assert {
+        request.term for request in only(give(elector, Tick(), elector.wake_ms), VoteRequest)
+    } == {6}
     effects = answer(elector, VoteResult.ACCEPT)
     assert effects[0] == BecameLeader(6)
     assert only(effects, TakeLeadershipResponse)[0].result is TransferResult.SUCCESS
@@ -581,9 +636,13 @@ def test_only_the_own_leader_can_transfer_to_a_node() -> None:
 
 def test_a_transferee_reports_how_its_transfer_ended() -> None:
     """DL-33: it follows another leader of its term, or a later term has begun."""
-    results = [each.result for each in only(give(taking(5), beat(6, sender=C)), TakeLeadershipResponse)]
+    results = [
+        each.result for each in only(give(taking(5), beat(6, sender=C)), TakeLeadershipResponse)
+    ]
     assert results == [TransferResult.TAKE_LEADERSHIP_FAILED]
-    results = [each.result for each in only(give(taking(5), beat(8, sender=C)), TakeLeadershipResponse)]
+    results = [
+        each.result for each in only(give(taking(5), beat(8, sender=C)), TakeLeadershipResponse)
+    ]
     assert results == [TransferResult.EXPIRED_TERM]
 
 
@@ -605,10 +664,12 @@ def test_a_leader_transfers_to_the_preferred_node_that_is_alive_and_least_behind
 
     elector = leader(5, preferred="b", end=LogEnd(4, 2_000))
     beaten(elector, HeartbeatResult.SUCCESS, end=LogEnd(5, 1))
-    assert len(only(give(elector, Tick(), 1_000), TakeLeadership)) == 1, "a later epoch is not behind"
+    assert len(only(give(elector, Tick(), 1_000), TakeLeadership)) == 1, (
+        "a later epoch is not behind"
+    )
 
 
-# ------------------------------------------------------------------------------------------------ known defects
+# ------------------------------------------------------------------------------------ known defects
 
 
 def test_the_epoch_of_the_log_end_comes_from_records_only() -> None:
@@ -619,10 +680,13 @@ def test_the_epoch_of_the_log_end_comes_from_records_only() -> None:
 
 
 def test_a_preferred_leader_that_lost_returns_to_follower() -> None:
-    """DL-36, openmessaging/dledger#85 and #247: its greater term ends the old leadership, and it follows the next one."""
+    """DL-36, openmessaging/dledger#85 and #247: its greater term ends the old leadership, and it
+    follows the next one."""
     old, lost = leader(5), taking(5)
     (heartbeat, _) = only(give(old, Tick(), 2_000), Heartbeat)
-    (response,) = only(give(lost, msgspec.structs.replace(heartbeat, sender=B, to="a")), HeartbeatResponse)
+    (response,) = only(
+        give(lost, msgspec.structs.replace(heartbeat, sender=B, to="a")), HeartbeatResponse
+    )
     assert (response.result, response.term) == (HeartbeatResult.EXPIRED_TERM, 6)
     beaten(old, HeartbeatResult.SUCCESS, sender="c")
     beaten(old, response.result, term=response.term)
@@ -635,7 +699,7 @@ def test_a_preferred_leader_that_lost_returns_to_follower() -> None:
     assert lost.role is Role.FOLLOWER
 
 
-# ------------------------------------------------------------------------------------------------------- values
+# ------------------------------------------------------------------------------------------- values
 
 
 def test_messages_survive_json() -> None:
@@ -659,7 +723,8 @@ def test_a_shallow_copy_is_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize(
-    "timing", [{"tick_ms": 0}, {"vote_max_ms": 200}, {"heartbeats_missed_max": 0}, {"taking_max_ms": 1}]
+    "timing",
+    [{"tick_ms": 0}, {"vote_max_ms": 200}, {"heartbeats_missed_max": 0}, {"taking_max_ms": 1}],
 )
 def test_intervals_that_contradict_each_other_are_refused(timing) -> None:
     with pytest.raises(AssertionError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.rates import Rate, RateTable, check_pattern, parse_rate, rate_text
-from chronos.workers.rates import BUCKETS_MAX, REPORTED_MAX, RateLimits, ShardRates
+from chronos.workers.push.lanes import BUCKETS_MAX, REPORTED_MAX, RateLimits, ShardRates
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def test_a_rate_is_read_and_written_as_users_write_it(text: str, rate: Rate | No
     assert parse_rate(rate_text(rate)) == rate
 
 
-@pytest.mark.parametrize("text", ["", "200", "200/m", "-1/s", "1e3/s", "200/s burst", "9999999/s", "off"])
+@pytest.mark.parametrize(
+    "text", ["", "200", "200/m", "-1/s", "1e3/s", "200/s burst", "9999999/s", "off"]
+)
 def test_a_text_that_is_no_rate_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"200/s|greatest rate"):
         parse_rate(text)
@@ -51,12 +53,18 @@ def test_a_pattern_that_can_match_no_topic_is_refused(pattern: str) -> None:
         check_pattern(pattern)
 
 
-def test_the_most_specific_limit_of_a_topic_is_in_force_and_one_set_at_run_time_before_the_configuration() -> None:
+def test_the_most_specific_limit_of_a_topic_is_in_force_and_one_set_at_run_time_before_the_configuration() -> (  # noqa: E501
+    None
+):
     rates = {
-        text: parse_rate(f"{at}/s") for at, text in enumerate(["*", "orders.*", "orders.e*", "orders.eu", "[a-z]*"], 1)
+        text: parse_rate(f"{at}/s")
+        for at, text in enumerate(["*", "orders.*", "orders.e*", "orders.eu", "[a-z]*"], 1)
     }
     table = RateTable(rates, {"mail*": parse_rate("9/s"), "orders.uk": None})
-    found = {topic: table.rate(topic) for topic in ("orders.eu", "orders.es", "orders.us", "mail", "orders.uk", "x")}
+    found = {
+        topic: table.rate(topic)
+        for topic in ("orders.eu", "orders.es", "orders.us", "mail", "orders.uk", "x")
+    }
     assert {topic: None if rate is None else int(rate.per_s) for topic, rate in found.items()} == {
         "orders.eu": 4, "orders.es": 3, "orders.us": 2, "mail": 9, "orders.uk": None, "x": 1,
     }  # fmt: skip
@@ -69,12 +77,18 @@ def limits_of(text: str, lengths: list[int] | None = None) -> RateLimits:
 
 
 runs = st.lists(
-    st.tuples(st.one_of(st.integers(0, 40), st.integers(0, 2_000)), st.integers(0, 500)), min_size=5, max_size=60
+    st.tuples(st.one_of(st.integers(0, 40), st.integers(0, 2_000)), st.integers(0, 500)),
+    min_size=5,
+    max_size=60,
 )
 
 
-@given(runs, st.sampled_from(["7/s", "100/s", "1000/s burst 100", "0.5/s", "0/s", "20/s burst 300"]))
-def test_no_window_has_more_messages_than_the_rate_and_one_burst(run: list[tuple[int, int]], text: str) -> None:
+@given(
+    runs, st.sampled_from(["7/s", "100/s", "1000/s burst 100", "0.5/s", "0/s", "20/s burst 300"])
+)
+def test_no_window_has_more_messages_than_the_rate_and_one_burst(
+    run: list[tuple[int, int]], text: str
+) -> None:
     """However the calls fall; each takes as many as it wants and may."""
     rate = parse_rate(text)
     assert rate is not None
@@ -93,7 +107,9 @@ def test_no_window_has_more_messages_than_the_rate_and_one_burst(run: list[tuple
 
 @pytest.mark.parametrize("text", ["3/s", "100/s", "1000/s", "5000/s burst 500"])
 @pytest.mark.parametrize("step_ms", [1, 7, 90])
-def test_a_backlog_leaves_at_the_rate_to_within_five_percent_over_ten_seconds(text: str, step_ms: int) -> None:
+def test_a_backlog_leaves_at_the_rate_to_within_five_percent_over_ten_seconds(
+    text: str, step_ms: int
+) -> None:
     rate = parse_rate(text)
     assert rate is not None
     lane = ("t", LIMITED)
@@ -147,11 +163,17 @@ def test_what_waits_for_a_partition_leaves_before_what_waits_for_the_rate() -> N
     assert empty.lanes == {("free", WHOLE_TOPIC)}
     assert not empty.allowed
     assert empty.next_ms == pytest.approx(1_050, abs=1)
-    assert rates.openings(lanes, lanes.keys(), {"t"}, set(), 1_000).lanes == {("t", 0), ("free", WHOLE_TOPIC)}
+    assert rates.openings(lanes, lanes.keys(), {"t"}, set(), 1_000).lanes == {
+        ("t", 0),
+        ("free", WHOLE_TOPIC),
+    }
 
 
-def test_what_waits_for_a_partition_of_a_target_that_is_set_aside_does_not_wait_for_the_rate() -> None:
-    """Messages that leave such a lane are deferred: one at a time they would enter it again for ever."""
+def test_what_waits_for_a_partition_of_a_target_that_is_set_aside_does_not_wait_for_the_rate() -> (
+    None
+):
+    """Messages that leave such a lane are deferred: one at a time they would enter it again for
+    ever."""
     rates = ShardRates(0, limits_of("100/s"), began_ms=0)
     lanes = {("t", LIMITED): 5, ("t", 0): 3}
     aside = rates.openings(lanes, lanes.keys(), set(), {"t"}, 1)
@@ -164,7 +186,9 @@ def test_a_lane_shorter_than_a_burst_does_not_wait_for_more_tokens_than_it_needs
     rates = ShardRates(0, limits_of("100/s"), began_ms=0)
     rates.spend(rates.allowed(["t"], 10_000))
     lane = ("t", LIMITED)
-    assert rates.openings({lane: 100}, {lane}, set(), set(), 10_010).next_ms == pytest.approx(10_050, abs=1)
+    assert rates.openings({lane: 100}, {lane}, set(), set(), 10_010).next_ms == pytest.approx(
+        10_050, abs=1
+    )
     assert rates.openings({lane: 1}, {lane}, set(), set(), 10_010).allowed == {"t": 1}
 
 

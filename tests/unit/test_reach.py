@@ -9,11 +9,10 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields
 
 from chronos import admin
-from chronos.admin.filters import to_filter
-from chronos.admin.letter_scan import Wanted
-from chronos.admin.peer_client import PeerClient
-from chronos.admin.recent_rejections import RecentRejections
-from chronos.admin.scheduling import Planner
+from chronos.admin.cluster.peers import PeerClient
+from chronos.admin.letters.scan import RecentRejections, Wanted
+from chronos.admin.messages.listing import to_filter
+from chronos.admin.messages.scheduling import Planner
 from chronos.core.query import find
 from chronos.core.reach import EVERYTHING, Reach, is_made
 
@@ -67,7 +66,8 @@ def test_one_pattern_for_all_is_no_limit():
     ],
 )
 def test_no_caller_can_forget_the_reach(function, name):
-    """What reads messages for a sender, or passes its request on, takes the reach as an argument without a default."""
+    """What reads messages for a sender, or passes its request on, takes the reach as an argument
+    without a default."""
     assert inspect.signature(function).parameters[name].default is inspect.Parameter.empty
 
 

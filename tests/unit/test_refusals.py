@@ -1,13 +1,21 @@
-"""Targets that are set aside: which messages a step may select, and what each refusal and each success changes."""
+"""Targets that are set aside: which messages a step may select, and what each refusal and each
+success changes."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from chronos.core.codec import pack_entry
 from chronos.core.message import Entry
-from chronos.core.step import Leaving, Selection
-from chronos.workers.refusals import PROVEN_AT, REFUSED_MAX, TURN_MS, Refusals, Retries, SetAside
+from chronos.core.shard.codec import pack_entry
+from chronos.core.shard.step import Leaving, Selection
+from chronos.workers.push.targets import (
+    PROVEN_AT,
+    REFUSED_MAX,
+    TURN_MS,
+    Refusals,
+    Retries,
+    SetAside,
+)
 
 NOW_MS = 1_800_000_000_000
 MESSAGES = 100
@@ -16,7 +24,9 @@ RETRIES = Retries(attempts_max=5, base_ms=1_000, cap_ms=300_000)
 
 def selected(*targets: str, first: int = 0, attempt: int = 1) -> Selection:
     """Messages for these targets, in order."""
-    entries = [Entry(None, NOW_MS, target, None, {}, b"v", NOW_MS, attempt=attempt) for target in targets]
+    entries = [
+        Entry(None, NOW_MS, target, None, {}, b"v", NOW_MS, attempt=attempt) for target in targets
+    ]
     items = [(NOW_MS, first + at, pack_entry(entry)) for at, entry in enumerate(entries)]
     return Selection(items=items, entries=entries, with_id=[], cursor=items[-1][:2], complete=True)
 
@@ -79,7 +89,8 @@ def test_a_step_with_messages_that_leave_a_lane_is_no_attempt() -> None:
 
 
 def test_others_take_their_turn_although_attempts_deliver_nothing() -> None:
-    """Every message of them was parked, or expired: this neither ends nor lengthens the pauses of the target."""
+    """Every message of them was parked, or expired: this neither ends nor lengthens the pauses of
+    the target."""
     refusals = refusing()
     for now_ms, ready in ((NOW_MS, True), (NOW_MS + TURN_MS, False)):
         refusals.committed(selected("bad", first=50), now_ms, MESSAGES, delivered=False)

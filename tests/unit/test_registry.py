@@ -1,13 +1,15 @@
 """The registry against RocketMQ's rules for its NameServer.
 
-NS-06, NS-07, NS-08 and NS-12: `test_a_registration_replaces_everything_known_of_its_node`, `test_a_registry_agrees_with_the_model`
-NS-09, NS-17: `test_topics_are_those_of_masters_and_change_with_a_new_state_or_master`, `test_the_last_node_takes_its_shards_cluster_and_topics_with_it`
-NS-11: `test_a_follower_is_told_the_live_master`
-NS-14, NS-15: `test_a_node_expires_strictly_after_its_time_and_only_once`
-NS-18, NS-20: `test_write_permission_is_wiped_until_it_is_restored`, `test_configuration_has_namespaces_and_a_bound`
-NS-19: `test_an_answer_is_a_copy`, `test_a_topic_without_nodes_has_no_route`
-NS-22: `test_an_older_state_never_displaces_a_newer_one`, `test_an_address_belongs_to_one_node`, `test_the_greater_epoch_wins_a_shard`
-"""
+NS-06, NS-07, NS-08 and NS-12: `test_a_registration_replaces_everything_known_of_its_node`,
+`test_a_registry_agrees_with_the_model` NS-09, NS-17:
+`test_topics_are_those_of_masters_and_change_with_a_new_state_or_master`,
+`test_the_last_node_takes_its_shards_cluster_and_topics_with_it` NS-11:
+`test_a_follower_is_told_the_live_master` NS-14, NS-15:
+`test_a_node_expires_strictly_after_its_time_and_only_once` NS-18, NS-20:
+`test_write_permission_is_wiped_until_it_is_restored`,
+`test_configuration_has_namespaces_and_a_bound` NS-19: `test_an_answer_is_a_copy`,
+`test_a_topic_without_nodes_has_no_route` NS-22: `test_an_older_state_never_displaces_a_newer_one`,
+`test_an_address_belongs_to_one_node`, `test_the_greater_epoch_wins_a_shard`"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core import registry
-from chronos.core.registry import (
+from chronos.core.cluster import registry
+from chronos.core.cluster.registry import (
     CONFIGURATION_BYTES_MAX,
     EXPIRE_AFTER_MS,
     ORDER_NAMESPACE,
@@ -54,9 +56,15 @@ def holdings(text: str) -> dict[int, Holding]:
 def node(name: str, shards: str = "", state_version: int = 1, **fields: Any) -> Registration:
     """The registration of a node of cluster `c`."""
     given: dict[str, Any] = {
-        "cluster": "c", "node": name, "instance": f"{name}-disk", "address": f"http://{name}", "version": "1",
-        "state_version": state_version, "shards": holdings(shards), "topics": TOPICS,
-    }  # fmt: skip
+        "cluster": "c",
+        "node": name,
+        "instance": f"{name}-disk",
+        "address": f"http://{name}",
+        "version": "1",
+        "state_version": state_version,
+        "shards": holdings(shards),
+        "topics": TOPICS,
+    }
     return Registration(**(given | fields))
 
 
@@ -72,7 +80,10 @@ def served(found: Registry, topic: str = "delay") -> dict[int, tuple[str | None,
     """By shard: the master and the followers of the routes."""
     routes = found.routes("c", topic)
     return {
-        each.shard: (None if each.master is None else each.master.node, [follower.node for follower in each.followers])
+        each.shard: (
+            None if each.master is None else each.master.node,
+            [follower.node for follower in each.followers],
+        )
         for each in (() if routes is None else routes.routes)
     }
 
@@ -92,7 +103,8 @@ def test_a_registration_replaces_everything_known_of_its_node() -> None:
 
 
 def test_topics_are_those_of_masters_and_change_with_a_new_state_or_master() -> None:
-    """A follower registers none; a master's are taken with a new state, when the shard had no such master, and as a whole."""
+    """A follower registers none; a master's are taken with a new state, when the shard had no such
+    master, and as a whole."""
     assert with_nodes(node("a", "0 1")).topics("c") == {}
     found = with_nodes(node("a", "0*1"))
     assert found.topics("c") == TOPICS
@@ -124,7 +136,9 @@ def test_a_follower_is_told_the_live_master() -> None:
     assert found.register(node("a", "0 1"), NOW_MS).masters == {}
     answer = found.register(node("b", "0*1 1"), NOW_MS)
     assert answer.masters == {}
-    assert found.register(node("a", "0 1"), NOW_MS).masters == {0: Endpoint(node="b", address="http://b")}
+    assert found.register(node("a", "0 1"), NOW_MS).masters == {
+        0: Endpoint(node="b", address="http://b")
+    }
     found.expire(NOW_MS + EXPIRE_AFTER_MS + 1)
     assert found.register(node("a", "0 1"), NOW_MS).masters == {}
 
@@ -142,7 +156,8 @@ def test_a_node_expires_strictly_after_its_time_and_only_once() -> None:
 
 
 def test_an_older_state_never_displaces_a_newer_one() -> None:
-    """Neither a late registration nor a late un-registration of an earlier process; the same state is a sign of life."""
+    """Neither a late registration nor a late un-registration of an earlier process; the same state
+    is a sign of life."""
     found = with_nodes(node("a", "0*5", 7))
     before = found.nodes()
     answer = found.register(node("a", "1*9", 6, address="http://old"), NOW_MS + 1)
@@ -164,10 +179,14 @@ def test_an_address_belongs_to_one_node() -> None:
 
 
 def test_a_registration_of_somebody_else_displaces_no_node() -> None:
-    """Neither one that registered itself, nor the holder of an address, and it keeps no node out with a greater state version."""
+    """Neither one that registered itself, nor the holder of an address, and it keeps no node out
+    with a greater state version."""
     found = with_nodes(node("a", "0*1"))
     before = found.nodes()
-    for forged in (node("a", "0*9", 9, address="http://x"), node("x", "0*9", 9, address="http://a")):
+    for forged in (
+        node("a", "0*9", 9, address="http://x"),
+        node("x", "0*9", 9, address="http://a"),
+    ):
         with pytest.raises(Taken, match="node a of cluster c is registered at http://a"):
             found.register(forged, NOW_MS, by_itself=False)
     assert found.nodes() == before
@@ -176,7 +195,9 @@ def test_a_registration_of_somebody_else_displaces_no_node() -> None:
     with pytest.raises(Taken, match="node x"):
         found.register(node("y", "", 10, address="http://b"), NOW_MS, by_itself=False)
     assert found.register(node("x", "", 10, address="http://b"), NOW_MS, by_itself=False).accepted
-    assert not found.register(node("x", "", 9, address="http://b"), NOW_MS, by_itself=False).accepted
+    assert not found.register(
+        node("x", "", 9, address="http://b"), NOW_MS, by_itself=False
+    ).accepted
     assert found.register(node("b", "1*1"), NOW_MS).accepted
     assert [each.registration.node for each in found.nodes()] == ["a", "b"]
     assert found.register(node("e", "2*9"), NOW_MS, by_itself=False).accepted
@@ -187,7 +208,8 @@ def test_a_registration_of_somebody_else_displaces_no_node() -> None:
 
 
 def test_the_greater_epoch_wins_a_shard() -> None:
-    """A deposed master that registers again is refused this shard, and told the master; its other shards count."""
+    """A deposed master that registers again is refused this shard, and told the master; its other
+    shards count."""
     found = with_nodes(node("a", "0*5 1*3"), node("b", "0*6"))
     assert served(found) == {0: ("b", []), 1: ("a", [])}
     answer = found.register(node("a", "0*5 1*3"), NOW_MS)
@@ -199,7 +221,8 @@ def test_the_greater_epoch_wins_a_shard() -> None:
 
 
 def test_write_permission_is_wiped_until_it_is_restored() -> None:
-    """Of the shards that the node is master of; its registrations do not restore it, its end does."""
+    """Of the shards that the node is master of; its registrations do not restore it, its end
+    does."""
     found = with_nodes(node("a", "0*1 1"), node("b", "0 1*1"))
 
     def writable() -> list[bool]:
@@ -225,7 +248,8 @@ def test_write_permission_is_wiped_until_it_is_restored() -> None:
 
 
 def test_a_topic_without_nodes_has_no_route() -> None:
-    """An answer needs the topic's shards and their nodes; a shard or cluster of its own is asked for alone."""
+    """An answer needs the topic's shards and their nodes; a shard or cluster of its own is asked
+    for alone."""
     found = with_nodes(node("a", "0*1 2"))
     assert found.routes("c", "other") is None
     assert found.routes("d", "delay") is None
@@ -243,7 +267,12 @@ def test_a_topic_without_nodes_has_no_route() -> None:
 def test_an_answer_is_a_copy() -> None:
     """Later changes of the registry do not reach it, and `changes` tells that it is out of date."""
     found = with_nodes(node("a", "0*1"))
-    routes, nodes, clusters, changes = found.routes("c", "delay"), found.nodes(), found.clusters(), found.changes
+    routes, nodes, clusters, changes = (
+        found.routes("c", "delay"),
+        found.nodes(),
+        found.clusters(),
+        found.changes,
+    )
     assert routes is not None
     found.register(node("a", "0*1"), NOW_MS + 1)
     assert found.changes == changes
@@ -297,7 +326,8 @@ def test_the_number_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_number_of_replicas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a registration replaces, or takes the address of, count no longer; a refused one changes nothing."""
+    """Those that a registration replaces, or takes the address of, count no longer; a refused one
+    changes nothing."""
     monkeypatch.setattr(registry, "HOLDINGS_MAX", 3)
     found = with_nodes(node("a", "0*1 1"), node("b", "0"))
     before = (found.nodes(), found.clusters())
@@ -314,7 +344,8 @@ def test_the_number_of_replicas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_number_of_registered_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of followers count too, because a registration is kept as a whole; those that one replaces do not."""
+    """Those of followers count too, because a registration is kept as a whole; those that one
+    replaces do not."""
     monkeypatch.setattr(registry, "TOPICS_MAX", 5)
     found = with_nodes(node("a", "0"), node("b", "1"))
     with pytest.raises(Full, match="4 topics are registered; 5 are the most"):
@@ -326,11 +357,15 @@ def test_the_number_of_registered_topics_is_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_number_of_topics_of_all_shards_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stay while a shard has a holder, also when the master that registered them is gone. A refused one changes nothing."""
+    """They stay while a shard has a holder, also when the master that registered them is gone. A
+    refused one changes nothing."""
     monkeypatch.setattr(registry, "TOPICS_MAX", 5)
     found = with_nodes(node("a", "0*1 1*1"), node("b", "0 1", topics=None))
     before = (found.nodes(), found.topics("c"), found.routes("c", "delay"))
-    for refused in (node("a", "0*1 1*1 2*1", 2), node("d", "2*1 3*1", topics={"delay": TOPICS["delay"]})):
+    for refused in (
+        node("a", "0*1 1*1 2*1", 2),
+        node("d", "2*1 3*1", topics={"delay": TOPICS["delay"]}),
+    ):
         with pytest.raises(Full, match="the shards have 4 topics; 5 are the most"):
             found.register(refused, NOW_MS)
     assert (found.nodes(), found.topics("c"), found.routes("c", "delay")) == before
@@ -346,14 +381,15 @@ def test_the_number_of_topics_of_all_shards_is_bounded(monkeypatch: pytest.Monke
     assert found.register(node("a", "0*1 1*1", 3), NOW_MS).accepted
 
 
-# ------------------------------------------------------------------------------------------------ Against a model
+# ---------------------------------------------------------------------------------- Against a model
 
 NAMES = ("a", "b", "d")
 SHARDS = (0, 1)
 
 
 class Model:
-    """The rules without indexes: the accepted registrations, and of each shard the nodes whose replica counts."""
+    """The rules without indexes: the accepted registrations, and of each shard the nodes whose
+    replica counts."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[Registration, int]] = {}
@@ -366,7 +402,11 @@ class Model:
 
     def register(self, given: Registration, now_ms: int) -> bool:
         name = given.node
-        rivals = [old for old, _ in self.nodes.values() if old.node == name or old.address == given.address]
+        rivals = [
+            old
+            for old, _ in self.nodes.values()
+            if old.node == name or old.address == given.address
+        ]
         if any(old.state_version > given.state_version for old in rivals):
             return False
         for old in rivals:
@@ -378,7 +418,9 @@ class Model:
             holding = given.shards.get(shard)
             if holding is None:
                 continue
-            masters = [other for other in holders if holders[other].master] if holding.master else []
+            masters = (
+                [other for other in holders if holders[other].master] if holding.master else []
+            )
             if any(holders[other].epoch > holding.epoch for other in masters):
                 continue
             for other in masters:
@@ -387,7 +429,9 @@ class Model:
         return True
 
     def expire(self, now_ms: int) -> list[str]:
-        gone = sorted(name for name, (_, at_ms) in self.nodes.items() if now_ms - at_ms > EXPIRE_AFTER_MS)
+        gone = sorted(
+            name for name, (_, at_ms) in self.nodes.items() if now_ms - at_ms > EXPIRE_AFTER_MS
+        )
         for name in gone:
             self.remove(name)
         return gone
@@ -425,31 +469,48 @@ def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
             found.unregister("c", name, state_version)
         else:
             now_ms += arguments[0]
-            assert sorted(each.registration.node for each in found.expire(now_ms)) == model.expire(now_ms)
+            assert sorted(each.registration.node for each in found.expire(now_ms)) == model.expire(
+                now_ms
+            )
         assert {
-            each.registration.node: (each.registration, each.registered_ms) for each in found.nodes()
+            each.registration.node: (each.registration, each.registered_ms)
+            for each in found.nodes()
         } == model.nodes
         shards = [shard for shard, holders in model.holders.items() if holders]
         assert found.clusters() == (
-            {"c": registry.Cluster(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))} if model.nodes else {}
+            {"c": registry.Cluster(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))}
+            if model.nodes
+            else {}
         )
         for shard, (master, followers) in served(found).items():
             holders = model.holders[shard]
             assert master == next((name for name in holders if holders[name].master), None)
             assert followers == sorted(name for name in holders if not holders[name].master)
-        assert served(found).keys() >= {s for s, held in model.holders.items() if any(h.master for h in held.values())}
+        assert served(found).keys() >= {
+            s for s, held in model.holders.items() if any(h.master for h in held.values())
+        }
     for name in NAMES:
         found.unregister("c", name, 4)
-    assert (found.clusters(), found.nodes(), found._topics, found._holders, found._addresses) == ({}, [], {}, {}, {})
+    assert (found.clusters(), found.nodes(), found._topics, found._holders, found._addresses) == (
+        {},
+        [],
+        {},
+        {},
+        {},
+    )
 
 
-def test_what_others_register_leaves_the_place_of_members_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_register_leaves_the_place_of_members_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of nodes, replicas and topics; a member displaces others, and is never kept out by them."""
     for name, most in (("NODES_MAX", 2), ("HOLDINGS_MAX", 4), ("TOPICS_MAX", 8)):
         monkeypatch.setattr(registry, name, most)
     found = Registry()
     for name in ("x", "y"):
-        assert found.register(node(name, "0*9 1*9", cluster="far"), NOW_MS, by_itself=False).accepted
+        assert found.register(
+            node(name, "0*9 1*9", cluster="far"), NOW_MS, by_itself=False
+        ).accepted
     with pytest.raises(Full):
         found.register(node("z", cluster="far"), NOW_MS, by_itself=False)
     for name in ("a", "b"):
@@ -458,4 +519,6 @@ def test_what_others_register_leaves_the_place_of_members_free(monkeypatch: pyte
         found.register(node("d"), NOW_MS)
     for name, cluster in (("x", "far"), ("y", "far"), ("a", "c"), ("b", "c")):
         assert found.unregister(cluster, name, 1) == "removed"
-    assert {(used.nodes, used.replicas, used.topics, used.served) for used in found._used.values()} == {(0, 0, 0, 0)}
+    assert {
+        (used.nodes, used.replicas, used.topics, used.served) for used in found._used.values()
+    } == {(0, 0, 0, 0)}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.admin.letter_scan import Wanted, is_own
-from chronos.core.dead_letters import Letter
+from chronos.admin.letters.scan import Wanted, is_own
+from chronos.core.letters import Letter, producer_headers, read_rejected, source_of
 from chronos.core.message import Record
 from chronos.core.reach import EVERYTHING, Reach
-from chronos.core.rejected import producer_headers, read_rejected, source_of
 
 NOW_MS = 1_700_000_000_000
-OWN = [("chronos-source", b"chronos.delay/1/41"), ("chronos-reason", b"bad-value"), ("chronos-detail", b"no time")]
+OWN = [
+    ("chronos-source", b"chronos.delay/1/41"),
+    ("chronos-reason", b"bad-value"),
+    ("chronos-detail", b"no time"),
+]
 MINE = Reach(targets=("mine",), ids=("mine-*",))
 
 
@@ -31,14 +34,20 @@ def test_a_rejected_record_has_key_reason_source_and_the_headers_as_they_were_se
 
 def test_headers_of_the_producer_change_nothing_that_chronos_wrote() -> None:
     found = rejected(
-        None, ("chronos-reason", b"expired"), ("chronos-source", b"x/0/0"), ("chronos-id", b"mine-1"),
-        ("chronos-resolution", b"discarded"), ("chronos-resolved", b"0-99"),
-    )  # fmt: skip
+        None,
+        ("chronos-reason", b"expired"),
+        ("chronos-source", b"x/0/0"),
+        ("chronos-id", b"mine-1"),
+        ("chronos-resolution", b"discarded"),
+        ("chronos-resolved", b"0-99"),
+    )
     assert (found.id, found.reason, found.source) == (b"", "bad-value", "chronos.delay/1/41")
 
 
 @pytest.mark.parametrize("headers", [None, [], [("x", b"1")], OWN[:2], [*OWN, ("x", b"1")]])
-def test_a_record_of_somebody_else_is_no_rejected_record(headers: list[tuple[str, bytes | None]] | None) -> None:
+def test_a_record_of_somebody_else_is_no_rejected_record(
+    headers: list[tuple[str, bytes | None]] | None,
+) -> None:
     assert read_rejected(0, Record(1, NOW_MS, b"k", b"v", headers), True) is None
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chronos import headers as client_headers
 from chronos.core.cron import next_cron
-from chronos.core.message import Entry, LatePolicy, Options, Reason, Repeat, Repetition
-from chronos.core.repetition import (
+from chronos.core.message import LatePolicy, Options, Reason, Repeat, Repetition
+from chronos.core.series import (
     backoff_ms,
     following,
     following_after,
@@ -20,8 +20,7 @@ from chronos.core.repetition import (
     parse_repetition,
     spread_shift_ms,
 )
-from chronos.core.rules import Rules
-from chronos.workers.series import Turn, next_in_time, turn_of
+from chronos.core.shard.rules import Rules
 from tests.unit.records import AT, NOW_MS, TO, action, parsed
 from tests.unit.settings import examples
 
@@ -31,9 +30,18 @@ CHECKING = Rules(shard=0, shards=1, max_delay_ms=86_400_000, next_cron=next_cron
 
 def test_the_exponential_loop_grows_by_its_factor_up_to_its_cap() -> None:
     values = parse_repetition("backoff 1s 2 10s").values
-    assert [backoff_ms(values, n) for n in range(1, 7)] == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
+    assert [backoff_ms(values, n) for n in range(1, 7)] == [
+        1_000,
+        2_000,
+        4_000,
+        8_000,
+        10_000,
+        10_000,
+    ]
     assert backoff_ms(values, 10**9) == 10_000
-    assert [backoff_ms(parse_repetition("backoff 100ms 1.005 1h").values, n) for n in (1, 2, 3)] == [100, 101, 102]
+    assert [
+        backoff_ms(parse_repetition("backoff 100ms 1.005 1h").values, n) for n in (1, 2, 3)
+    ] == [100, 101, 102]
     assert backoff_ms(parse_repetition("backoff 3s 1 7s").values, 99) == 3_000
 
 
@@ -56,14 +64,21 @@ def test_the_texts_of_repetitions(text: str, kind: Repeat, values: tuple[int, ..
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "every", "every 99ms", "every 1s 2s", "hourly", "EVERY 1s", "backoff 1s 2", "backoff 1s 0.5 1h",
-     "backoff 1s 2.0001 1h", "backoff 1h 2 1s", "backoff 1s -2 1h", "backoff 1s 1001 1h", "backoff 50ms 2 1h", "cron",
+    ["", " ", "every", "every 99ms", "every 1s 2s", "hourly", "EVERY 1s", "backoff 1s 2", (
+        "backoff 1s 0.5 1h"
+    ),
+     "backoff 1s 2.0001 1h", "backoff 1h 2 1s", "backoff 1s -2 1h", "backoff 1s 1001 1h", (
+         "backoff 50ms 2 1h"
+     ), "cron",
      "cron * * * *", "cron * * * * * * *", "cron " + "1," * 100 + "1 * * * *", "every 1x"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"not a repetition|is not an interval|is not base, factor|is not a cron|shorter than|not a factor|not a duration",
+        match=(
+            r"not a repetition|is not an interval|is not base, factor|is not a cron|shorter "
+            r"than|not a factor|not a duration"
+        ),
     ):
         parse_repetition(text)
 
@@ -86,7 +101,11 @@ def test_the_next_and_the_last_time_are_those_found_one_by_one(
 ) -> None:
     """From an occurrence at T, after an outage: against counting through all occurrences."""
     repetition = Repetition(
-        repetition.kind, repetition.values, repetition.cron, repetition.zone, until_ms=T + lasts_ms if lasts_ms else 0
+        repetition.kind,
+        repetition.values,
+        repetition.cron,
+        repetition.zone,
+        until_ms=T + lasts_ms if lasts_ms else 0,
     )
     at, number, times = T, occurrence, [T]
     while at <= T + later_ms:
@@ -97,16 +116,25 @@ def test_the_next_and_the_last_time_are_those_found_one_by_one(
         times.append(at)
     now_ms = T + later_ms
     expected = next((time for time in times if time > now_ms), None)
-    assert following_after(repetition, T, occurrence, now_ms, next_cron) == expected or len(times) == 1
-    assert last_until(repetition, T, occurrence, now_ms, next_cron) == max(t for t in times if t <= now_ms)
+    assert (
+        following_after(repetition, T, occurrence, now_ms, next_cron) == expected or len(times) == 1
+    )
+    assert last_until(repetition, T, occurrence, now_ms, next_cron) == max(
+        t for t in times if t <= now_ms
+    )
 
 
 def test_a_series_ends_with_its_times_or_its_end() -> None:
     every = parse_repetition("every 1s")
     assert following(Repetition(every.kind, every.values, times=3), T, 2, next_cron) == T + 1_000
     assert following(Repetition(every.kind, every.values, times=3), T, 3, next_cron) is None
-    assert following(Repetition(every.kind, every.values, until_ms=T + 1_000), T, 1, next_cron) == T + 1_000
-    assert following(Repetition(every.kind, every.values, until_ms=T + 999), T, 1, next_cron) is None
+    assert (
+        following(Repetition(every.kind, every.values, until_ms=T + 1_000), T, 1, next_cron)
+        == T + 1_000
+    )
+    assert (
+        following(Repetition(every.kind, every.values, until_ms=T + 999), T, 1, next_cron) is None
+    )
 
 
 def test_a_spread_fills_its_window_evenly_and_follows_from_shard_and_offset_alone() -> None:
@@ -123,7 +151,10 @@ def test_a_spread_fills_its_window_evenly_and_follows_from_shard_and_offset_alon
 
 def test_the_spread_of_a_position_stays_as_it_is() -> None:
     """Positions in existing stores and the audit of older archives depend on it."""
-    found = [spread_shift_ms(shard, offset, 60_000) for shard, offset in [(0, 0), (0, 1), (3, 41), (7, 2**62)]]
+    found = [
+        spread_shift_ms(shard, offset, 60_000)
+        for shard, offset in [(0, 0), (0, 1), (3, 41), (7, 2**62)]
+    ]
     assert found == [46604, 14229, 38952, 8552]
 
 
@@ -141,14 +172,20 @@ SERIES = ("chronos-repeat", b"every 30s")
         (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-late-policy", b"later")]),
         (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 25 * * *")]),
         (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 0 31 2,4 *")]),
-        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", b"Europe/Atlantis")]),
+        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", (
+            b"Europe/Atlantis"
+        ))]),
         (Reason.BAD_VALUE, [AT, TO, ("chronos-spread", b"-5s")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-repeat-times", b"3")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-late-policy", b"skip")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-time-zone", b"UTC")]),
-        (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-repeat-until", b"1700000000999")]),
-        (Reason.CONTRADICTORY_HEADERS, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-expire-at", b"1800000000000")]),
-        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-spread", b"5s"), ("chronos-expire-at", b"1700000005999")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-repeat-until", b"1700000000999")]),  # noqa: E501
+        (Reason.CONTRADICTORY_HEADERS, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ((
+            "chronos-expire-at"
+        ), b"1800000000000")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-spread", b"5s"), ("chronos-expire-at", (
+            b"1700000005999"
+        ))]),
         (Reason.CONTRADICTORY_HEADERS, [action("cancel"), SERIES]),
         (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-repeat", b"every 2d")]),
         (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-spread", b"2d")]),
@@ -162,38 +199,34 @@ def test_a_series_that_cannot_be_executed_is_refused_by_name(reason: Reason, hea
 
 def test_a_replica_checks_neither_the_expression_nor_the_zone() -> None:
     """Its zone data and library may be others than those of the master that accepted the record."""
-    headers = [TO, ("chronos-repeat", b"cron 0 25 * * *"), ("chronos-time-zone", b"Europe/Atlantis")]
+    headers = [
+        TO,
+        ("chronos-repeat", b"cron 0 25 * * *"),
+        ("chronos-time-zone", b"Europe/Atlantis"),
+    ]
     entry = parsed(*headers, key=b"a", rules=CHECKING.for_replay())
     assert (entry.occurrence, entry.options.repetition.zone) == (0, "Europe/Atlantis")
 
 
 def test_the_headers_of_the_library_say_what_they_were_given() -> None:
     made = client_headers(
-        target="orders", delay="1s", repeat="every 30s", repeat_times=3, late_policy="skip", spread="5s", attempts=2
+        target="orders",
+        delay="1s",
+        repeat="every 30s",
+        repeat_times=3,
+        late_policy="skip",
+        spread="5s",
+        attempts=2,
     )
     entry = parsed(*made, rules=CHECKING)
     repetition = Repetition(Repeat.EVERY, (30_000,), times=3, late_policy=LatePolicy.SKIP)
     assert entry.options == Options(attempts_max=2, spread_ms=5_000, repetition=repetition)
-    cron = parsed(*client_headers(target="orders", repeat="cron 0 9 * * *", time_zone="Europe/Lisbon"), rules=CHECKING)
+    cron = parsed(
+        *client_headers(target="orders", repeat="cron 0 9 * * *", time_zone="Europe/Lisbon"),
+        rules=CHECKING,
+    )
     assert (cron.occurrence, cron.due_ms) == (0, NOW_MS)
     with pytest.raises(ValueError, match="is not a repetition"):
         client_headers(target="orders", delay="1s", repeat="hourly")
     with pytest.raises(ValueError, match="repeat_times without repeat"):
         client_headers(target="orders", delay="1s", repeat_times=3)
-
-
-@examples(200, 2_000)
-@given(
-    series, st.integers(0, 5), st.sampled_from([0, 3]), st.integers(-500, 20_000), st.booleans(),
-    st.sampled_from(list(LatePolicy)),
-)  # fmt: skip
-def test_the_short_way_decides_like_the_general_one(
-    repetition: Repetition, occurrence: int, times: int, late_ms: int, moved: bool, policy: LatePolicy
-) -> None:
-    repetition = Repetition(
-        repetition.kind, repetition.values, repetition.cron, repetition.zone, times, 0, policy, T - 5 if moved else 0
-    )
-    entry = Entry(b"s", T, "t", None, {}, None, T, occurrence=occurrence, options=Options(repetition=repetition))
-    short = next_in_time(entry, T + late_ms)
-    if occurrence and short >= 0:
-        assert turn_of(entry, T, 7, 0, T + late_ms) == Turn(short)

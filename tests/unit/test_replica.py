@@ -1,4 +1,5 @@
-"""The replica: every transition between its states, what makes it happen, and how long it waits in each."""
+"""The replica: every transition between its states, what makes it happen, and how long it waits in
+each."""
 
 from __future__ import annotations
 
@@ -10,26 +11,29 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.memory import MemoryStore
 from chronos.config import load
-from chronos.core.digest import digest
 from chronos.core.keys import PLACED, PLACED_KEY
-from chronos.core.progress import unpack_progress
+from chronos.core.shard.digest import digest
+from chronos.core.shard.progress import unpack_progress
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
-from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
-from chronos.node.shards import make_shard, report
-from chronos.node.watch import LOG_EVERY_MS, OVER_MS, ShardWatch
+from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardDriver, ShardWatch, make_shard, report
 from chronos.ports import READING_BOUNDED
-from chronos.workers import replica_state
-from chronos.workers.checkpoint import LogPosition
-from chronos.workers.claim import FOREIGN_SILENCE_MS
-from chronos.workers.master import HEARTBEAT_MS
-from chronos.workers.rates import RateLimits
-from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS, Replica
-from chronos.workers.replica_state import STANDALONE, TRANSITIONS, Assignment, ReplicaState
+from chronos.workers.push.lanes import RateLimits
+from chronos.workers.replica import state as states_module
+from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.master import HEARTBEAT_MS
+from chronos.workers.replica.recovery import RecoveryCost
+from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS, Replica
+from chronos.workers.replica.state import (
+    FOREIGN_SILENCE_MS,
+    STANDALONE,
+    TRANSITIONS,
+    Assignment,
+    ReplicaState,
+)
 from tests.harness.clock import HandClock
+from tests.harness.memory import MemoryStore
 
 STEPS_MAX = 20
 """Steps in which a replica must reach the next state, without any time passing."""
@@ -48,7 +52,13 @@ class Node:
     """A node with one shard, whose replica is stepped by hand."""
 
     def __init__(
-        self, case: Case, name: str, assignment: Assignment, *, shards: int = 1, bounded: bool = False
+        self,
+        case: Case,
+        name: str,
+        assignment: Assignment,
+        *,
+        shards: int = 1,
+        bounded: bool = False,
     ) -> None:
         self.assignment = assignment
         self.guard: str | None = None
@@ -98,7 +108,9 @@ class Case:
         self.limits = limits
         config = load(None, {}, ["shards=1"])
         self.delay, self.progress = config.topics.delay, config.topics.progress
-        self.log = EmbeddedLog(path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0)
+        self.log = EmbeddedLog(
+            path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0
+        )
         self.log.prepare(own_topics(config), create=True)
         self.node = Node(self, "a", FOLLOW)
         self.other = Node(self, "b", STANDALONE)
@@ -115,9 +127,12 @@ class Case:
         self.log.trim(self.progress, 0, self.log.stable_end(self.progress, 0))
 
     def schedule(self, count: int, *, deleted: int = 0, delay: bytes = b"1d") -> None:
-        """Append messages to the delay topic, and delete its first records, as retention does, down to this offset."""
+        """Append messages to the delay topic, and delete its first records, as retention does, down
+        to this offset."""
         headers = {"chronos-target-topic": b"t", "chronos-delay": delay}
-        self.log.append([(self.delay, b"%d" % number, b"v", headers, 0) for number in range(count)], 9.0)
+        self.log.append(
+            [(self.delay, b"%d" % number, b"v", headers, 0) for number in range(count)], 9.0
+        )
         self.log.trim(self.delay, 0, deleted)
 
     def lead(self) -> None:
@@ -127,7 +142,8 @@ class Case:
             self.other.step()
 
     def follow_from_nothing(self) -> None:
-        """Have the node under test follow with its empty store, and compare it with the other one's."""
+        """Have the node under test follow with its empty store, and compare it with the other
+        one's."""
         follower(self)
         self.node.steps(STEPS_MAX)
         assert self.node.replica.state == self.other.replica.state
@@ -157,7 +173,7 @@ def case(tmp_path: Path) -> Iterator[Case]:
     made.log.close()
 
 
-# ------------------------------------------------------------------------------------------ The transitions
+# ---------------------------------------------------------------------------------- The transitions
 
 
 def starting(case: Case) -> None:
@@ -333,9 +349,12 @@ CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
 """For each transition, what makes it happen."""
 
 
-@pytest.mark.parametrize(("before", "after"), CAUSES, ids=lambda state: str(state).replace(" ", "_"))
+@pytest.mark.parametrize(
+    ("before", "after"), CAUSES, ids=lambda state: str(state).replace(" ", "_")
+)
 def test_every_transition_happens(case: Case, before: ReplicaState, after: ReplicaState) -> None:
-    """The next state that the replica reports is the one in the table, not another one on the way to it."""
+    """The next state that the replica reports is the one in the table, not another one on the way
+    to it."""
     REACH[before](case)
     assert case.node.replica.role == before
     CAUSES[before, after](case)
@@ -348,13 +367,15 @@ def test_every_transition_happens(case: Case, before: ReplicaState, after: Repli
 
 def test_no_other_transition_is_allowed() -> None:
     """Each transition of the table is one that the tests cause."""
-    assert {(before, after) for before, states in TRANSITIONS.items() for after in states} == CAUSES.keys()
+    assert {
+        (before, after) for before, states in TRANSITIONS.items() for after in states
+    } == CAUSES.keys()
     assert TRANSITIONS.keys() == set(ReplicaState)
 
 
 def test_the_documented_table_is_the_one_that_is_checked() -> None:
-    assert replica_state.__doc__ is not None
-    lines = replica_state.__doc__.split("may become\n")[1].split("\n\n")[0].splitlines()
+    assert states_module.__doc__ is not None
+    lines = states_module.__doc__.split("may become\n")[1].split("\n\n")[0].splitlines()
     documented = {}
     for line in lines:
         state, *following = re.split(r"\s{2,}", line.strip(), maxsplit=1)
@@ -368,7 +389,7 @@ def test_a_transition_that_is_not_in_the_table_is_a_bug(case: Case) -> None:
         case.node.replica.fail("too late")
 
 
-# ------------------------------------------------------------------------------------------- In the states
+# ------------------------------------------------------------------------------------ In the states
 
 
 def test_a_master_that_is_closed_steps_down_first(case: Case) -> None:
@@ -419,7 +440,9 @@ def test_the_next_due_time_is_known_after_the_step_that_pulled_the_message(case:
     [({"confirmed": False}, POLL_MS), ({"predecessor_active": True}, PREDECESSOR_POLL_MS)],
     ids=["unconfirmed", "predecessor active"],
 )
-def test_a_new_master_that_must_wait_fences_no_writer(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
+def test_a_new_master_that_must_wait_fences_no_writer(
+    case: Case, changes: dict[str, bool], wait_ms: int
+) -> None:
     """It stays a follower, and records that arrive do not end its wait."""
     case.commit()
     follower(case)
@@ -435,7 +458,8 @@ def test_a_new_master_that_must_wait_fences_no_writer(case: Case, changes: dict[
 
 
 def test_the_next_process_of_the_last_master_fences_before_it_replays(case: Case) -> None:
-    """The transaction that the last one left open hides the records of other shards. Nobody else may do so: another node may lead."""
+    """The transaction that the last one left open hides the records of other shards. Nobody else
+    may do so: another node may lead."""
     for _ in range(NEAR_OFFSETS + 1):
         case.commit()
     for name, aborts in (("c", 0), ("b", 1)):
@@ -450,7 +474,8 @@ def test_the_next_process_of_the_last_master_fences_before_it_replays(case: Case
 
 
 def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(case: Case) -> None:
-    """To the controller, which gives it no role meanwhile, and in one line of the log a minute for all shards."""
+    """To the controller, which gives it no role meanwhile, and in one line of the log a minute for
+    all shards."""
     case.commit()
     node = Node(case, "a", FOLLOW, bounded=True)
     watch = ShardWatch(
@@ -470,12 +495,15 @@ def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(c
         assert report(node.driver, LogPosition(applied=0, pull_offset=0)).reason is None
         for monotonic_ms in (LOG_EVERY_MS + OVER_MS, LOG_EVERY_MS + OVER_MS + 1):
             watch.step(monotonic_ms)
-    told = [(line["event"], line.get("why")) for line in lines if line["event"] in ("paused", "resumed")]
+    told = [
+        (line["event"], line.get("why")) for line in lines if line["event"] in ("paused", "resumed")
+    ]
     assert told == [("paused", READING_BOUNDED)] * 2 + [("resumed", None)]
 
 
 def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
-    """The log contains a later role epoch: the replica pauses, fences no writer, and leads with a later one."""
+    """The log contains a later role epoch: the replica pauses, fences no writer, and leads with a
+    later one."""
     case.other.assignment = lead(7)
     case.commit()
     case.node.assignment = lead(7)
@@ -490,7 +518,8 @@ def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
 
 
 def test_a_standalone_master_that_was_deposed_ends_its_process(case: Case) -> None:
-    """It was silent for too long, another node took over, and two nodes would take turns for ever."""
+    """It was silent for too long, another node took over, and two nodes would take turns for
+    ever."""
     case.node.assignment = STANDALONE
     case.node.until(S.MASTER)
     case.clock.now += FOREIGN_SILENCE_MS
@@ -516,7 +545,8 @@ def test_a_store_that_is_being_restored_is_not_reported(case: Case) -> None:
 
 
 def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
-    """A follower whose disk is full is a paused follower; afterwards it recovers and has no reason."""
+    """A follower whose disk is full is a paused follower; afterwards it recovers and has no
+    reason."""
     follower(case)
     case.node.guard = "1 MiB free"
     waits_ms = [case.node.step() for _ in range(9)]
@@ -529,8 +559,11 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
     assert case.node.replica.paused is None
 
 
-def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoint(case: Case) -> None:
-    """The node that trims had not heard of it; neither its process nor its place in the cluster ends."""
+def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoint(
+    case: Case,
+) -> None:
+    """The node that trims had not heard of it; neither its process nor its place in the cluster
+    ends."""
     case.commit()
     follower(case)
     before = case.node.replica.state.applied
@@ -568,11 +601,14 @@ def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> N
     assert case.node.driver.paused == str(failure)
 
 
-# ------------------------------------------------------------------------------- A delay log that begins late
+# --------------------------------------------------------------------- A delay log that begins late
 
 
-def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first_record_says(case: Case) -> None:
-    """Records that were deleted before the first start were never accepted; a node without a store must find that again."""
+def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first_record_says(
+    case: Case,
+) -> None:
+    """Records that were deleted before the first start were never accepted; a node without a store
+    must find that again."""
     case.schedule(5, deleted=3)
     case.commit()
     case.lead()
@@ -580,7 +616,9 @@ def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first
     case.follow_from_nothing()
 
 
-def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_records(case: Case) -> None:
+def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_records(
+    case: Case,
+) -> None:
     """It started before the records were deleted; the first master began after that."""
     case.schedule(5)
     follower(case)
@@ -591,8 +629,11 @@ def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_re
     assert case.node.replica.state.totals.accepted == 2
 
 
-def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log(case: Case) -> None:
-    """Its disk is full when it has taken over, and records are deleted before there is room again."""
+def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log(
+    case: Case,
+) -> None:
+    """Its disk is full when it has taken over, and records are deleted before there is room
+    again."""
     case.schedule(5)
     case.other.until(S.TAKING_OVER)
     while case.other.replica._master is None:
@@ -614,7 +655,7 @@ def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(ca
         case.node.steps(STEPS_MAX)
 
 
-# -------------------------------------------------------------------------------- Partitions that were added
+# ----------------------------------------------------------------------- Partitions that were added
 
 
 @pytest.mark.parametrize("assignment", [FOLLOW, lead(9)], ids=["follower", "master"])
@@ -622,7 +663,8 @@ def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(ca
 def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
     case: Case, assignment: Assignment, source: str
 ) -> None:
-    """The delay topic got a second partition, and the configuration followed: no cancel would find what has moved."""
+    """The delay topic got a second partition, and the configuration followed: no cancel would find
+    what has moved."""
     case.schedule(5)
     case.commit()
     case.lead()
@@ -637,32 +679,42 @@ def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
     if source == "a checkpoint":
         grown.fetch = fetch
     with pytest.raises(
-        LogMismatch, match=r"is pending in shard 0, but its id belongs to shard 1: partitions were added"
+        LogMismatch,
+        match=r"is pending in shard 0, but its id belongs to shard 1: partitions were added",
     ):
         grown.steps(STEPS_MAX)
     assert grown.replica.role != S.MASTER
 
 
-def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(case: Case) -> None:
-    """Until then, a repetition of such an id would be accepted by the shard that it belongs to now."""
+def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(
+    case: Case,
+) -> None:
+    """Until then, a repetition of such an id would be accepted by the shard that it belongs to
+    now."""
     case.schedule(5, delay=b"0")
     case.commit()
     case.lead()
     assert case.other.replica.state.totals.delivered == 5
-    with pytest.raises(LogMismatch, match=r"was delivered at .* in shard 0, but its id belongs to shard 1"):
+    with pytest.raises(
+        LogMismatch, match=r"was delivered at .* in shard 0, but its id belongs to shard 1"
+    ):
         Node(case, "c", lead(9), shards=2).steps(STEPS_MAX)
     case.clock.now += load(None, {}, []).retention.deduplication
     Node(case, "d", lead(9), shards=2).until(S.MASTER)
 
 
 def test_the_places_of_ids_are_checked_once(case: Case) -> None:
-    """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads every id."""
+    """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads
+    every id."""
     case.schedule(5)
     case.commit()
     case.lead()
     follower(case)
     case.node.steps(STEPS_MAX)
-    assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [[PLACED], [PLACED]]
+    assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [
+        [PLACED],
+        [PLACED],
+    ]
 
 
 def numbers(case: Case) -> list[int]:
@@ -673,7 +725,9 @@ def numbers(case: Case) -> list[int]:
     return found
 
 
-def test_a_master_decides_by_new_rules_once_all_nodes_know_them_and_never_goes_back(case: Case) -> None:
+def test_a_master_decides_by_new_rules_once_all_nodes_know_them_and_never_goes_back(
+    case: Case,
+) -> None:
     """It writes the first record of new rules at once, whether or not there is something to do."""
     case.other.assignment = Assignment(kind="master", epoch=3, rules=1)
     case.other.until(S.MASTER)

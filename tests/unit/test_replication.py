@@ -1,4 +1,5 @@
-"""Replication modes against RocketMQ's rules RH-*: which followers are in sync, and which shards have too few of them."""
+"""Replication modes against RocketMQ's rules RH-*: which followers are in sync, and which shards
+have too few of them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.replication import (
+from chronos.core.cluster.replication import (
     REFUSE,
     SAMPLES,
     SYNC,
@@ -22,10 +23,17 @@ from chronos.core.replication import (
     followers_in_sync,
     is_in_sync,
 )
-from chronos.core.roles import DEGRADED, UNREACHABLE, Member, ReplicaReport, Roles, ShardRoles
+from chronos.core.cluster.roles import (
+    DEGRADED,
+    UNREACHABLE,
+    Member,
+    ReplicaReport,
+    Roles,
+    ShardRoles,
+)
 from chronos.ports import ClusterSnapshot
-from chronos.workers.in_sync import OBSERVE_MS, InSyncWatch
-from chronos.workers.replica_state import ReplicaState
+from chronos.workers.cluster.membership import OBSERVE_MS, InSyncWatch
+from chronos.workers.replica.state import ReplicaState
 from tests.unit.settings import examples
 
 LAG_MS = 10_000
@@ -70,7 +78,8 @@ def test_a_replica_needs_what_was_there_one_lag_ago() -> None:
 
 
 def test_a_shard_that_stands_still_needs_its_last_record_after_one_lag() -> None:
-    """Heartbeats are a minute apart: a follower that has not applied the last one yet is in sync for one lag, and no longer."""
+    """Heartbeats are a minute apart: a follower that has not applied the last one yet is in sync
+    for one lag, and no longer."""
     window = ProgressWindow(LAG_MS)
     window.add(10, 0)
     window.add(11, 60_000)
@@ -91,11 +100,16 @@ def test_the_window_is_exact_to_a_hundredth_of_the_lag(moves: list[tuple[int, in
     for at, now_ms in enumerate(times):
         window.add(progress[at], now_ms)
         old = [
-            (time, applied) for time, applied in zip(times[: at + 1], progress, strict=False) if now_ms - time >= LAG_MS
+            (time, applied)
+            for time, applied in zip(times[: at + 1], progress, strict=False)
+            if now_ms - time >= LAG_MS
         ]
         most = old[-1][1] if old else progress[0]
         # What was there for a hundredth of the lag before the next addition must be needed.
-        least = max((applied for time, applied in old if old[-1][0] - time >= LAG_MS // SAMPLES), default=progress[0])
+        least = max(
+            (applied for time, applied in old if old[-1][0] - time >= LAG_MS // SAMPLES),
+            default=progress[0],
+        )
         assert least <= window.needed <= most
 
 
@@ -122,7 +136,9 @@ def test_a_follower_is_in_sync_up_to_the_lag_and_only_if_it_could_take_over() ->
     assert is_in_sync(member("a", FOLLOWER, log=DEGRADED), 0, 0)
     assert set(ReplicaState) >= WARM
     for state in ReplicaState:
-        assert is_in_sync(member("a", replace(FOLLOWER, role=state)), 0, 100) == (state in WARM), state
+        assert is_in_sync(member("a", replace(FOLLOWER, role=state)), 0, 100) == (state in WARM), (
+            state
+        )
 
 
 def test_the_master_is_not_one_of_its_followers() -> None:
@@ -133,11 +149,15 @@ def test_the_master_is_not_one_of_its_followers() -> None:
 
 
 def test_a_follower_leaves_after_the_lag_and_joins_once_it_has_caught_up() -> None:
-    """One whose reports come late stays; the progress that counts is the greatest of all members, whoever is master."""
+    """One whose reports come late stays; the progress that counts is the greatest of all members,
+    whoever is master."""
     windows = ProgressWindows(LAG_MS)
 
     def found(now_ms: int, a: int, b: int) -> tuple[str, ...]:
-        members = {"a": member("a", replace(FOLLOWER, applied=a)), "b": member("b", replace(FOLLOWER, applied=b))}
+        members = {
+            "a": member("a", replace(FOLLOWER, applied=a)),
+            "b": member("b", replace(FOLLOWER, applied=b)),
+        }
         windows.observe(members, None, now_ms)
         return followers_in_sync(members, 0, master="a", needed=windows.needed.get(0))
 
@@ -175,7 +195,10 @@ class Case:
 
     def __init__(self, rules: ReplicationRules) -> None:
         self.now = 0
-        self.members = {"a": member("a", replace(FOLLOWER, role="master")), "b": member("b", FOLLOWER)}
+        self.members = {
+            "a": member("a", replace(FOLLOWER, role="master")),
+            "b": member("b", FOLLOWER),
+        }
         self.confirmed = True
         self.roles: Roles | None = Roles(shards={0: ShardRoles(master="a", epoch=1)})
         self.watch = InSyncWatch(rules, node="a", clock=self, snapshot=self.snapshot)
@@ -228,12 +251,16 @@ def test_a_node_without_roles_knows_of_no_follower() -> None:
 
 
 def test_reports_that_the_coordinator_does_not_confirm_count_for_one_lag() -> None:
-    """Without a coordinator no failover is possible, however far the followers were when it last answered."""
+    """Without a coordinator no failover is possible, however far the followers were when it last
+    answered."""
     case = Case(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
     assert case.step() is None
     case.confirmed = False
     assert case.step(LAG_MS - 1) is None
-    assert case.step(1) == "0 of 1 followers in sync (replication.min_in_sync; the coordinator does not answer)"
+    assert (
+        case.step(1)
+        == "0 of 1 followers in sync (replication.min_in_sync; the coordinator does not answer)"
+    )
     assert case.watch.followers(0) == ()
     case.confirmed = True
     assert case.step() is None

@@ -1,4 +1,5 @@
-"""Golden logs: both logs of a shard as masters of each rules number wrote them, and the bytes of its store after each step."""
+"""Golden logs: both logs of a shard as masters of each rules number wrote them, and the bytes of
+its store after each step."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from chronos.core.message import Record
-from chronos.core.progress import RULES, unpack_progress
+from chronos.core.shard.progress import RULES, unpack_progress
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,14 +23,17 @@ def digest_of(rows: dict[bytes, bytes]) -> bytes:
 
 @pytest.mark.parametrize("number", range(1, RULES + 1))
 def test_logs_of_every_rules_number_replay_to_the_bytes_they_had(number: int) -> None:
-    # Never write these files anew: a log that was decided by old rules is replayed by them for ever.
+    # Never write these files anew: a log that was decided by old rules is replayed by them for
+    # ever.
     logs = msgspec.msgpack.decode(zlib.decompress((GOLDEN / f"rules-{number}.bin").read_bytes()))
     assert len(logs) >= 40
     numbers = set()
     for at, (records, progress, digests) in enumerate(logs):
         master = Master()
         master.producers.records = [
-            Record(offset, timestamp_ms, key, value, [tuple(header) for header in headers], create_time)
+            Record(
+                offset, timestamp_ms, key, value, [tuple(header) for header in headers], create_time
+            )
             for offset, timestamp_ms, key, value, headers, create_time in records
         ]
         replica = Replica(master, 0, [MASTER_RULES, *OTHER_RULES][at % 4], 1_000_000)

@@ -26,7 +26,9 @@ SECOND_MS = 1_000
         (15_000, 600), (30_000, 600), (10**9, 600),
     ],
 )  # fmt: skip
-def test_a_send_makes_its_broker_unavailable_for_the_time_in_the_table(latency_ms: int, penalty_s: int) -> None:
+def test_a_send_makes_its_broker_unavailable_for_the_time_in_the_table(
+    latency_ms: int, penalty_s: int
+) -> None:
     """And not a millisecond longer: it gets its second chance."""
     assert penalty_ms(latency_ms) == penalty_s * SECOND_MS
     selector = Selector()
@@ -93,15 +95,29 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_penalty() -> None:
 
 def test_unknown_brokers_are_available_and_partitions_take_turns() -> None:
     selector = Selector()
-    assert [selector.choose("t", [1, 2, 3], NONE_CLOSED, NOW_MS) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert selector.choose("u", [1, 2, 3], NONE_CLOSED, NOW_MS) == 0, "each topic has a rotation of its own"
+    assert [selector.choose("t", [1, 2, 3], NONE_CLOSED, NOW_MS) for _ in range(6)] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+    ]
+    assert selector.choose("u", [1, 2, 3], NONE_CLOSED, NOW_MS) == 0, (
+        "each topic has a rotation of its own"
+    )
 
 
 def test_partitions_of_unavailable_brokers_are_passed_over_until_the_penalty_ends() -> None:
     selector, leaders = Selector(), [1, 2, 3, 2]
     selector.report("t", 1, 2, 600, NOW_MS)
     assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS + 29_999) for _ in range(8)} == {0, 2}
-    assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS + 30_000) for _ in range(8)} == {0, 1, 2, 3}
+    assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS + 30_000) for _ in range(8)} == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 def test_with_all_brokers_unavailable_the_better_half_takes_turns() -> None:
@@ -112,20 +128,30 @@ def test_with_all_brokers_unavailable_the_better_half_takes_turns() -> None:
     assert selector.ranked([4, 3, 2, 1], NOW_MS) == [2, 3, 1, 4]
     assert {selector.choose("t", [1, 2, 3, 4], NONE_CLOSED, NOW_MS) for _ in range(8)} == {1, 2}
     assert {selector.choose("t", [1, 2, 3], NONE_CLOSED, NOW_MS) for _ in range(8)} == {1}
-    assert {selector.choose("t", [4], NONE_CLOSED, NOW_MS) for _ in range(2)} == {0}, "a send is never refused"
+    assert {selector.choose("t", [4], NONE_CLOSED, NOW_MS) for _ in range(2)} == {0}, (
+        "a send is never refused"
+    )
     selector.report("t", 0, 1, 600, NOW_MS - 1)
     assert selector.ranked([1, 2], NOW_MS) == [1, 2], "the penalty that ends first"
     assert selector.ranked([3, 4, 9], NOW_MS) == [9, 3, 4], "available ones first"
 
 
 def test_the_partition_that_failed_last_is_avoided_until_a_send_succeeds() -> None:
-    """Also where its broker is available, or all are not: RocketMQ 4.2 to 4.7 forced the retry onto it."""
+    """Also where its broker is available, or all are not: RocketMQ 4.2 to 4.7 forced the retry onto
+    it."""
     selector, leaders = Selector(), [1, 1, 1]
     selector.report("t", 1, 1, None, NOW_MS)
     assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS) for _ in range(6)} == {0, 2}
-    assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS + 600_000) for _ in range(6)} == {0, 2}
-    assert {selector.choose("t", leaders, {0, 2}, NOW_MS) for _ in range(2)} == {1}, "the only one is used"
-    assert {selector.choose("u", leaders, NONE_CLOSED, NOW_MS) for _ in range(6)} == {0, 1, 2}, "another topic"
+    assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS + 600_000) for _ in range(6)} == {
+        0,
+        2,
+    }
+    assert {selector.choose("t", leaders, {0, 2}, NOW_MS) for _ in range(2)} == {1}, (
+        "the only one is used"
+    )
+    assert {selector.choose("u", leaders, NONE_CLOSED, NOW_MS) for _ in range(6)} == {0, 1, 2}, (
+        "another topic"
+    )
     selector.report("t", 0, 1, 5, NOW_MS)
     assert {selector.choose("t", leaders, NONE_CLOSED, NOW_MS) for _ in range(6)} == {0, 1, 2}
 
@@ -153,9 +179,14 @@ def test_choices_are_outdated_by_a_changed_penalty_only() -> None:
 
 
 def usable_by_the_rules(
-    sends: dict[int, tuple[int, int]], failed: int | None, leaders: list[int], closed: set[int], now_ms: int
+    sends: dict[int, tuple[int, int]],
+    failed: int | None,
+    leaders: list[int],
+    closed: set[int],
+    now_ms: int,
 ) -> set[int]:
-    """The partitions that may be chosen. `sends`: by broker, when its last send was reported, and its latency in ms."""
+    """The partitions that may be chosen. `sends`: by broker, when its last send was reported, and
+    its latency in ms."""
     bounds = [50, 100, 550, 1_000, 2_000, 3_000, 15_000]
     seconds = [0, 0, 30, 60, 120, 180, 600]
 
@@ -171,7 +202,9 @@ def usable_by_the_rules(
     available = {at for at in candidates if free_ms(leaders[at]) <= now_ms}
     if available:
         return available
-    order = sorted({leaders[at] for at in candidates}, key=lambda one: (sends[one][1], free_ms(one), one))
+    order = sorted(
+        {leaders[at] for at in candidates}, key=lambda one: (sends[one][1], free_ms(one), one)
+    )
     half = len(order) // 2
     better = order[:half] if half > 0 else order[:1]
     return {at for at in candidates if leaders[at] in better}
@@ -179,10 +212,13 @@ def usable_by_the_rules(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int | None, set[int]]]]:
-    """Leaders of the partitions, and events: time that passes, partition reported, latency (None: failed), closed ones."""
+    """Leaders of the partitions, and events: time that passes, partition reported, latency (None:
+    failed), closed ones."""
     leaders = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     partition = st.integers(0, len(leaders) - 1)
-    latency = st.none() | st.sampled_from([0, 60, 549, 550, 999, 1_000, 1_999, 2_000, 2_999, 3_000, 14_999, 15_000])
+    latency = st.none() | st.sampled_from(
+        [0, 60, 549, 550, 999, 1_000, 1_999, 2_000, 2_999, 3_000, 14_999, 15_000]
+    )
     event = st.tuples(st.integers(0, 200_000), partition, latency, st.sets(partition))
     return leaders, draw(st.lists(event, max_size=30))
 
@@ -205,5 +241,9 @@ def test_every_choice_is_one_that_the_rules_allow_and_all_of_those_take_turns(
             assert selector.choose("t", leaders, closed, now_ms) is None
             continue
         rounds = 2
-        chosen = Counter(selector.choose("t", leaders, closed, now_ms) for _ in range(rounds * len(usable)))
-        assert chosen == dict.fromkeys(usable, rounds), "each usable partition is chosen equally often"
+        chosen = Counter(
+            selector.choose("t", leaders, closed, now_ms) for _ in range(rounds * len(usable))
+        )
+        assert chosen == dict.fromkeys(usable, rounds), (
+            "each usable partition is chosen equally often"
+        )

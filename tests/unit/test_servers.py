@@ -50,12 +50,15 @@ def routed(*shards: tuple[str | None, ...], **fields: Any) -> Servers:
 
 def id_of(shard: int, shards: int) -> str:
     """An id that belongs to a shard."""
-    return next(name for name in map(str, range(10_000)) if partition_of(name.encode(), shards) == shard)
+    return next(
+        name for name in map(str, range(10_000)) if partition_of(name.encode(), shards) == shard
+    )
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_request_about_an_id_goes_to_the_master_of_its_shard(shard: int) -> None:
-    """Ids of users by their hash, generated ids by the shard that they name, ids that are no text in base64."""
+    """Ids of users by their hash, generated ids by the shard that they name, ids that are no text
+    in base64."""
     found = routed(("a", "b"), ("b", "a"))
     name = id_of(shard, 2)
     for request in (
@@ -67,7 +70,9 @@ def test_a_request_about_an_id_goes_to_the_master_of_its_shard(shard: int) -> No
         requests.get(f"{shard}-5-7"),
     ):
         assert found.choose(request, NONE, NOW_S) == f"http://{'ab'[shard]}"
-    binary = next(bytes([0xFF, n]) for n in range(256) if partition_of(bytes([0xFF, n]), 2) == shard)
+    binary = next(
+        bytes([0xFF, n]) for n in range(256) if partition_of(bytes([0xFF, n]), 2) == shard
+    )
     assert found.choose(requests.get(binary), NONE, NOW_S) == f"http://{'ab'[shard]}"
 
 
@@ -146,7 +151,11 @@ def test_routes_are_asked_for_again_when_they_are_old_or_a_shard_is_missing() ->
     assert found.learn(200, routes(("a", "b"), ("b", "a")), NOW_S)
     assert not found.needs_routes(LIST, NOW_S + ROUTES_S - 1)
     assert found.needs_routes(LIST, NOW_S + ROUTES_S)
-    found.learn(200, json.dumps({"partitions": 2, "routes": json.loads(routes(("a",)))["routes"]}).encode(), NOW_S)
+    found.learn(
+        200,
+        json.dumps({"partitions": 2, "routes": json.loads(routes(("a",)))["routes"]}).encode(),
+        NOW_S,
+    )
     missing = requests.get(id_of(1, 2))
     assert not found.needs_routes(missing, NOW_S + REFRESH_PAUSE_S / 2)
     assert found.needs_routes(missing, NOW_S + REFRESH_PAUSE_S)
@@ -189,7 +198,8 @@ def test_a_client_with_tls_learns_no_address_without_it() -> None:
 
 
 def test_a_client_learns_no_address_that_its_node_did_not_register():
-    """Its token would be sent to whatever machine a token with the role operate named; a registry that does not say is not believed."""
+    """Its token would be sent to whatever machine a token with the role operate named; a registry
+    that does not say is not believed."""
     for said in (b'"announced": false', b'"since": 1'):
         found = Servers(GIVEN)
         assert found.learn(200, routes(("evil", "b")).replace(b'"announced": true', said, 1), NOW_S)

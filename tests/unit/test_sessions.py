@@ -1,11 +1,18 @@
-"""The members as a leader of the voters knows them: seats, lives, names and silence; and the content of the register."""
+"""The members as a leader of the voters knows them: registrations, incarnations, names and silence;
+and the content of the register."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from chronos.core.raft.sessions import ANSWERED_MAX, ENDED_MAX, Content, Seat, Sessions
-from chronos.core.roles import Member, Request, Roles, ShardRoles
+from chronos.core.cluster.raft.sessions import (
+    ANSWERED_MAX,
+    ENDED_MAX,
+    Content,
+    RegistrationNumber,
+    Sessions,
+)
+from chronos.core.cluster.roles import Member, Request, Roles, ShardRoles
 from tests.harness.zookeeper import member
 
 TIMEOUT_MS = 1_200
@@ -20,14 +27,25 @@ def leading(term: int = TERM, previous: str = "") -> Sessions:
     return found
 
 
-def join(sessions: Sessions, life: str, now_ms: int = 0, *, who: Member | None = None) -> Member | None:
-    """Register a life; by default of the node that is named like its first letter."""
-    return sessions.join(life, who or member(life[0]), now_ms, WALL_MS + now_ms)
+def join(
+    sessions: Sessions, incarnation: str, now_ms: int = 0, *, who: Member | None = None
+) -> Member | None:
+    """Register an incarnation; by default of the node that is named like its first letter."""
+    return sessions.join(incarnation, who or member(incarnation[0]), now_ms, WALL_MS + now_ms)
 
 
-def report(sessions: Sessions, life: str, seat: Seat, now_ms: int = 0, *, who: Member | None = None) -> bool:
-    """Report for a life."""
-    return sessions.report(life, seat, who or member(life[0]), now_ms, WALL_MS + now_ms)
+def report(
+    sessions: Sessions,
+    incarnation: str,
+    registration_number: RegistrationNumber,
+    now_ms: int = 0,
+    *,
+    who: Member | None = None,
+) -> bool:
+    """Report for an incarnation."""
+    return sessions.report(
+        incarnation, registration_number, who or member(incarnation[0]), now_ms, WALL_MS + now_ms
+    )
 
 
 def other(node: str) -> Member:
@@ -39,15 +57,24 @@ def other(node: str) -> Member:
 
 
 def test_the_member_that_registered_first_controls() -> None:
-    """Seats are given in the order of the registrations; a member that another leader registered keeps its earlier seat."""
+    """Seats are given in the order of the registrations; a member that another leader registered
+    keeps its earlier registration number."""
     found = leading()
     assert found.controller == ""
     join(found, "b")
     join(found, "a")
-    assert (found.seat("b"), found.seat("a"), found.seat("c")) == ((TERM, 1), (TERM, 2), (0, 0))
+    assert (
+        found.registration_number("b"),
+        found.registration_number("a"),
+        found.registration_number("c"),
+    ) == (
+        (TERM, 1),
+        (TERM, 2),
+        (0, 0),
+    )
     assert found.controller == "b"
     assert report(found, "c", (TERM - 1, 9))
-    assert (found.controller, found.seat("c")) == ("c", (TERM - 1, 9))
+    assert (found.controller, found.registration_number("c")) == ("c", (TERM - 1, 9))
     found.leave("c")
     assert found.controller == "b"
 
@@ -62,18 +89,19 @@ def test_a_member_that_is_silent_for_the_timeout_is_gone_and_its_life_never_coun
     assert found.members == {}
     assert found.is_ended("a")
     assert not report(found, "a", (TERM, 1), TIMEOUT_MS + 2)
-    assert found.life("a") == ""
+    assert found.incarnation("a") == ""
 
 
 def test_reports_and_repeated_registrations_count_against_silence() -> None:
-    """A node whose first answer was lost registers the same life again, and is not silent meanwhile."""
+    """A node whose first answer was lost registers the same incarnation again, and is not silent
+    meanwhile."""
     found = leading()
     for now_ms in range(0, 3 * TIMEOUT_MS, 300):
         join(found, "a", now_ms)
         assert join(found, "b", 0) is None if now_ms == 0 else report(found, "b", (TERM, 2), now_ms)
         found.tick(now_ms)
     assert set(found.members) == {"a", "b"}
-    assert found.seat("a") == (TERM, 1)
+    assert found.registration_number("a") == (TERM, 1)
 
 
 def test_a_repeated_registration_brings_the_state_of_its_node() -> None:
@@ -99,7 +127,8 @@ def test_time_in_which_the_leader_stood_still_is_no_silence() -> None:
 
 
 def test_every_change_of_the_members_has_a_greater_revision() -> None:
-    """Also when a node leads twice in one term, after it lost the quorum in between: no seat is given twice."""
+    """Also when a node leads twice in one term, after it lost the quorum in between: no
+    registration number is given twice."""
     found = leading()
     revisions = [found.revision]
     join(found, "a")
@@ -111,38 +140,38 @@ def test_every_change_of_the_members_has_a_greater_revision() -> None:
     assert found.members == {}
     join(found, "b", 10)
     revisions.append(found.revision)
-    assert found.seat("b") == (TERM, 2)
+    assert found.registration_number("b") == (TERM, 2)
     found.leave("b")
     revisions.append(found.revision)
     found.begin(TERM + 1, 20, "")
     revisions.append(found.revision)
     assert sorted(set(revisions)) == revisions
     join(found, "c", 20)
-    assert found.seat("c") == (TERM + 1, 1)
+    assert found.registration_number("c") == (TERM + 1, 1)
 
 
 # --- Names ----------------------------------------------------------------------------------------
 
 
 def test_a_restarted_node_takes_its_own_place_at_once() -> None:
-    """Its former life has ended: late messages of it change nothing."""
+    """Its former incarnation has ended: late messages of it change nothing."""
     found = leading()
     join(found, "a1")
     assert join(found, "a2") is None
-    assert (found.life("a"), found.seat("a")) == ("a2", (TERM, 2))
+    assert (found.incarnation("a"), found.registration_number("a")) == ("a2", (TERM, 2))
     assert found.is_ended("a1")
     assert not report(found, "a1", (TERM, 1))
-    assert found.life("a") == "a2"
+    assert found.incarnation("a") == "a2"
 
 
 def test_another_data_directory_is_refused_while_the_name_is_taken() -> None:
     found = leading()
     join(found, "a1")
     assert join(found, "a2", who=other("a")) == member("a")
-    assert found.life("a") == "a1"
+    assert found.incarnation("a") == "a1"
     found.leave("a1")
     assert join(found, "a2", who=other("a")) is None
-    assert found.life("a") == "a2"
+    assert found.incarnation("a") == "a2"
 
 
 def test_a_copy_of_a_data_directory_is_refused_while_the_other_process_is_heard() -> None:
@@ -154,12 +183,16 @@ def test_a_copy_of_a_data_directory_is_refused_while_the_other_process_is_heard(
 
 
 def test_under_a_new_leader_the_later_one_of_two_lives_of_a_node_counts() -> None:
-    """Whichever of them reports first: the earlier leader had registered the later one in place of the other."""
-    for lives in (("a1", "a2"), ("a2", "a1")):
+    """Whichever of them reports first: the earlier leader had registered the later one in place of
+    the other."""
+    for incarnations in (("a1", "a2"), ("a2", "a1")):
         found = leading()
         seats = {"a1": (TERM - 1, 1), "a2": (TERM - 1, 4)}
-        assert [report(found, life, seats[life]) for life in lives] == [True, lives[1] == "a2"]
-        assert found.life("a") == "a2"
+        assert [report(found, incarnation, seats[incarnation]) for incarnation in incarnations] == [
+            True,
+            incarnations[1] == "a2",
+        ]
+        assert found.incarnation("a") == "a2"
 
 
 def test_a_member_keeps_its_name_when_another_directory_came_first_to_a_new_leader() -> None:
@@ -167,7 +200,7 @@ def test_a_member_keeps_its_name_when_another_directory_came_first_to_a_new_lead
     found = leading()
     assert join(found, "a2", who=other("a")) is None
     assert report(found, "a1", (TERM - 1, 1), TIMEOUT_MS - 1)
-    assert (found.life("a"), found.seat("a")) == ("a1", (TERM - 1, 1))
+    assert (found.incarnation("a"), found.registration_number("a")) == ("a1", (TERM - 1, 1))
     assert found.is_ended("a2")
     assert join(found, "a3", TIMEOUT_MS, who=other("a")) == member("a")
 
@@ -176,22 +209,28 @@ def test_a_member_that_is_silent_for_the_first_timeout_of_a_leader_has_lost_its_
     found = leading()
     join(found, "a2", who=other("a"))
     assert not report(found, "a1", (TERM - 1, 1), TIMEOUT_MS)
-    assert found.life("a") == "a2"
+    assert found.incarnation("a") == "a2"
 
 
 def test_a_restarted_node_is_not_replaced_by_its_former_life_under_a_new_leader() -> None:
-    """The new process registered with the new leader, and a late report of the former one arrives there."""
+    """The new process registered with the new leader, and a late report of the former one arrives
+    there."""
     found = leading()
     join(found, "a2")
     assert not report(found, "a1", (TERM - 1, 1), 1)
-    assert found.life("a") == "a2"
+    assert found.incarnation("a") == "a2"
 
 
 def test_ended_lives_are_remembered_up_to_a_bound() -> None:
     found = leading()
     for number in range(ENDED_MAX + 2):
         join(found, f"a{number}")
-    assert [found.is_ended(f"a{number}") for number in (0, 1, ENDED_MAX, ENDED_MAX + 1)] == [False, True, True, False]
+    assert [found.is_ended(f"a{number}") for number in (0, 1, ENDED_MAX, ENDED_MAX + 1)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 # --- Settled --------------------------------------------------------------------------------------
@@ -199,11 +238,15 @@ def test_ended_lives_are_remembered_up_to_a_bound() -> None:
 
 def roles(*nodes: str, away: str = "") -> Roles:
     """Roles of one shard that these nodes hold."""
-    return Roles(shards={0: ShardRoles(master=nodes[0], replicas=nodes, epoch=1)}, away=dict.fromkeys(away, WALL_MS))
+    return Roles(
+        shards={0: ShardRoles(master=nodes[0], replicas=nodes, epoch=1)},
+        away=dict.fromkeys(away, WALL_MS),
+    )
 
 
 def test_a_leader_knows_all_members_once_the_nodes_of_the_roles_have_reported() -> None:
-    """The leader before it, which has stopped or failed, and nodes that are away are not waited for."""
+    """The leader before it, which has stopped or failed, and nodes that are away are not waited
+    for."""
     found = leading(previous="p")
     held = roles("a", "b", "p", "w", away="w")
     assert not found.settled(held, 0)
@@ -236,7 +279,11 @@ def test_a_request_is_kept_until_it_is_answered_and_counts_once() -> None:
     assert both is not None
     assert both.requests == (("1", drain), ("2", limit))
     answered = both.published(Roles(controller="a"), ("1",))
-    assert (answered.requests, answered.version, answered.roles) == ((("2", limit),), 1, Roles(controller="a"))
+    assert (answered.requests, answered.version, answered.roles) == (
+        (("2", limit),),
+        1,
+        Roles(controller="a"),
+    )
     assert answered.asked("1", drain) is None
     for number in range(ANSWERED_MAX):
         answered = answered.published(replace(Roles(), controller="a"), (f"n{number}",))

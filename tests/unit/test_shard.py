@@ -9,17 +9,22 @@ from msgspec.structs import replace
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
-from chronos.core.progress import unpack_progress
-from chronos.core.repetition import parse_repetition
-from chronos.core.shard import READ_AHEAD_BYTES
-from chronos.core.step import Selection
+from chronos.core.series import parse_repetition
+from chronos.core.shard.progress import unpack_progress
+from chronos.core.shard.shard import READ_AHEAD_BYTES
+from chronos.core.shard.step import Selection
 from chronos.errors import LogMismatch
 from tests.unit.drivers import ANY_ID_RULES, OTHER_RULES, Master, Replica, opened
 from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step, render
 from tests.unit.model import Intent
 
 T = START_MS
-CONFLICT, IGNORED, TOO_LATE, UNKNOWN = Reason.CONFLICT, Reason.IGNORED, Reason.TOO_LATE, Reason.UNKNOWN
+CONFLICT, IGNORED, TOO_LATE, UNKNOWN = (
+    Reason.CONFLICT,
+    Reason.IGNORED,
+    Reason.TOO_LATE,
+    Reason.UNKNOWN,
+)
 
 
 class Scenario(Master):
@@ -27,21 +32,44 @@ class Scenario(Master):
 
     rules = ANY_ID_RULES
 
-    def send(self, verb: str, message_id: bytes | None = None, due_ms: int = 0, *, at: int = T, **more: Any) -> int:
+    def send(
+        self,
+        verb: str,
+        message_id: bytes | None = None,
+        due_ms: int = 0,
+        *,
+        at: int = T,
+        **more: Any,
+    ) -> int:
         """Write one record; return its offset."""
         intents = self.producers.intents
         offset = intents[-1].offset + 1 if intents else 1
-        intents.append(Intent(offset=offset, timestamp_ms=at, verb=verb, id=message_id, due_ms=due_ms, **more))
+        intents.append(
+            Intent(offset=offset, timestamp_ms=at, verb=verb, id=message_id, due_ms=due_ms, **more)
+        )
         self.producers.records.append(render(intents[-1]))
         return offset
 
     def run(
-        self, now_ms: int, *outcomes: tuple[str, int], messages_max: int = 100, bytes_max: int = 10**6
+        self,
+        now_ms: int,
+        *outcomes: tuple[str, int],
+        messages_max: int = 100,
+        bytes_max: int = 10**6,
     ) -> Selection:
         """Run one step."""
         self.now_ms = now_ms
         return self.step(
-            Step((), 0, messages_max, bytes_max, outcomes or (("delivered", 0),), (), behind=False, aborted=False)
+            Step(
+                (),
+                0,
+                messages_max,
+                bytes_max,
+                outcomes or (("delivered", 0),),
+                (),
+                behind=False,
+                aborted=False,
+            )
         )
 
     def places(self, selection: Selection) -> list[tuple[int, int]]:
@@ -100,26 +128,33 @@ def test_a_message_for_a_partly_settled_millisecond_is_placed_after_it(scenario:
 
 @pytest.fixture
 def backlog(scenario: Scenario) -> tuple[Scenario, list[int]]:
-    """Two of eight messages are delivered, and the next two were selected before that was committed."""
+    """Two of eight messages are delivered, and the next two were selected before that was
+    committed."""
     offsets = [scenario.send("schedule", b"%d" % at, T + 10 * at) for at in range(1, 9)]
     scenario.run(T + 1)
     assert [item[1] for item in scenario.run(T + 100, messages_max=2).items] == offsets[:2]
     return scenario, offsets
 
 
-def test_a_message_selected_ahead_is_not_delivered_once_it_is_cancelled(backlog: tuple[Scenario, list[int]]) -> None:
+def test_a_message_selected_ahead_is_not_delivered_once_it_is_cancelled(
+    backlog: tuple[Scenario, list[int]],
+) -> None:
     scenario, offsets = backlog
     scenario.send("cancel", b"3", at=T + 50)
     assert [item[1] for item in scenario.run(T + 100, messages_max=2).items] == [offsets[3]]
 
 
-def test_a_late_message_goes_before_later_ones_that_were_selected_ahead(backlog: tuple[Scenario, list[int]]) -> None:
+def test_a_late_message_goes_before_later_ones_that_were_selected_ahead(
+    backlog: tuple[Scenario, list[int]],
+) -> None:
     scenario, offsets = backlog
     new = scenario.send("schedule", None, T + 35, at=T + 22)
     assert [item[1] for item in scenario.run(T + 100, messages_max=2).items] == [offsets[2], new]
 
 
-def test_messages_selected_ahead_wait_when_the_clock_steps_back(backlog: tuple[Scenario, list[int]]) -> None:
+def test_messages_selected_ahead_wait_when_the_clock_steps_back(
+    backlog: tuple[Scenario, list[int]],
+) -> None:
     scenario, offsets = backlog
     assert [item[1] for item in scenario.run(T + 35, messages_max=2).items] == [offsets[2]]
 
@@ -136,7 +171,11 @@ def test_a_clock_that_steps_back_moves_nothing_back(scenario: Scenario) -> None:
     scenario.send("schedule", None, T + 50)
     scenario.run(T + 20)
     selection = scenario.run(T - 500)
-    assert (selection.items, selection.cursor, selection.complete) == ([], (T + 20, OFFSET_MAX), True)
+    assert (selection.items, selection.cursor, selection.complete) == (
+        [],
+        (T + 20, OFFSET_MAX),
+        True,
+    )
     new = scenario.send("schedule", None, T - 400, at=T - 500)
     assert scenario.run(T + 20).items == []
     assert scenario.places(scenario.run(T + 21)) == [(T + 21, new)]
@@ -181,7 +220,9 @@ def test_a_cancelled_id_is_free_in_the_same_batch(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_message_without_a_key_is_cancelled_and_moved_by_its_generated_id(scenario: Scenario, batches: int) -> None:
+def test_a_message_without_a_key_is_cancelled_and_moved_by_its_generated_id(
+    scenario: Scenario, batches: int
+) -> None:
     gone, moved = scenario.send("schedule", None, T + 5), scenario.send("schedule", None, T + 6)
     if batches == 2:
         scenario.run(T)
@@ -199,7 +240,9 @@ def test_a_message_without_a_key_is_cancelled_and_moved_by_its_generated_id(scen
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_message_with_a_key_is_found_by_its_key_and_not_by_its_position(scenario: Scenario, batches: int) -> None:
+def test_a_message_with_a_key_is_found_by_its_key_and_not_by_its_position(
+    scenario: Scenario, batches: int
+) -> None:
     keyed = scenario.send("schedule", b"a", T + 5)
     if batches == 2:
         scenario.run(T)
@@ -270,7 +313,9 @@ def test_a_message_moved_away_and_back_is_delivered_once(scenario: Scenario) -> 
 
 
 @pytest.mark.parametrize("choice", ["again", "retry", "deferred", "skipped"])
-def test_a_rescheduled_message_can_still_be_cancelled_and_changed(scenario: Scenario, choice: str) -> None:
+def test_a_rescheduled_message_can_still_be_cancelled_and_changed(
+    scenario: Scenario, choice: str
+) -> None:
     series = parse_repetition("every 100ms")
     plain = scenario.send("schedule", None, T + 1, repetition=series)
     keyed = scenario.send("schedule", b"a", T + 1, repetition=series)
@@ -282,13 +327,17 @@ def test_a_rescheduled_message_can_still_be_cancelled_and_changed(scenario: Scen
     assert scenario.places(scenario.run(T + 40)) == [(T + 10, keyed)]
 
 
-def test_a_message_rescheduled_into_the_past_is_placed_right_after_the_cursor(scenario: Scenario) -> None:
+def test_a_message_rescheduled_into_the_past_is_placed_right_after_the_cursor(
+    scenario: Scenario,
+) -> None:
     offset = scenario.send("schedule", b"a", T + 1)
     scenario.run(T + 5, ("retry", -100))
     assert scenario.places(scenario.run(T + 6)) == [(T + 6, offset)]
 
 
-def test_a_step_that_finds_only_cancelled_messages_still_moves_the_cursor(scenario: Scenario) -> None:
+def test_a_step_that_finds_only_cancelled_messages_still_moves_the_cursor(
+    scenario: Scenario,
+) -> None:
     for _ in range(4):
         scenario.send("schedule", b"a%d" % len(scenario.producers.intents), T + 5)
     kept = scenario.send("schedule", b"kept", T + 6)
@@ -301,12 +350,15 @@ def test_a_step_that_finds_only_cancelled_messages_still_moves_the_cursor(scenar
     assert scenario.places(scenario.run(T + 6, messages_max=2)) == [(T + 6, kept)]
 
 
-def test_a_new_message_does_not_overtake_stored_ones_that_were_not_scanned_yet(scenario: Scenario) -> None:
+def test_a_new_message_does_not_overtake_stored_ones_that_were_not_scanned_yet(
+    scenario: Scenario,
+) -> None:
     old = [scenario.send("schedule", b"a%d" % number, T + 5) for number in range(3)]
     scenario.run(T)
     scenario.send("cancel", b"a0")
     new = scenario.send("schedule", None, T + 5)
-    # The limit is spent on one that was cancelled and one that was not: the third is stored, but no step has read it.
+    # The limit is spent on one that was cancelled and one that was not: the third is stored, but no
+    # step has read it.
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[1])]
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[2]), (T + 5, new)]
 
@@ -324,9 +376,15 @@ def test_an_aborted_step_leaves_no_trace(scenario: Scenario) -> None:
     assert [item[1] for item in scenario.run(T + 2).items] == [3]
 
 
-def test_reading_ahead_resumes_where_a_scan_stopped_at_its_limit_of_bytes(scenario: Scenario) -> None:
-    """Three messages of which two fit into one read: a read that ends below its limit is not the end."""
-    offsets = [scenario.send("schedule", None, T + 1, value=b"x" * (READ_AHEAD_BYTES * 2 // 5)) for _ in range(3)]
+def test_reading_ahead_resumes_where_a_scan_stopped_at_its_limit_of_bytes(
+    scenario: Scenario,
+) -> None:
+    """Three messages of which two fit into one read: a read that ends below its limit is not the
+    end."""
+    offsets = [
+        scenario.send("schedule", None, T + 1, value=b"x" * (READ_AHEAD_BYTES * 2 // 5))
+        for _ in range(3)
+    ]
     scenario.run(T)
     scenario.shard = opened(scenario.store)
     selection = scenario.run(T + 1, bytes_max=10**9)
@@ -344,7 +402,9 @@ def test_large_messages_are_not_all_read_into_memory_to_find_the_first(scenario:
     assert scenario.shard.wheel.bytes <= READ_AHEAD_BYTES
 
 
-def test_a_shard_knows_when_to_wake_although_a_step_for_part_of_a_millisecond_was_aborted(scenario: Scenario) -> None:
+def test_a_shard_knows_when_to_wake_although_a_step_for_part_of_a_millisecond_was_aborted(
+    scenario: Scenario,
+) -> None:
     for key in (b"a", b"b"):
         scenario.send("schedule", key, T + 5)
     scenario.run(T)
@@ -375,12 +435,16 @@ def test_a_probe_changes_nothing_but_its_count(scenario: Scenario) -> None:
     assert scenario.shard.state.totals.probes == 1
 
 
-def test_a_refused_record_is_counted_and_an_ignored_one_is_not_copied_to_the_rejected_topic(scenario: Scenario) -> None:
+def test_a_refused_record_is_counted_and_an_ignored_one_is_not_copied_to_the_rejected_topic(
+    scenario: Scenario,
+) -> None:
     scenario.send("schedule", b"a", T + 9)
     scenario.send("cancel", b"nobody")
     scenario.send("schedule", b"a", T + 9, policy="ignore")
     staged = scenario.shard.stage(scenario.producers.records)
-    assert [(record.offset, rejection.reason) for record, rejection in staged.rejections] == [(2, UNKNOWN)]
+    assert [(record.offset, rejection.reason) for record, rejection in staged.rejections] == [
+        (2, UNKNOWN)
+    ]
     scenario.run(T)
     assert (scenario.shard.state.totals.rejected, scenario.shard.state.totals.ignored) == (1, 1)
 
@@ -390,7 +454,9 @@ def test_a_replica_stops_at_a_record_that_it_must_execute_and_cannot(scenario: S
     scenario.run(T)
     replica = Replica(scenario, 0, scenario.shard.rules, 1_000_000)
     with pytest.raises(LogMismatch, match="but the master executed it"):
-        replica.shard.replay_stage(scenario.producers.records, replace(scenario.last_progress, refused=()))
+        replica.shard.replay_stage(
+            scenario.producers.records, replace(scenario.last_progress, refused=())
+        )
 
 
 def test_a_replica_does_not_repeat_decisions_that_depend_on_settings(scenario: Scenario) -> None:
@@ -406,7 +472,9 @@ def test_a_replica_does_not_repeat_decisions_that_depend_on_settings(scenario: S
         assert replica.store.rows == scenario.store.rows
 
 
-def test_a_second_cancel_is_dropped_and_counted_as_ignored_not_as_rejected(scenario: Scenario) -> None:
+def test_a_second_cancel_is_dropped_and_counted_as_ignored_not_as_rejected(
+    scenario: Scenario,
+) -> None:
     scenario.send("schedule", b"a", T + 5)
     scenario.send("cancel", b"a")
     scenario.run(T + 1)
@@ -438,13 +506,23 @@ def test_a_dead_message_is_replayed_once_however_often_it_is_asked_for(scenario:
         scenario.run(at + 100)
 
 
-def test_a_message_that_is_pending_or_delivered_at_its_address_is_not_replayed(scenario: Scenario) -> None:
+def test_a_message_that_is_pending_or_delivered_at_its_address_is_not_replayed(
+    scenario: Scenario,
+) -> None:
     pending = scenario.send("schedule", None, T + 9)
     delivered = scenario.send("schedule", None, T + 1)
     scenario.run(T + 2)
     refused = [
-        (scenario.send("replay", generated_id(T + 9, pending), T + 3, at=T + 3, replayed=b"one"), CONFLICT),
-        (scenario.send("replay", generated_id(T + 1, delivered), T + 3, at=T + 3, replayed=b"one"), CONFLICT),
+        (
+            scenario.send("replay", generated_id(T + 9, pending), T + 3, at=T + 3, replayed=b"one"),
+            CONFLICT,
+        ),
+        (
+            scenario.send(
+                "replay", generated_id(T + 1, delivered), T + 3, at=T + 3, replayed=b"one"
+            ),
+            CONFLICT,
+        ),
     ]
     assert scenario.run(T + 4).items == []
     assert scenario.refused() == refused

@@ -1,9 +1,8 @@
 """The shard against a naive model of the design, and against replicas of itself.
 
-A random history is played by a master; the model must agree with every selection, every refusal and every
-byte of the store. Replicas that start from any point of it, and get the recorded decisions, must end with the
-same bytes.
-"""
+A random history is played by a master; the model must agree with every selection, every refusal and
+every byte of the store. Replicas that start from any point of it, and get the recorded decisions,
+must end with the same bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.progress import Decision, Outcome, Written, unpack_progress
-from chronos.core.rules import Rules
+from chronos.core.shard.progress import Decision, Outcome, Written, unpack_progress
+from chronos.core.shard.rules import Rules
 from chronos.errors import LogMismatch
-from tests.unit.drivers import FIRST_RULES, MASTER_RULES, OTHER_RULES, Master, Replica, opened, pending_rows
+from tests.unit.drivers import (
+    FIRST_RULES,
+    MASTER_RULES,
+    OTHER_RULES,
+    Master,
+    Replica,
+    opened,
+    pending_rows,
+)
 from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, histories
 from tests.unit.model import MINUTE_MS, SKEW_MS
 from tests.unit.settings import examples
 
 
-@examples(40, 1_500)
+@examples(40, 500)
 @given(
     history=histories,
     chunk=st.sampled_from([1, 2, 3, 1_000_000]),
@@ -38,23 +45,34 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
     places = [message.position for message in master.delivered]
     assert places == sorted(set(places)), "delivered out of order, or twice at one position"
-    # An action that came to another partition may be older than its message, by the difference of two clocks.
-    assert all(message.place_ms >= message.intent.first_ms - SKEW_MS for message in master.delivered)
+    # An action that came to another partition may be older than its message, by the difference of
+    # two clocks.
+    assert all(
+        message.place_ms >= message.intent.first_ms - SKEW_MS for message in master.delivered
+    )
     assert len(master.delivered) + len(master.model.left) == master.shard.state.totals.delivered
 
 
-@examples(40, 1_500)
+@examples(40, 500)
 @given(
     history=histories,
     start=st.integers(0, 12),
     other=st.integers(0, 2),
     chunk=st.sampled_from([1, 3, 1_000_000]),
-    disturbed=st.lists(st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5),
+    disturbed=st.lists(
+        st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5
+    ),
     rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
     adopts_at=st.integers(0, 12),
 )
 def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
-    history: list[Step], start: int, other: int, chunk: int, disturbed: list[str], rules: Rules, adopts_at: int
+    history: list[Step],
+    start: int,
+    other: int,
+    chunk: int,
+    disturbed: list[str],
+    rules: Rules,
+    adopts_at: int,
 ) -> None:
     master = Master(rules=rules, kept_ms=20, adopts_at=adopts_at if rules is FIRST_RULES else None)
     master.play(history)
@@ -100,7 +118,9 @@ def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it
         "pull": replace(progress, pull_offset=progress.pull_offset + 10**6),
     }[wrong]
     replica = Replica(master, at, MASTER_RULES, 1_000_000)
-    master.producers.records = [r for r in master.producers.records if r.offset < progress.pull_offset]
+    master.producers.records = [
+        r for r in master.producers.records if r.offset < progress.pull_offset
+    ]
     with pytest.raises(LogMismatch, match="remove the shard's store"):
         replica.follow(bad, offset, timestamp_ms)
     assert replica.store.rows == master.snapshots[at]

@@ -49,7 +49,10 @@ def test_the_upper_bound_is_never_below_the_exact_size(key, value, pairs):
 def test_a_record_in_memory_weighs_its_fields_and_a_little_more():
     """A record without headers that can be read counts as one without headers."""
     assert memory_bytes(None, None, None) == 64
-    assert memory_bytes(b"k", b"v" * 10, [("name", b"content"), ("n", None)]) == 64 + 11 + 16 + 11 + 16 + 1
+    assert (
+        memory_bytes(b"k", b"v" * 10, [("name", b"content"), ("n", None)])
+        == 64 + 11 + 16 + 11 + 16 + 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The stall judge: an alarm after 30 s without a move, and none while there is nothing to do or something moves."""
+"""The stall judge: an alarm after 30 s without a move, and none while there is nothing to do or
+something moves."""
 
 from __future__ import annotations
 
@@ -7,16 +8,34 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.workers.replica_state import ReplicaState
-from chronos.workers.stall import INTERVAL_MS_MAX, JUDGE_EVERY_MS, STALLED_MS, STEP_MS_MAX, Facts, StallJudge
+from chronos.workers.replica.state import ReplicaState
+from chronos.workers.watch.stall import (
+    INTERVAL_MS_MAX,
+    JUDGE_EVERY_MS,
+    STALLED_MS,
+    STEP_MS_MAX,
+    Facts,
+    StallJudge,
+)
 
 S = ReplicaState
 NOW_MS = 1_800_000_000_000
 
 IDLE = Facts(
-    role=S.MASTER, now_ms=NOW_MS, cursor=(NOW_MS - 9, 7), due_ms=None, watermark_ms=NOW_MS - 5_000, pulled=50,
-    delay_end=50, applied=80, replayed=None, applying=False, progress_end=None, pulls=True, pushes=True,
-)  # fmt: skip
+    role=S.MASTER,
+    now_ms=NOW_MS,
+    cursor=(NOW_MS - 9, 7),
+    due_ms=None,
+    watermark_ms=NOW_MS - 5_000,
+    pulled=50,
+    delay_end=50,
+    applied=80,
+    replayed=None,
+    applying=False,
+    progress_end=None,
+    pulls=True,
+    pushes=True,
+)
 """A master with nothing to do."""
 
 DUE = replace(IDLE, due_ms=NOW_MS - 1)
@@ -33,12 +52,15 @@ class Judged:
         self.ms = 0
 
     def for_s(self, seconds: int, facts: Facts, *, by: int = 0, **moves: Any) -> bool:
-        """Step for so many seconds; every `by` seconds the facts get the next value of each of `moves`."""
+        """Step for so many seconds; every `by` seconds the facts get the next value of each of
+        `moves`."""
         stalled = False
         for at in range(seconds * 1_000 // JUDGE_EVERY_MS):
             self.ms += JUDGE_EVERY_MS
-            changed = {name: (lambda value: (value, 0) if name == "cursor" else value)(start + at // by)
-                       for name, start in moves.items()}  # fmt: skip
+            changed = {
+                name: (lambda value: (value, 0) if name == "cursor" else value)(start + at // by)
+                for name, start in moves.items()
+            }
             stalled = self.judge.step(self.ms, replace(facts, now_ms=NOW_MS + self.ms, **changed))
         return stalled
 
@@ -46,7 +68,9 @@ class Judged:
 LIMIT_S = STALLED_MS // 1_000
 
 
-@pytest.mark.parametrize("facts", [DUE, READABLE, BEHIND, replace(BEHIND, progress_end=81, applying=True)])
+@pytest.mark.parametrize(
+    "facts", [DUE, READABLE, BEHIND, replace(BEHIND, progress_end=81, applying=True)]
+)
 def test_work_without_a_move_for_thirty_seconds_is_a_stall(facts: Facts) -> None:
     judged = Judged()
     assert not judged.for_s(LIMIT_S, facts)
@@ -74,7 +98,9 @@ def test_work_without_a_move_for_thirty_seconds_is_a_stall(facts: Facts) -> None
         replace(FOLLOWING, role=S.WAITING),
     ],
     ids=[
-        "idle", "due-later", "end-not-known", "push-off", "pull-off", "follower-of-a-late-master", "follower", "restoring",
+        "idle", "due-later", "end-not-known", "push-off", "pull-off", "follower-of-a-late-master", (
+            "follower"
+        ), "restoring",
         "taking-over", "not-held", "waiting",
     ],
 )  # fmt: skip
@@ -83,7 +109,8 @@ def test_a_replica_without_work_of_its_own_is_not_stalled(facts: Facts) -> None:
 
 
 def test_a_message_is_due_by_the_watermark_only() -> None:
-    """Before the end of the log was read, a later message must wait; then the reading is judged, not the delivery."""
+    """Before the end of the log was read, a later message must wait; then the reading is judged,
+    not the delivery."""
     behind = replace(IDLE, due_ms=IDLE.watermark_ms + 1, delay_end=10_000)
     assert not Judged().for_s(600, behind, by=20, pulled=50)
     assert Judged().for_s(40, replace(behind, due_ms=IDLE.watermark_ms), by=20, pulled=50)
@@ -92,7 +119,9 @@ def test_a_message_is_due_by_the_watermark_only() -> None:
 
 @pytest.mark.parametrize("moves", [{"cursor": NOW_MS}, {"pulled": 50}])
 def test_a_long_backlog_is_not_a_stall_as_long_as_it_moves(moves: dict[str, int]) -> None:
-    facts = replace(DUE if "cursor" in moves else READABLE, delay_end=50 if "cursor" in moves else 10**9)
+    facts = replace(
+        DUE if "cursor" in moves else READABLE, delay_end=50 if "cursor" in moves else 10**9
+    )
     assert not Judged().for_s(3_600, facts, by=LIMIT_S - 1, **moves)
 
 
@@ -130,7 +159,11 @@ def test_time_in_which_the_process_was_frozen_does_not_count() -> None:
     ("began_ms", "trouble", "words"),
     [
         (NOW_MS - STEP_MS_MAX, "refused", "a step has been running since 20"),
-        (NOW_MS - STEP_MS_MAX + 1, "refused", "its transactions fail, the last one because: refused"),
+        (
+            NOW_MS - STEP_MS_MAX + 1,
+            "refused",
+            "its transactions fail, the last one because: refused",
+        ),
         (None, None, "its steps report no error"),
     ],
 )

@@ -7,10 +7,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.core.roles import DEGRADED, OK, UNREACHABLE, ClusterView, Member, Roles, ShardRoles
+from chronos.core.cluster.roles import (
+    DEGRADED,
+    OK,
+    UNREACHABLE,
+    ClusterView,
+    Member,
+    Roles,
+    ShardRoles,
+)
 from chronos.ports import ClusterSnapshot
-from chronos.workers.reachability import LogReachability
-from chronos.workers.steadiness import Steadiness
+from chronos.workers.cluster.membership import Steadiness
+from chronos.workers.watch.log import LogReachability
 from tests.harness.clock import HandClock
 
 TIMEOUT_MS = 2_400
@@ -32,7 +40,9 @@ class Controller:
         """The view after so much time, with the usual steps in it."""
         for _ in range(ms // STEP_MS):
             self.clock.now += STEP_MS
-            self.steadiness.step(ClusterSnapshot(roles=self.roles, members=self.members, confirmed=self.confirmed))
+            self.steadiness.step(
+                ClusterSnapshot(roles=self.roles, members=self.members, confirmed=self.confirmed)
+            )
             view = self.steadiness.completed(self.view())
         return view
 
@@ -67,7 +77,8 @@ def test_a_process_that_was_just_started_is_not_steady() -> None:
 
 
 def test_reports_from_before_a_pause_say_nothing() -> None:
-    """Neither while the coordinator does not answer, nor after a freeze of this process, is any report a present one."""
+    """Neither while the coordinator does not answer, nor after a freeze of this process, is any
+    report a present one."""
     case = Controller()
     assert case.after(2 * TIMEOUT_MS).unsteady == set()
     case.confirmed = False

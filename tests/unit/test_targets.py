@@ -1,4 +1,5 @@
-"""What senders are told of target topics: by descriptions that are kept, with few requests to the brokers."""
+"""What senders are told of target topics: by descriptions that are kept, with few requests to the
+brokers."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from chronos.admin import targets
-from chronos.admin.targets import TargetTopics, TopicInfos, objection, planned_bytes
-from chronos.admin.turns import Turns
+from chronos.admin.http.waiting import Turns
+from chronos.admin.messages import targets
+from chronos.admin.messages.targets import TargetTopics, TopicInfos, objection, planned_bytes
 from chronos.core.message import Reason
 from chronos.errors import LogUnavailable
 from chronos.ports import TopicInfo
@@ -80,7 +81,10 @@ def test_a_missing_target_that_is_created_on_demand_is_no_trouble() -> None:
 def test_the_size_is_that_of_the_delivered_record() -> None:
     """Without control headers, with the receipt."""
     own: dict[str, bytes | None] = {"trace": b"t" * 100}
-    control: dict[str, bytes | None] = {"chronos-target-topic": b"x" * 249, "chronos-target-key": b"k" * 50}
+    control: dict[str, bytes | None] = {
+        "chronos-target-topic": b"x" * 249,
+        "chronos-target-key": b"k" * 50,
+    }
     plain = planned_bytes(("chronos.delay", b"id", b"v" * 500, own, 0))
     assert planned_bytes(("chronos.delay", b"id", b"v" * 500, control | own, 0)) == plain + 50
     assert 700 < plain < 850
@@ -97,7 +101,9 @@ def test_a_thousand_messages_for_a_topic_cost_one_request(monkeypatch: pytest.Mo
     with_topics(test)
 
 
-def test_topics_beyond_one_request_are_described_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_beyond_one_request_are_described_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(targets, "WAIT_S", 30.0)
 
     async def test(topics: TargetTopics, brokers: Brokers) -> None:
@@ -108,7 +114,9 @@ def test_topics_beyond_one_request_are_described_by_the_next(monkeypatch: pytest
     with_topics(test)
 
 
-def test_brokers_that_do_not_answer_hold_no_answer_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_answer_hold_no_answer_back_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each request waits for the rest of WAIT_S, and the later ones not at all."""
     monkeypatch.setattr(targets, "WAIT_S", 0.01)
 
@@ -121,7 +129,9 @@ def test_brokers_that_do_not_answer_hold_no_answer_back_for_long(monkeypatch: py
     with_topics(test)
 
 
-def test_after_a_request_that_failed_the_brokers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_request_that_failed_the_brokers_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(targets, "WAIT_S", 30.0)
 
     async def test(topics: TargetTopics, brokers: Brokers) -> None:

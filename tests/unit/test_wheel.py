@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.wheel import Item, Position, Wheel
+from chronos.core.shard.wheel import Item, Position, Wheel
 from tests.unit.settings import examples
 
 START: Position = (0, OFFSET_MAX)
@@ -55,7 +55,9 @@ class Both:
         """The store is read further: the positions after the known ones, up to `through`."""
         if through < self.list.through:
             return
-        items = [self.item(at) for at in sorted(set(positions)) if self.list.through < at <= through]
+        items = [
+            self.item(at) for at in sorted(set(positions)) if self.list.through < at <= through
+        ]
         self.wheel.extend(items, through)
         self.list.ahead(items, through)
 
@@ -102,7 +104,10 @@ class Both:
         for until_ms, messages_max in itertools.product((0, 1, 2, 3), (0, 1, 2)):
             assert wheel.peek(until_ms, messages_max) == expected.peek(until_ms, messages_max)
         for after in itertools.product((0, 1, 2, 3), (0, 4, OFFSET_MAX)):
-            assert wheel.peek(2, 2, after) == [item for item in expected.peek(2, 10**9) if item[:2] > after][:2]
+            assert (
+                wheel.peek(2, 2, after)
+                == [item for item in expected.peek(2, 10**9) if item[:2] > after][:2]
+            )
 
 
 SMALL: dict[str, Callable[[Both], None]] = {

@@ -1,8 +1,8 @@
-"""A checkpoint as files on this machine: copied from a store, described, checked, packed into one stream and unpacked.
+"""A checkpoint as files on this machine: copied from a store, described, checked, packed into one
+stream and unpacked.
 
-Where it is kept is the business of `checkpoints.folder`. A copy counts only if every byte matches its manifest, and the
-store in it opens and has the digest of the manifest.
-"""
+Where it is kept is the business of `checkpoints.folder`. A copy counts only if every byte matches
+its manifest, and the store in it opens and has the digest of the manifest."""
 
 import hashlib
 import io
@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from chronos.adapters.durable import sync
-from chronos.adapters.rocksdb.store import RocksStore
-from chronos.core.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
-from chronos.core.digest import digest
+from chronos.adapters.machine import sync
+from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
+from chronos.core.shard.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
+from chronos.core.shard.digest import digest
 from chronos.errors import ConfigurationError, NoSpace, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 
@@ -43,7 +43,10 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 NOT_CONTENT = re.compile(r"LOG(\.old.*)?|LOCK")
 """RocksDB's info log and lock."""
 
-COPY_REMEDY = "It is a copy of this node's store, so the store is damaged too: remove it, it is rebuilt from a checkpoint and the logs."
+COPY_REMEDY = (
+    "It is a copy of this node's store, so the store is damaged too: remove it, it is rebuilt "
+    "from a checkpoint and the logs."
+)
 
 Opener = Callable[[Path], Store]
 """Opens a copy for reading and changes none of its files."""
@@ -60,12 +63,14 @@ def encode_manifest(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str) -> Checkpoint:
-    """Decode a manifest. Raises StoreCorrupt if it is damaged, of another format, or names impossible files."""
+    """Decode a manifest. Raises StoreCorrupt if it is damaged, of another format, or names
+    impossible files."""
     try:
         form = msgspec.json.decode(data, type=_Form).format
         if form != FORMAT:
             raise StoreCorrupt(
-                f"{where} has format {form}, which this version of Chronos does not know: use a newer one"
+                f"{where} has format {form}, which this version of Chronos does not know: use a "
+                "newer one"
             )
         checkpoint = msgspec.json.decode(data, type=Checkpoint)
     except UNDECODABLE as error:
@@ -73,8 +78,13 @@ def decode_manifest(data: bytes, where: str) -> Checkpoint:
             f"{where} cannot be decoded ({error}): this checkpoint is damaged, use another one"
         ) from error
     names = [file.name for file in checkpoint.files]
-    if not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names) or len(set(names)) < len(names):
-        raise StoreCorrupt(f"{where} names files that no checkpoint has: it was not made by Chronos, use another one")
+    if not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names) or len(
+        set(names)
+    ) < len(names):
+        raise StoreCorrupt(
+            f"{where} names files that no checkpoint has: it was not made by Chronos, use another "
+            "one"
+        )
     return checkpoint
 
 
@@ -83,14 +93,21 @@ class _Form(msgspec.Struct):
 
 
 class Copier:
-    """Copies this node's stores, and receives copies of other nodes' stores. Any thread may call."""
+    """Copies this node's stores, and receives copies of other nodes' stores. Any thread may
+    call."""
 
     def __init__(
-        self, scratch: Path, *, node: str, version: str, remembered_ms: int = 0, open_store: Opener = open_copy
+        self,
+        scratch: Path,
+        *,
+        node: str,
+        version: str,
+        remembered_ms: int = 0,
+        open_store: Opener = open_copy,
     ) -> None:
-        """`scratch`: a folder for copies under way, on the disk of the stores so that files are hard links; its content is
-        deleted. `remembered_ms`: for the digest, `workers.delete.id_states_kept_ms`. `open_store`: opens a copy.
-        """
+        """`scratch`: a folder for copies under way, on the disk of the stores so that files are
+        hard links; its content is deleted. `remembered_ms`: for the digest,
+        `workers.delete.id_states_kept_ms`. `open_store`: opens a copy."""
         self.open_store = open_store
         self.node = node
         self._scratch = scratch
@@ -99,7 +116,9 @@ class Copier:
         shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
-    def temporary_copy(self, shard: int, store: Store, now_ms: int) -> Iterator[tuple[Path, Checkpoint]]:
+    def temporary_copy(
+        self, shard: int, store: Store, now_ms: int
+    ) -> Iterator[tuple[Path, Checkpoint]]:
         """Copy the store and describe the copy; the copy is deleted at the end of the context.
 
         Raises StoreCorrupt if reading it shows that the store is damaged.
@@ -107,14 +126,17 @@ class Copier:
         folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
         try:
             store.checkpoint(folder)
-            names = sorted(file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name))
+            names = sorted(
+                file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name)
+            )
             files = tuple(describe_file(folder / name) for name in names)
             yield folder, self._manifest(shard, folder, now_ms, files)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def digest(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
-        """Return the manifest of a checkpoint made now, without its files: the digest and the positions."""
+        """Return the manifest of a checkpoint made now, without its files: the digest and the
+        positions."""
         folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
         try:
             store.checkpoint(folder)
@@ -122,7 +144,9 @@ class Copier:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _manifest(self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]) -> Checkpoint:
+    def _manifest(
+        self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]
+    ) -> Checkpoint:
         copy = self.open_store(folder)
         try:
             data, named = copy.get([STATE_KEY, IDENTITY_KEY])
@@ -149,7 +173,8 @@ class Copier:
             copy.close()
 
     def check(self, folder: Path, checkpoint: Checkpoint, where: str) -> None:
-        """Open a copy that was fetched. Raises StoreCorrupt unless the store in it matches the manifest."""
+        """Open a copy that was fetched. Raises StoreCorrupt unless the store in it matches the
+        manifest."""
         copy = self.open_store(folder)
         try:
             data, named = copy.get([STATE_KEY, IDENTITY_KEY])
@@ -162,16 +187,20 @@ class Copier:
             ):
                 if expected != found:
                     raise StoreCorrupt(
-                        f"{where} does not match its manifest: {name} is {found}, not {expected}. Use another one"
+                        f"{where} does not match its manifest: {name} is {found}, not {expected}. "
+                        "Use another one"
                     )
         finally:
             copy.close()
 
     @contextmanager
     def receiving(self, into: Path) -> Iterator[Path]:
-        """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted otherwise."""
+        """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted
+        otherwise."""
         if into.exists():
-            raise ConfigurationError([f"{into} is there already: a checkpoint never overwrites a store"])
+            raise ConfigurationError(
+                [f"{into} is there already: a checkpoint never overwrites a store"]
+            )
         part = into.with_name(f"{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -188,11 +217,14 @@ class Copier:
     # --- one stream, from one node to another
 
     def stream(self, shard: int, store: Store, now_ms: int) -> Generator[bytes, None, None]:
-        """Stream a checkpoint of the store as a tar: the manifest, then its files. Close the generator if it is not read to the end."""
+        """Stream a checkpoint of the store as a tar: the manifest, then its files. Close the
+        generator if it is not read to the end."""
         with self.temporary_copy(shard, store, now_ms) as (folder, checkpoint):
             yield from pack(folder, checkpoint)
 
-    def receive(self, chunks: Iterable[bytes], into: Path, identity: Identity | None = None) -> Checkpoint:
+    def receive(
+        self, chunks: Iterable[bytes], into: Path, identity: Identity | None = None
+    ) -> Checkpoint:
         """Unpack a stream into a new folder: all of it, checked, or nothing.
 
         Raises StoreCorrupt if it is damaged, ends early, or is of a store with another identity.
@@ -201,7 +233,10 @@ class Copier:
         with self.receiving(into) as part:
             checkpoint = unpack(chunks, part)
             if identity is not None and checkpoint.identity != identity:
-                raise StoreCorrupt(f"{where} is of {checkpoint.identity}, not of {identity}: it serves other topics")
+                raise StoreCorrupt(
+                    f"{where} is of {checkpoint.identity}, not of {identity}: it serves other "
+                    "topics"
+                )
             self.check(part, checkpoint, where)
         return checkpoint
 
@@ -225,18 +260,28 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
         with tarfile.open(fileobj=_Source(chunks), mode="r|", bufsize=CHUNK_BYTES) as tar:
             first = tar.next()
             if first is None or first.name != MANIFEST or not 0 < first.size <= MANIFEST_BYTES_MAX:
-                raise StoreCorrupt(f"{where} does not begin with a manifest: it was not sent by Chronos, or is damaged")
+                raise StoreCorrupt(
+                    f"{where} does not begin with a manifest: it was not sent by Chronos, or is "
+                    "damaged"
+                )
             checkpoint = decode_manifest(_content(tar, first).read(), where)
             missing = {file.name: file for file in checkpoint.files}
             while (member := tar.next()) is not None:
                 file = missing.pop(member.name, None)
                 if file is None or not member.isreg() or member.size != file.bytes:
-                    raise StoreCorrupt(f"{where} holds {member.name}, which its manifest does not name: fetch it again")
+                    raise StoreCorrupt(
+                        f"{where} holds {member.name}, which its manifest does not name: fetch it "
+                        "again"
+                    )
                 write_file(chunks_of(_content(tar, member)), folder / file.name, file, where)
     except (tarfile.TarError, EOFError) as error:
-        raise StoreCorrupt(f"{where} is damaged or ended early ({error}): fetch it again") from error
+        raise StoreCorrupt(
+            f"{where} is damaged or ended early ({error}): fetch it again"
+        ) from error
     if missing:
-        raise StoreCorrupt(f"{where} ended early, without {', '.join(sorted(missing))}: fetch it again")
+        raise StoreCorrupt(
+            f"{where} ended early, without {', '.join(sorted(missing))}: fetch it again"
+        )
     return checkpoint
 
 
@@ -263,7 +308,9 @@ class _Source(io.RawIOBase):
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedIOBase:
     found = tar.extractfile(member)
     if found is None:
-        raise StoreCorrupt(f"the stream of a checkpoint holds {member.name}, which is not a file: fetch it again")
+        raise StoreCorrupt(
+            f"the stream of a checkpoint holds {member.name}, which is not a file: fetch it again"
+        )
     return found  # type: ignore[return-value]
 
 
@@ -309,8 +356,8 @@ def check_bytes(chunks: Iterable[bytes], file: CheckpointFile, where: str) -> It
         yield chunk
     if (size, hashed.hexdigest()) != (file.bytes, file.blake2b):
         raise StoreCorrupt(
-            f"{file.name} of {where} is damaged: {size} bytes where {file.bytes} were written, or other ones. Use another"
-            " checkpoint"
+            f"{file.name} of {where} is damaged: {size} bytes where {file.bytes} were written, or "
+            "other ones. Use another checkpoint"
         )
 
 
@@ -330,12 +377,15 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NoSpace(f"{path} cannot be written ({error}). Make room on that disk; nothing is lost.") from error
+        raise NoSpace(
+            f"{path} cannot be written ({error}). Make room on that disk; nothing is lost."
+        ) from error
 
 
 def all_damaged(names: Sequence[str]) -> StoreCorrupt:
     """The error for a shard whose checkpoints are all damaged."""
     return StoreCorrupt(
-        f"no checkpoint of this shard can be used, all are damaged: {', '.join(names)}. Fetch one from another node;"
-        " or, if the logs were never trimmed, move them away: the store is rebuilt from the logs"
+        f"no checkpoint of this shard can be used, all are damaged: {', '.join(names)}. Fetch one "
+        "from another node; or, if the logs were never trimmed, move them away: the store is "
+        "rebuilt from the logs"
     )

@@ -1,22 +1,31 @@
-"""Checkpoints in a folder or in object storage, through fsspec: `<location>/<cluster>/<shard>/<applied>-<node>/`.
+"""Checkpoints in other places: in a folder or in object storage, through fsspec, and on other
+nodes, over HTTP.
 
-A checkpoint counts once its manifest is there, which is written last, after every byte was read back. No file is ever
-changed in place. Checkpoints of other topics of the same names (a topic deleted and created again) are left alone.
+A checkpoint counts once its manifest is there, which is written last, after every byte was read
+back. No file is ever changed in place. Checkpoints of other topics of the same names (a topic
+deleted and created again) are left alone.
+
+Blocking: the thread of a shard has nothing else to do until it has a store.
 """
 
+import http.client
 import json
 import os
 import re
+import ssl
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import fsspec
 import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from chronos.adapters.checkpoints.files import (
+    CHUNK_BYTES,
     MANIFEST,
     Copier,
     all_damaged,
@@ -26,8 +35,8 @@ from chronos.adapters.checkpoints.files import (
     encode_manifest,
     write_file,
 )
-from chronos.adapters.durable import keep_private
-from chronos.core.codec import Identity
+from chronos.adapters.machine import keep_private
+from chronos.core.shard.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 
@@ -43,20 +52,26 @@ class CheckpointFolder:
     """See `ports.Checkpoints`. Any thread may call, one at a time for one shard."""
 
     def __init__(self, location: str, cluster: str, copier: Copier, *, data_dir: Path) -> None:
-        """`location`: a folder, or a URL that fsspec knows. Raises ConfigurationError, also for a folder inside `data_dir`."""
+        """`location`: a folder, or a URL that fsspec knows. Raises ConfigurationError, also for a
+        folder inside `data_dir`."""
         # A URL may hold a password, and error texts end up in logs.
         self._shown = re.sub(r"//[^/@]*@", "//********@", location)
         self._copier = copier
         try:
             self._files, root = fsspec.core.url_to_fs(location)
         except (ImportError, ValueError) as error:
-            raise ConfigurationError([f"checkpoints.location {self._shown} cannot be used: {error}"]) from error
+            raise ConfigurationError(
+                [f"checkpoints.location {self._shown} cannot be used: {error}"]
+            ) from error
         self._is_local = isinstance(self._files, LocalFileSystem)
         if self._is_local:
             root, within = os.path.realpath(root), os.path.realpath(data_dir)
             if os.path.commonpath([root, within]) == within:
                 raise ConfigurationError(
-                    [f"checkpoints.location {self._shown} lies inside node.data_dir and would be lost with it"]
+                    [
+                        f"checkpoints.location {self._shown} lies inside node.data_dir and would "
+                        "be lost with it"
+                    ]
                 )
         self._location = Path(root)
         self._root = f"{root.rstrip('/')}/{cluster}"
@@ -93,14 +108,15 @@ class CheckpointFolder:
                     self._check_files(checkpoint)
                 except StoreCorrupt as error:
                     raise Retry(
-                        f"checkpoints.location {self._shown} does not give back what was written ({error}): look at that"
-                        " storage. The logs are not trimmed meanwhile"
+                        f"checkpoints.location {self._shown} does not give back what was written "
+                        f"({error}): look at that storage. The logs are not trimmed meanwhile"
                     ) from error
                 self._write(f"{place}/{MANIFEST}", iter([encode_manifest(checkpoint)]))
         return checkpoint
 
     def _make_folder(self, place: str) -> None:
-        """Make a folder, and on a local disk all from the location on for this user only: they hold every payload."""
+        """Make a folder, and on a local disk all from the location on for this user only: they hold
+        every payload."""
         if not self._is_local:
             self._files.makedirs(place, exist_ok=True)
             return
@@ -111,7 +127,11 @@ class CheckpointFolder:
             path.mkdir(mode=0o700, exist_ok=True)
 
     def _write(self, path: str, chunks: Iterator[bytes]) -> None:
-        with open(path, "wb", opener=_for_this_user) if self._is_local else self._files.open(path, "wb") as file:
+        with (
+            open(path, "wb", opener=_for_this_user)
+            if self._is_local
+            else self._files.open(path, "wb") as file
+        ):
             for chunk in chunks:
                 file.write(chunk)
             if self._is_local:
@@ -130,7 +150,11 @@ class CheckpointFolder:
                 except StoreCorrupt as error:
                     log.warning("checkpoint ignored", name=name, why=str(error))
                     continue
-                if checkpoint is not None and checkpoint.identity == identity and checkpoint.name == name:
+                if (
+                    checkpoint is not None
+                    and checkpoint.identity == identity
+                    and checkpoint.name == name
+                ):
                     found.append(checkpoint)
         return found
 
@@ -144,7 +168,9 @@ class CheckpointFolder:
         with self._reaching("reading"):
             self._files.invalidate_cache()
             try:
-                listed = {_last(each["name"]): each["size"] for each in self._files.ls(place, detail=True)}
+                listed = {
+                    _last(each["name"]): each["size"] for each in self._files.ls(place, detail=True)
+                }
             except FileNotFoundError:
                 return False
         return all(listed.get(file.name) == file.bytes for file in checkpoint.files)
@@ -165,7 +191,9 @@ class CheckpointFolder:
             listed = self._files.ls(f"{self._root}/{shard}", detail=False)
         except FileNotFoundError:
             return []
-        return sorted((name for path in listed if NAME.fullmatch(name := _last(path))), reverse=True)
+        return sorted(
+            (name for path in listed if NAME.fullmatch(name := _last(path))), reverse=True
+        )
 
     def _read_manifest(self, place: str) -> Checkpoint | None:
         try:
@@ -178,7 +206,8 @@ class CheckpointFolder:
     # --- the archive's positions
 
     def archived(self, shard: int, identity: Identity) -> dict[str, int]:
-        """By topic, the positions that were kept last; those of a topic of the same name with another id do not count."""
+        """By topic, the positions that were kept last; those of a topic of the same name with
+        another id do not count."""
         with self._reaching("reading"):
             self._files.invalidate_cache()
             try:
@@ -195,11 +224,16 @@ class CheckpointFolder:
     def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
         """Keep the archive's positions in `<location>/<cluster>/<shard>/archived.json`."""
         ids = _topics(identity)
-        data = json.dumps({topic: {"id": ids[topic], "offset": offset} for topic, offset in offsets.items()}, indent=1)
+        data = json.dumps(
+            {topic: {"id": ids[topic], "offset": offset} for topic, offset in offsets.items()},
+            indent=1,
+        )
         path = self._place(shard, ARCHIVED)
         with self._reaching("writing"):
             self._make_folder(f"{self._root}/{shard}")
-            new = f"{path}.new" if self._is_local else path  # an object appears whole, a file under its name does not
+            new = (
+                f"{path}.new" if self._is_local else path
+            )  # an object appears whole, a file under its name does not
             self._write(new, iter([data.encode()]))
             if self._is_local:
                 self._files.mv(new, path)
@@ -219,7 +253,8 @@ class CheckpointFolder:
             self._copier.check(part, checkpoint, place)
 
     def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
-        """Fetch the furthest one that is not damaged; None if there is none. Raises StoreCorrupt if all are damaged."""
+        """Fetch the furthest one that is not damaged; None if there is none. Raises StoreCorrupt if
+        all are damaged."""
         tried = []
         for checkpoint in self.kept(shard, identity):
             try:
@@ -245,7 +280,8 @@ class CheckpointFolder:
     # --- pruning
 
     def prune(self, shard: int, identity: Identity, keep: int) -> list[str]:
-        """Remove all but the furthest `keep`, and incomplete ones older than these; return the names removed."""
+        """Remove all but the furthest `keep`, and incomplete ones older than these; return the
+        names removed."""
         assert keep > 0, "no checkpoint would be left to start from"
         kept = self.kept(shard, identity)
         if len(kept) < keep:
@@ -256,7 +292,9 @@ class CheckpointFolder:
             complete = {checkpoint.name for checkpoint in kept}
             for name in self._names(shard):
                 place = self._place(shard, name)
-                if name < oldest and (name in complete or not self._files.exists(f"{place}/{MANIFEST}")):
+                if name < oldest and (
+                    name in complete or not self._files.exists(f"{place}/{MANIFEST}")
+                ):
                     self._remove(place)
                     removed.append(name)
         return removed
@@ -273,7 +311,8 @@ class CheckpointFolder:
 
     @contextmanager
     def _reaching(self, doing: str) -> Iterator[None]:
-        """Translate every error of the storage to Retry; each kind of storage has errors of its own."""
+        """Translate every error of the storage to Retry; each kind of storage has errors of its
+        own."""
         try:
             yield
         except ChronosError:
@@ -281,8 +320,8 @@ class CheckpointFolder:
         except Exception as error:
             cause = re.sub(r"//[^/@]*@", "//********@", f"{type(error).__name__}: {error}")
             raise Retry(
-                f"{doing} at checkpoints.location {self._shown} failed ({cause}): is it there, with room, and may this"
-                " process write there?"
+                f"{doing} at checkpoints.location {self._shown} failed ({cause}): is it there, "
+                "with room, and may this process write there?"
             ) from error
 
 
@@ -292,12 +331,76 @@ def _for_this_user(path: str, flags: int) -> int:
 
 def _topics(identity: Identity) -> dict[str, str]:
     """The ids of the shard's two topics, by name."""
-    return {identity.delay_topic: identity.delay_topic_id, identity.progress_topic: identity.progress_topic_id}
+    return {
+        identity.delay_topic: identity.delay_topic_id,
+        identity.progress_topic: identity.progress_topic_id,
+    }
 
 
 def _same(one: Checkpoint, other: Checkpoint) -> bool:
-    return (one.identity, one.digest, one.remembered_ms) == (other.identity, other.digest, other.remembered_ms)
+    return (one.identity, one.digest, one.remembered_ms) == (
+        other.identity,
+        other.digest,
+        other.remembered_ms,
+    )
 
 
 def _last(path: Any) -> str:
     return str(path).rstrip("/").rpartition("/")[2]
+
+
+BEGIN_S = 120.0
+"""How long a node may take to start: it reads its whole store first, for the digest."""
+
+SILENCE_S = 10.0
+"""How long it may then send nothing before it counts as hanging."""
+
+PROBLEM_BYTES_MAX = 100_000
+"""Most that is read of an error answer."""
+
+
+def fetch_checkpoint(
+    address: str, shard: int, *, node: str, token: str, tls: ssl.SSLContext | None = None
+) -> Iterator[bytes]:
+    """Stream a checkpoint of the shard that the node at `address` makes now. Raises Retry, also in
+    the middle.
+
+    `node`: this node. `token`: proof of its membership, which the coordinator shows to the other
+    nodes. `tls`: for an address of HTTPS; None: the authorities of the system."""
+    url = urlsplit(address)
+    # Without the password that the URL may hold.
+    place = f"{url.hostname}:{url.port}"
+    connection = (
+        http.client.HTTPSConnection(url.hostname or "", url.port, timeout=BEGIN_S, context=tls)
+        if url.scheme == "https"
+        else http.client.HTTPConnection(url.hostname or "", url.port, timeout=BEGIN_S)
+    )
+    try:
+        connection.connect()
+        sock = connection.sock
+        headers = {"Chronos-Node": node, "Chronos-Token": token}
+        if url.username is not None:
+            pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+        connection.request(
+            "GET", f"{url.path.rstrip('/')}/v1/shards/{shard}/checkpoint", headers=headers
+        )
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            raise Retry(f"{place} sends no checkpoint: {_reason(answer)}")
+        sock.settimeout(SILENCE_S)
+        while chunk := answer.read(CHUNK_BYTES):
+            yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise Retry(
+            f"{place} does not answer, or stopped answering: {str(error) or type(error).__name__}"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _reason(answer: http.client.HTTPResponse) -> str:
+    try:
+        return str(json.loads(answer.read(PROBLEM_BYTES_MAX))["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status}"

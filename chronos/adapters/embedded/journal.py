@@ -1,9 +1,9 @@
 """A RocksDB whose writes are synced in groups: the storage of the embedded log.
 
-A write is made under one lock and takes microseconds; then one of the waiting threads syncs everything written so far,
-without the lock. After a write or a sync has failed RocksDB accepts no more: the database is reopened, and what it then
-holds counts. A thread that waited for a sync that failed gets LogUnavailable: its write may be there or not.
-"""
+A write is made under one lock and takes microseconds; then one of the waiting threads syncs
+everything written so far, without the lock. After a write or a sync has failed RocksDB accepts no
+more: the database is reopened, and what it then holds counts. A thread that waited for a sync that
+failed gets LogUnavailable: its write may be there or not."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocksdict import Cache, WriteBatch
 
-from chronos.adapters.rocksdb.database import Database, tuned
+from chronos.adapters.rocksdb import Database, tuned
 from chronos.errors import LogUnavailable, NoSpace, Retry
 
 BLOCK_CACHE_BYTES = 16 << 20
@@ -28,7 +28,8 @@ Ticket = tuple[int, int]
 
 
 class Journal:
-    """A database that syncs. `lock` is shared with the owner; the callbacks are called with it held."""
+    """A database that syncs. `lock` is shared with the owner; the callbacks are called with it
+    held."""
 
     def __init__(
         self,
@@ -61,16 +62,20 @@ class Journal:
 
     def _open(self) -> Database:
         remedy = (
-            f"It is the only copy of the log: bring {self._path} back from a backup, or move it and the"
-            " stores beside it away to start empty. `chronos doctor` tells what can still be read."
+            f"It is the only copy of the log: bring {self._path} back from a backup, or move it "
+            "and the stores beside it away to start empty. `chronos doctor` tells what can still "
+            "be read."
         )
         options = tuned(
-            cache=Cache(BLOCK_CACHE_BYTES), memtable_bytes=self._memtable_bytes, blob_bytes_min=BLOB_BYTES_MIN
+            cache=Cache(BLOCK_CACHE_BYTES),
+            memtable_bytes=self._memtable_bytes,
+            blob_bytes_min=BLOB_BYTES_MIN,
         )
         return Database(self._path, options, wal=True, remedy=remedy)
 
     def make_ready(self, *, gives_space: bool = False) -> None:
-        """Make sure that a write is possible, before anything is decided about it. May release the lock for a while.
+        """Make sure that a write is possible, before anything is decided about it. May release the
+        lock for a while.
 
         `gives_space`: the caller needs no space, so the disk's reserve is not checked.
         """
@@ -104,8 +109,8 @@ class Journal:
         free_bytes = self._free_bytes()
         if free_bytes < reserve_bytes:
             raise NoSpace(
-                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than {reserve_bytes >> 20} MiB"
-                " (limits.disk_reserve): make room"
+                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than "
+                f"{reserve_bytes >> 20} MiB (limits.disk_reserve): make room"
             )
 
     def write(self, make: Callable[[], WriteBatch]) -> Ticket:
@@ -124,19 +129,26 @@ class Journal:
             return self._reopened, self._written
 
     def wait_synced(self, ticket: Ticket, timeout_s: float | None = None) -> None:
-        """Return once the write is synced, by this thread for all or by another. Raises LogUnavailable."""
+        """Return once the write is synced, by this thread for all or by another. Raises
+        LogUnavailable."""
         reopened, write = ticket
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._lock:
                 left_s = None if deadline is None else deadline - time.monotonic()
-                in_time = self._changed.wait_for(lambda: self._synced >= write or not self._syncing, left_s)
+                in_time = self._changed.wait_for(
+                    lambda: self._synced >= write or not self._syncing, left_s
+                )
                 if reopened == self._reopened and self._synced >= write:
                     return
                 if reopened != self._reopened or self._failed:
-                    raise LogUnavailable("the disk failed before a write was synced: it may be there or not")
+                    raise LogUnavailable(
+                        "the disk failed before a write was synced: it may be there or not"
+                    )
                 if not in_time:
-                    raise LogUnavailable(f"the disk did not sync in {timeout_s:g} s: the write may be there or not")
+                    raise LogUnavailable(
+                        f"the disk did not sync in {timeout_s:g} s: the write may be there or not"
+                    )
                 self._syncing = True
                 written = self._written
             self._sync(written)

@@ -1,9 +1,9 @@
 """The header of one record batch, read from its own header by a Fetch request on a socket.
 
-librdkafka cannot tell them of a batch that it cannot decompress: its error names the first offset only. The request asks the
-leader for one batch and reads no more than its header, so that nothing is decompressed and little memory is taken. The
-connection follows the operator's properties: plain or TLS, with SASL PLAIN or SCRAM where they ask for it.
-"""
+librdkafka cannot tell them of a batch that it cannot decompress: its error names the first offset
+only. The request asks the leader for one batch and reads no more than its header, so that nothing
+is decompressed and little memory is taken. The connection follows the operator's properties: plain
+or TLS, with SASL PLAIN or SCRAM where they ask for it."""
 
 import hashlib
 import hmac
@@ -66,34 +66,43 @@ class BatchHeader(Struct, frozen=True, kw_only=True):
     create_time: bool = False
     """Its timestamps are those of the producer."""
     hidden: bool = False
-    """It is a marker, or part of an aborted transaction: no `read_committed` consumer gets records of it."""
+    """It is a marker, or part of an aborted transaction: no `read_committed` consumer gets records
+    of it."""
 
     @property
     def memory_bytes_max(self) -> int:
-        """The memory that its bytes and its records can take at most when it is read: each format has a greatest ratio."""
+        """The memory that its bytes and its records can take at most when it is read: each format
+        has a greatest ratio."""
         records = self.last - self.first + 1
         return self.bytes * RATIOS.get(self.codec, max(RATIOS.values())) + records * RECORD_BYTES
 
 
 def batch_header(
-    address: tuple[str, int], properties: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_s: float
+    address: tuple[str, int],
+    properties: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    offset: int,
+    timeout_s: float,
 ) -> BatchHeader:
     """Return the header of the batch that holds `offset`, or of the next one behind it.
 
-    `address`: host and port of the partition's leader. Raises LogUnavailable, also when the properties ask for something
-    that is not supported here.
-    """
+    `address`: host and port of the partition's leader. Raises LogUnavailable, also when the
+    properties ask for something that is not supported here."""
     try:
         with closing(_connected(address, properties, timeout_s)) as connection:
             _authenticate(connection, properties)
             return _fetch(connection, topic, partition, offset)
     except (OSError, ValueError, struct.error) as error:
         raise LogUnavailable(
-            f"the batch at offset {offset} of {topic}/{partition} could not be asked for at {address[0]}:{address[1]}: {error}"
+            f"the batch at offset {offset} of {topic}/{partition} could not be asked for at "
+            f"{address[0]}:{address[1]}: {error}"
         ) from error
 
 
-def _connected(address: tuple[str, int], properties: Mapping[str, Any], timeout_s: float) -> socket.socket:
+def _connected(
+    address: tuple[str, int], properties: Mapping[str, Any], timeout_s: float
+) -> socket.socket:
     plain = socket.create_connection(address, timeout_s)
     if not str(properties.get("security.protocol", "plaintext")).lower().endswith("ssl"):
         return plain
@@ -105,10 +114,14 @@ def _connected(address: tuple[str, int], properties: Mapping[str, Any], timeout_
 
 
 def _tls(properties: Mapping[str, Any]) -> ssl.SSLContext:
-    unsupported = [name for name in properties if name.startswith("ssl.") and name not in TLS_PROPERTIES]
+    unsupported = [
+        name for name in properties if name.startswith("ssl.") and name not in TLS_PROPERTIES
+    ]
     if unsupported:
         raise ValueError(f"{', '.join(unsupported)} is not supported for this request")
-    context = ssl.create_default_context(cafile=properties.get("ssl.ca.location"), cadata=properties.get("ssl.ca.pem"))
+    context = ssl.create_default_context(
+        cafile=properties.get("ssl.ca.location"), cadata=properties.get("ssl.ca.pem")
+    )
     if str(properties.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
         context.check_hostname = False
     if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
@@ -116,7 +129,9 @@ def _tls(properties: Mapping[str, Any]) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     certificate = properties.get("ssl.certificate.location")
     if certificate is not None:
-        context.load_cert_chain(certificate, properties.get("ssl.key.location"), properties.get("ssl.key.password"))
+        context.load_cert_chain(
+            certificate, properties.get("ssl.key.location"), properties.get("ssl.key.password")
+        )
     return context
 
 
@@ -135,8 +150,13 @@ TLS_PROPERTIES = frozenset(
 def _authenticate(connection: socket.socket, properties: Mapping[str, Any]) -> None:
     if not str(properties.get("security.protocol", "plaintext")).lower().startswith("sasl"):
         return
-    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "GSSAPI")
-    name, password = str(properties.get("sasl.username", "")), str(properties.get("sasl.password", ""))
+    mechanism = str(
+        properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "GSSAPI"
+    )
+    name, password = (
+        str(properties.get("sasl.username", "")),
+        str(properties.get("sasl.password", "")),
+    )
     if mechanism != "PLAIN" and mechanism not in SCRAM_HASHES:
         raise ValueError(f"sasl.mechanism {mechanism} is not supported for this request")
     answer = _ask(connection, SASL_HANDSHAKE, 1, _text(mechanism))
@@ -180,12 +200,15 @@ class Scram:
         return f"n,,{self._bare}".encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """Return the client's final message. Raises ValueError if the server did not continue the nonce."""
+        """Return the client's final message. Raises ValueError if the server did not continue the
+        nonce."""
         text = server_first.decode()
         fields = dict(part.split("=", 1) for part in text.split(","))
         if not fields.get("r", "").startswith(self._nonce) or not {"s", "i"} <= fields.keys():
             raise ValueError("the broker answered with another SCRAM nonce")
-        salted = hashlib.pbkdf2_hmac(self._hash, self._password, b64decode(fields["s"]), int(fields["i"]))
+        salted = hashlib.pbkdf2_hmac(
+            self._hash, self._password, b64decode(fields["s"]), int(fields["i"])
+        )
         client_key = self._mac(salted, b"Client Key")
         without_proof = f"c=biws,r={fields['r']}"
         signed = f"{self._bare},{text},{without_proof}".encode()
@@ -207,7 +230,8 @@ class Scram:
 
 
 def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> BatchHeader:
-    """Ask for at most one byte: the broker returns the batch that holds the offset, complete, and no other one."""
+    """Ask for at most one byte: the broker returns the batch that holds the offset, complete, and
+    no other one."""
     body = struct.pack(">iiiib", -1, 0, 0, 1, READ_COMMITTED)
     body += struct.pack(">i", 1) + _text(topic) + struct.pack(">iiqi", 1, partition, offset, 1)
     _send(connection, FETCH, FETCH_VERSION, body)
@@ -226,7 +250,9 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     if size < HEADER_BYTES:
         raise ValueError("the broker returned no batch")
     header = struct.unpack(">qiibIhiqqq", _read(connection, HEADER_BYTES))
-    first, length, leader_epoch, magic, _, attributes, last_delta, _, timestamp_ms, producer = header
+    first, length, leader_epoch, magic, _, attributes, last_delta, _, timestamp_ms, producer = (
+        header
+    )
     if magic != MAGIC or last_delta < 0:
         raise ValueError(f"the batch has the unknown format {magic}")
     # The broker lists only transactions that reach beyond the offset asked for.
@@ -249,7 +275,10 @@ def _ask(connection: socket.socket, key: int, version: int, body: bytes) -> byte
     _send(connection, key, version, body)
     (size,) = struct.unpack(">i", _read(connection, 4))
     if not 4 <= size <= ANSWER_BYTES_MAX:
-        raise ValueError(f"the broker answered with {size} bytes; is this a Kafka listener of that security.protocol?")
+        raise ValueError(
+            f"the broker answered with {size} bytes; is this a Kafka listener of that "
+            "security.protocol?"
+        )
     return _read(connection, size)[4:]
 
 

@@ -1,28 +1,286 @@
-"""The connection to one Kafka cluster: common settings of its clients, their log lines, and errors that name its brokers."""
+"""The connection to one Kafka cluster: settings of its clients, limits in time and size, error
+codes by what they mean for Chronos, log lines, and closing within a bounded time.
+
+A setting that differs from librdkafka's default carries its reason; most were measured. Names and
+defaults are listed in librdkafka's CONFIGURATION.md.
+
+librdkafka 2.16 can lock itself up when a consumer is closed while it learns that its position is
+not in the log: the thread of a broker waits for the partition's mutex, which it holds itself
+(`rd_kafka_offset_reset`), and `close` waits for that thread for ever. One of 10,000 closes of
+readers below the log's start did so (measured; librdkafka#5476 is related). The thread that called
+`close` would be a shard's."""
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from chronos.adapters.kafka.errors import MISSING_CODES, REFUSED_CODES
-from chronos.adapters.kafka.settings import ANSWER_MARGIN_S, COMMON, REQUEST_TIMEOUT_S
 from chronos.errors import LogUnavailable
+
+FORBIDDEN_CODES = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+)
+"""An ACL is missing."""
+
+REFUSED_CODES = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE})
+"""Connections that cannot be made, whatever their number: a wrong password, an untrusted
+certificate, an unknown host."""
+
+MISSING_CODES = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
+)
+"""The topic or partition does not exist; the client reports the same while no broker answers
+(measured)."""
+
+NOT_DESCRIBED_CODES = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+"""Answers to a description that mean: Chronos can use no topic of this name."""
+
+NOT_CREATED_CODES = FORBIDDEN_CODES | {
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+}
+"""The topic cannot be created because of its name, its settings or a missing permission."""
+
+UNREADABLE_CODES = frozenset({KafkaError._BAD_COMPRESSION})
+"""The next batch cannot be decompressed: it is damaged, or in zstd and larger than
+`receive.message.max.bytes` (measured; with the other codecs the client takes the memory). Reported
+for the batch's first offset, with every fetch."""
+
+LEADER_MOVED_CODES = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        # a new leader does not know yet how much of its log is committed
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._DESTROY_BROKER,  # the client has just learned that the broker it asked is gone
+    }
+)
+"""A partition's leader starts or moves: ask again."""
+
+HARMLESS_READ_CODES = LEADER_MOVED_CODES | {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._WAIT_CACHE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+}
+"""Errors after which the client fetches again from the same position by itself: a broker or a
+connection is gone."""
+
+COORDINATOR_MOVED_CODES = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""A group's coordinator starts or moves: ask again."""
+
+LOST_PRODUCER_CODES = frozenset({KafkaError._FENCED, KafkaError._TIMED_OUT, KafkaError._STATE})
+"""The producer cannot be used again."""
+
+CONSEQUENCE_CODES = frozenset(
+    {KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+)
+"""Errors of messages and of transactions that failed because another message did."""
+
+ABANDONED_CODES = frozenset(
+    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._MSG_TIMED_OUT}
+)
+"""Records that the client no longer tries to send: the log may hold them."""
+
+POISON_CODES = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._INVALID_ARG,
+    }
+)
+"""Errors caused by a message or its topic, not by a broker that is slow or gone."""
+
+TOO_LARGE_CODES = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+)
+"""A batch is larger than its topic, or the broker, takes."""
+
+
+REQUEST_TIMEOUT_S = 5.0
+"""How long a request to the brokers may take unless `log.kafka.request_timeout` says otherwise:
+offsets, topics, settings."""
+
+ANSWER_MARGIN_S = 2.0
+"""How much longer to wait for the result of a request: the client gives up earlier, or never."""
+
+LEADER_POLL_S = 0.02
+"""Pause before a request is repeated to a partition that has no leader, or whose leader does not
+know it yet."""
+
+TOPIC_APPEARS_S = 1.0
+"""How long a topic that one broker has described may be unknown to another."""
+
+CREATE_TIMEOUT_S = 30.0
+"""How long the creation of topics may take."""
+
+INIT_TIMEOUT_S = 8.0
+"""How long `init_transactions` may take: it waits for the last transaction of an earlier master.
+Shorter than the time a stopping node waits for a shard; tried again afterwards."""
+
+RECORD_BYTES_MAX = 256 * 1024 * 1024
+"""Largest record that the clients handle. The limit of a topic is configured at the topic and
+looked up there."""
+
+RECEIVE_BYTES = 100_000_000
+"""librdkafka's `receive.message.max.bytes`: the largest response, and the largest batch that it
+makes of one in zstd."""
+
+RECEIVE_BYTES_MAX = 2_147_483_647
+"""The greatest value that librdkafka accepts for it."""
+
+BATCH_BYTES = 1_000_000
+"""librdkafka's `batch.size`. A topic with a smaller `max.message.bytes` is flushed in smaller
+portions."""
+
+COMMON: Mapping[str, Any] = {
+    "client.id": "chronos",
+    "log.connection.close": False,
+    # When a broker fails the client asks once for the leaders of its partitions, too early for the
+    # answer to have changed, and not again for this long. With the default of 5 min a transaction
+    # waits for the failed broker until it times out.
+    "topic.metadata.refresh.interval.ms": 1_000,
+    # The clients of a frozen broker connect again and again, until more connections wait for it
+    # than it keeps (50). What the others send is dropped, and TCP repeats it after 1, 3, 7 and 15 s
+    # from the first time on: a client that begins anew after 5 s finds the broker within 2 s after
+    # it wakes.
+    "socket.connection.setup.timeout.ms": 5_000,
+    "reconnect.backoff.max.ms": 1_000,
+}
+"""Settings of every client."""
+
+RECONNECTING: Mapping[str, Any] = {
+    "socket.connection.setup.timeout.ms": 2_500,
+    "reconnect.backoff.max.ms": 500,
+}
+"""Settings of the clients of the coordinator: masters wait for it, and it is only two connections
+of each node."""
+
+CONSUMER: Mapping[str, Any] = {
+    # required by the client, never joined: partitions are assigned by hand
+    "group.id": "chronos-unused",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",  # the default jumps to the end without an error
+    "enable.partition.eof": True,  # reports the position after transaction markers
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 2,  # the default of 1 s stalls a fast consumer
+    # the default of 64 MB would be the largest part of the process's memory
+    "queued.max.messages.kbytes": 8_192,
+    "queued.min.messages": 20_000,
+    "fetch.message.max.bytes": 4_194_304,
+}
+"""Settings of a reader."""
+
+PATIENT_CONSUMER: Mapping[str, Any] = {"fetch.wait.max.ms": 500}
+"""Settings, over those of a reader, of one that waits for most of its time. The client tells of an
+end behind transaction markers only once a fetch has found nothing more: hence the 10 ms of the
+others, which cost the brokers a hundred fetches a second for each partition."""
+
+VALIDATING_CONSUMER: Mapping[str, Any] = {
+    "isolation.level": "read_uncommitted",  # a partition answers with a record or with its end
+    "fetch.wait.max.ms": 1,
+    "fetch.message.max.bytes": 1_024,
+    "queued.min.messages": 1,
+}
+"""Settings, over those of a reader, of a consumer that compares offsets with the leader epochs of
+the log."""
+
+OFFSETS_CONSUMER: Mapping[str, Any] = {
+    "group.id": "chronos-unused",  # required by the client, never joined
+    "enable.auto.commit": False,
+    "auto.offset.reset": "error",
+    # An idle one is never polled, so events must not pile up in it while all brokers are gone. With
+    # connections made on demand only, it tries some twenty times a second and keeps an event for
+    # each attempt (measured).
+    "enable.sparse.connections": False,
+    # one fetch may be under way before the pause, and the next request waits for it
+    "fetch.wait.max.ms": 1,
+}
+"""Settings of a consumer that only asks for offsets."""
+
+ADMIN: Mapping[str, Any] = {
+    # With connections made on demand only, a request to a broker that is gone reconnects as fast as
+    # the machine can: a whole core, until the client learns of another broker (measured).
+    "enable.sparse.connections": False,
+}
+"""Settings of the admin client."""
+
+PRODUCER: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",  # as Java producers place keys
+    "topic.metadata.refresh.interval.ms": 2_000,  # it asks for all known targets, which may be many
+    "allow.auto.create.topics": False,  # a typo must not create a topic that swallows messages
+    "linger.ms": 5,
+    "batch.size": BATCH_BYTES,
+    "batch.num.messages": 1_000,  # the broker works on the first batches while the next are made
+    "message.max.bytes": RECORD_BYTES_MAX,
+    "queue.buffering.max.messages": 1_000_000,
+    "queue.buffering.max.kbytes": 1_048_576,
+}
+"""Settings of every producer."""
+
+WRITER: Mapping[str, Any] = {
+    # While a request to a partition is under way, an idempotent client sends no other one to that
+    # partition, and its thread polls without a pause as long as messages for it are ready. So a
+    # step makes few requests, of half a full step at most, and flush() ends the time in which they
+    # fill: 12 us of processor time a delivery instead of 18 with four shards, 7 instead of 11 with
+    # one, compared with batches of 1,000 and 5 ms (measured).
+    "linger.ms": 100,
+    "batch.num.messages": 2_500,
+}
+"""Settings, over those of every producer, of the transactional producer of a shard."""
+
 
 log = structlog.get_logger("chronos.kafka")
 
 REPEAT_S = 10.0
-"""Pause before a line of the client is logged again: it writes a hundred a second about a broker that is gone."""
+"""Pause before a line of the client is logged again: it writes a hundred a second about a broker
+that is gone."""
 
 LINES_MAX = 1_000
 """Lines remembered."""
 
 REFUSED_S = 30.0
-"""How long a refused connection is named as the cause of other errors: the client connects again within 10 s."""
+"""How long a refused connection is named as the cause of other errors: the client connects again
+within 10 s."""
 
 DIGITS = re.compile(r"\d+")
 ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
@@ -33,14 +291,19 @@ FAILED = "FAIL ["
 """Beginning of a line of the client about a connection that failed, or could not be made."""
 
 RETRIED = ": retrying"
-"""End of a line about a request that the client repeats, as for a producer id while a new broker loads its coordinator."""
+"""End of a line about a request that the client repeats, as for a producer id while a new broker
+loads its coordinator."""
 
 
 class Connection:
     """A cluster's address and the operator's client properties."""
 
     def __init__(
-        self, bootstrap_servers: str, properties: Mapping[str, Any], *, request_timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        bootstrap_servers: str,
+        properties: Mapping[str, Any],
+        *,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.request_timeout_s = request_timeout_s
@@ -53,7 +316,8 @@ class Connection:
         self._refused: tuple[float, str] | None = None
         """Time and text of the last connection that was refused."""
         self.poll: Callable[[], object] = lambda: None
-        """Has the client that reports refused connections call `refused` for those since the last call."""
+        """Has the client that reports refused connections call `refused` for those since the last
+        call."""
 
     def settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
@@ -62,16 +326,16 @@ class Connection:
     def asking(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a client that only asks for topics or offsets.
 
-        A frozen broker keeps its connections, and by default the client waits a minute for its answer before it asks another
-        broker for the leaders (measured).
-        """
+        A frozen broker keeps its connections, and by default the client waits a minute for its
+        answer before it asks another broker for the leaders (measured)."""
         return self.settings({**own, "socket.timeout.ms": int(self.request_timeout_s * 1_000)})
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""
         cause, brokers = error.args[0], self.bootstrap_servers
         if cause.code() in MISSING_CODES:
-            # The client reports the same while no broker answers (measured): only the topic's id proves that it is gone.
+            # The client reports the same while no broker answers (measured): only the topic's id
+            # proves that it is gone.
             advice = self.advice(f"is a broker at {brokers} up, or was it deleted?")
             return LogUnavailable(f"{doing}: it is not there ({cause.name()}); {advice}")
         advice = self.advice(f"is a broker at {brokers} up, and the address right?")
@@ -79,19 +343,26 @@ class Connection:
 
     def unanswered(self, doing: str) -> LogUnavailable:
         """The error of a request that got no answer."""
-        return LogUnavailable(f"{doing}: {self.advice(f'no broker at {self.bootstrap_servers} answered in time')}")
+        return LogUnavailable(
+            f"{doing}: {self.advice(f'no broker at {self.bootstrap_servers} answered in time')}"
+        )
 
     def refused(self, error: KafkaError) -> None:
-        """Callback of a client for errors of its connections: keep one that explains all other errors."""
+        """Callback of a client for errors of its connections: keep one that explains all other
+        errors."""
         if error.code() in REFUSED_CODES:
             self._refused = time.monotonic(), ATTEMPT.sub("", error.str())
 
     def advice(self, usual: str) -> str:
-        """Return what to do about an error: `usual`, unless connections were refused a moment ago, which explains it."""
+        """Return what to do about an error: `usual`, unless connections were refused a moment ago,
+        which explains it."""
         self.poll()
         if self._refused is None or time.monotonic() - self._refused[0] > REFUSED_S:
             return usual
-        return f"a connection to {self.bootstrap_servers} was refused: {self._refused[1]}; check log.kafka.properties"
+        return (
+            f"a connection to {self.bootstrap_servers} was refused: {self._refused[1]}; check "
+            "log.kafka.properties"
+        )
 
 
 class ClientLog:
@@ -104,13 +375,82 @@ class ClientLog:
         """The one method the client calls; `level` is one of Python's."""
         line = text % arguments if arguments else text
         now_s = time.monotonic()
-        # Every client and thread writes the same line about a broker that is gone, with numbers of its own.
+        # Every client and thread writes the same line about a broker that is gone, with numbers of
+        # its own.
         content = DIGITS.sub("", line.rpartition("]: ")[2])
         if now_s - self._logged_s.get(content, -REPEAT_S) < REPEAT_S:
             return
         if len(self._logged_s) > LINES_MAX:
             self._logged_s.clear()
         self._logged_s[content] = now_s
-        # A connection that fails is one of many, and tried again: what cannot be done without it is logged by the one that waits.
+        # A connection that fails is one of many, and tried again: what cannot be done without it is
+        # logged by the one that waits.
         is_tried_again = line.startswith(FAILED) or line.endswith(RETRIED)
-        log.log(logging.DEBUG if is_tried_again else min(level, logging.WARNING), "librdkafka", text=line)
+        log.log(
+            logging.DEBUG if is_tried_again else min(level, logging.WARNING),
+            "librdkafka",
+            text=line,
+        )
+
+
+CLOSE_S = 10.0
+"""Time in s a consumer has to close. One that works takes milliseconds; one that leaves a broker
+that is gone, up to a few seconds."""
+
+
+class Closable(Protocol):
+    """A consumer."""
+
+    def close(self) -> object:
+        """Close it."""
+
+
+class Closer:
+    """Closes consumers, each on a thread of its own. Any thread may call."""
+
+    def __init__(self, timeout_s: float = CLOSE_S) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self.abandoned = 0
+        """Consumers that did not close in time: each keeps its threads and connections until the
+        process ends."""
+
+    def close(self, consumer: Closable) -> None:
+        """Close the consumer, or abandon it. Raises what its `close` raises."""
+        raised: list[BaseException] = []
+
+        def close() -> None:
+            try:
+                consumer.close()
+            except BaseException as error:
+                raised.append(error)
+
+        # A daemon: the process ends without it.
+        thread = threading.Thread(target=close, name="closing a consumer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this machine has no thread left
+            consumer.close()
+            return
+        thread.join(self._timeout_s)
+        if thread.is_alive():
+            self._abandon()
+        elif raised:
+            raise raised[0]
+
+    def _abandon(self) -> None:
+        with self._lock:
+            self.abandoned += 1
+            count = self.abandoned
+        log.error(
+            "client abandoned",
+            why=(
+                f"a consumer did not close within {self._timeout_s:g} s (a fault of the Kafka "
+                "client); it keeps its threads and connections until this process ends"
+            ),
+            abandoned=count,
+        )
+
+
+consumers = Closer()
+"""That of this process."""

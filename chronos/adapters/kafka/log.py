@@ -1,31 +1,149 @@
-"""The log on Apache Kafka, through confluent-kafka (librdkafka).
+"""The log on Apache Kafka, through confluent-kafka (librdkafka), and its producer for records
+outside transactions.
 
-Exactly once rests on three things: a fixed `transactional.id` per shard and a writer that never guesses (`writer`), and
-`read_committed` readers (`reader`). Client settings with their reasons are in `settings`.
-"""
+A record is written before the caller's deadline or not at all, as far as the client can know: what
+it has not sent by then is discarded. Of a record that is on its way, only the log shows whether it
+was written.
 
+Exactly once rests on three things: a fixed `transactional.id` per shard and a writer that never
+guesses (`writer`), and `read_committed` readers (`reader`). Client settings with their reasons are
+in `settings`."""
+
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
-from chronos.adapters.kafka.appender import KafkaAppender
 from chronos.adapters.kafka.batches import BatchHeader
-from chronos.adapters.kafka.bounded import AloneReader, BoundedReader
-from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.connection import (
+    ABANDONED_CODES,
+    CONSUMER,
+    PATIENT_CONSUMER,
+    PRODUCER,
+    RECEIVE_BYTES,
+    RECEIVE_BYTES_MAX,
+    REQUEST_TIMEOUT_S,
+    Connection,
+)
 from chronos.adapters.kafka.offsets import KafkaOffsets
-from chronos.adapters.kafka.reader import KafkaReader, record_bytes_max
-from chronos.adapters.kafka.settings import CONSUMER, RECEIVE_BYTES, RECEIVE_BYTES_MAX, REQUEST_TIMEOUT_S
+from chronos.adapters.kafka.reader import AloneReader, BoundedReader, KafkaReader, record_bytes_max
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 
+MESSAGE_TIMEOUT_MS = 30_000
+"""How long the client tries to send a record; callers wait for a shorter time."""
+
+PURGE_S = 1.0
+"""How long the reports of discarded records may take."""
+
+CLOSE_S = 2.0
+"""How long `close` waits for the thread, and for records under way."""
+
+
+class KafkaAppender:
+    """Appends records and waits until they are durable. Any thread may call."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._producer: Producer | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        """Produce the records and wait for every delivery report. Raises LogUnavailable.
+
+        After the time everything that the client holds is discarded, also records of other callers,
+        which fail alike."""
+        producer = self._started()
+        done = threading.Event()
+        results: list[Appended | KafkaError | None] = [None] * len(records)
+        missing = len(records)
+
+        def reporting(at: int) -> Callable[[KafkaError | None, Message], None]:
+            def report(error: KafkaError | None, message: Message) -> None:
+                nonlocal missing
+                results[at] = error or Appended(
+                    partition=message.partition(),  # type: ignore[arg-type]
+                    offset=message.offset(),  # type: ignore[arg-type]
+                    timestamp_ms=message.timestamp()[1],
+                )
+                missing -= 1
+                if missing == 0:
+                    done.set()
+
+            return report
+
+        try:
+            for at, (topic, key, value, headers, partition) in enumerate(records):
+                producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=reporting(at),
+                    headers=headers,  # type: ignore[arg-type]
+                )
+        except (KafkaException, BufferError) as error:
+            producer.purge(in_queue=True, in_flight=True, blocking=False)  # the records before it
+            raise LogUnavailable(f"a record could not be sent: {error}") from error
+        if records and not done.wait(timeout_s):
+            # The caller is told now that it failed: it must not be sent to a broker that comes back
+            # later.
+            producer.purge(in_queue=True, in_flight=True, blocking=False)
+            done.wait(PURGE_S)
+        appended = []
+        for result in results:
+            if result is None or (
+                isinstance(result, KafkaError) and result.code() in ABANDONED_CODES
+            ):
+                raise self._unacknowledged(timeout_s)
+            if isinstance(result, KafkaError):
+                raise LogUnavailable(f"the brokers did not take a record: {result.str()}")
+            appended.append(result)
+        return appended
+
+    def _unacknowledged(self, timeout_s: float) -> LogUnavailable:
+        text = (
+            f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within "
+            f"{timeout_s:.0f} s"
+        )
+        return LogUnavailable(f"{text}; {self._connection.advice('it may have been written')}")
+
+    def _started(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(
+                    self._connection.settings(
+                        {**PRODUCER, "message.timeout.ms": MESSAGE_TIMEOUT_MS}
+                    )
+                )
+                self._poller.start()
+            return self._producer
+
+    def _poll(self) -> None:
+        assert self._producer is not None
+        while not self._closing.is_set():
+            self._producer.poll(0.1)
+
+    def close(self) -> None:
+        """Stop the thread and give the records under way a moment."""
+        self._closing.set()
+        if self._poller.is_alive():
+            self._poller.join(CLOSE_S)
+        if self._producer is not None:
+            self._producer.flush(CLOSE_S)
+
+
 AHEAD_MAX = 1_000
-"""Most batches in a row with a producer's timestamp in the future that are passed in a search by time."""
+"""Most batches in a row with a producer's timestamp in the future that are passed in a search by
+time."""
 
 
 class KafkaLog:
@@ -43,7 +161,9 @@ class KafkaLog:
         """`properties`: librdkafka settings of the operator, for every client."""
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
-        self._connection = Connection(bootstrap_servers, properties, request_timeout_s=request_timeout_s)
+        self._connection = Connection(
+            bootstrap_servers, properties, request_timeout_s=request_timeout_s
+        )
         self._topics = KafkaTopics(self._connection, progress_topic)
         self._offsets = KafkaOffsets(self._connection)
         self._appender = KafkaAppender(self._connection)
@@ -53,11 +173,20 @@ class KafkaLog:
     # --- records
 
     def reader(
-        self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bounded: bool = False,
+        alone: bool = False,
+        patient: bool = False,
     ) -> KafkaReader | BoundedReader:
-        """A consumer of its own for one partition; `bounded`: in a child process, up to its end at the first such request.
+        """A consumer of its own for one partition; `bounded`: in a child process, up to its end at
+        the first such request.
 
-        `alone`: one batch with each fetch, and none ahead.
+        `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
+        ends later.
         """
         if bounded:
             at = topic, partition
@@ -66,11 +195,13 @@ class KafkaLog:
             return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
         if alone:
             return AloneReader(self, topic, partition, offset)
-        return self.plain_reader(topic, partition, offset)
+        return self.plain_reader(topic, partition, offset, patient=patient)
 
-    def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
+    def plain_reader(
+        self, topic: str, partition: int, offset: int, *, patient: bool = False
+    ) -> KafkaReader:
         """A consumer of its own for one partition."""
-        settings = self.consumer_settings(topic)
+        settings = {**self.consumer_settings(topic), **(PATIENT_CONSUMER if patient else {})}
         return KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max(settings))
 
     def consumer_settings(self, topic: str) -> dict[str, Any]:
@@ -80,10 +211,11 @@ class KafkaLog:
         return self._connection.settings({**CONSUMER, "receive.message.max.bytes": receive_bytes})
 
     def writer(self, shard: int) -> KafkaWriter:
-        """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences every earlier one.
+        """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences
+        every earlier one.
 
-        Masters fence each other exactly if they write to the same progress topic, whatever their clusters are called.
-        """
+        Masters fence each other exactly if they write to the same progress topic, whatever their
+        clusters are called."""
         info = self.describe([self._progress_topic])[self._progress_topic]
         if info is None:
             raise LogUnavailable(f"the topic {self._progress_topic} is not there")
@@ -153,8 +285,17 @@ class KafkaLog:
         """Return the last stable offset."""
         return self._offsets.stable_end(topic, partition)
 
+    def stable_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the last stable offset of each partition that answers."""
+        return self._offsets.stable_ends(topic, partitions)
+
+    def high_watermarks(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the high watermark of each partition that answers."""
+        return self._offsets.high_watermarks(topic, partitions)
+
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset at or after a time; the last stable offset if every record is older."""
+        """Return the first offset at or after a time; the last stable offset if every record is
+        older."""
         found = self._offsets.offset_at(topic, partition, timestamp_ms)
         stable = self.stable_end(topic, partition)
         with suppress(
@@ -163,14 +304,19 @@ class KafkaLog:
             if found < stable:
                 header = self.batch_header(topic, partition, found)
                 if _is_ahead(header):
-                    return self._offset_behind(topic, partition, header.last + 1, stable, timestamp_ms)
+                    return self._offset_behind(
+                        topic, partition, header.last + 1, stable, timestamp_ms
+                    )
         return found
 
-    def _offset_behind(self, topic: str, partition: int, low: int, high: int, timestamp_ms: int) -> int:
-        """The same by the headers of batches from `low` to `high`, without those with a producer's timestamp in the future.
+    def _offset_behind(
+        self, topic: str, partition: int, low: int, high: int, timestamp_ms: int
+    ) -> int:
+        """The same by the headers of batches from `low` to `high`, without those with a producer's
+        timestamp in the future.
 
-        Kafka finds the first record with such a timestamp, and one from before the topic had the broker's may have any.
-        """
+        Kafka finds the first record with such a timestamp, and one from before the topic had the
+        broker's may have any."""
         while low < high:
             middle = (low + high) // 2
             header = self.batch_header(topic, partition, middle)
@@ -184,8 +330,11 @@ class KafkaLog:
                 low = header.last + 1
         return min(low, high)
 
-    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
-        """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
+    def truncated(
+        self, positions: Mapping[tuple[str, int], tuple[int, int]]
+    ) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a
+        leader epoch."""
         return self._offsets.truncated(positions)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
@@ -210,5 +359,6 @@ class KafkaLog:
 
 
 def _is_ahead(header: BatchHeader) -> bool:
-    """Return whether a producer's timestamp in the batch lies in the future: it says nothing about when it was written."""
+    """Return whether a producer's timestamp in the batch lies in the future: it says nothing about
+    when it was written."""
     return header.create_time and header.timestamp_ms > time.time_ns() // 1_000_000

@@ -1,22 +1,37 @@
 """Offsets of partitions and of consumer groups, requested through consumers.
 
-The admin client's requests look simpler but fail in three ways. After a refusal for an old leader epoch, it repeats the
-same epoch for minutes; while a leader is gone, every request takes its whole time-out; and `list_consumer_group_offsets` ends the
-process when the group's coordinator moves. A consumer that is assigned to the partition learns its leader.
-"""
+The admin client's requests look simpler but fail in three ways. After a refusal for an old leader
+epoch, it repeats the same epoch for minutes; while a leader is gone, every request takes its whole
+time-out; and `list_consumer_group_offsets` ends the process when the group's coordinator moves. A
+consumer that is assigned to the partition learns its leader."""
 
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
-from chronos.adapters.kafka.closing import consumers
-from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES, MISSING_CODES
-from chronos.adapters.kafka.settings import CONSUMER, LEADER_POLL_S, OFFSETS_CONSUMER, VALIDATING_CONSUMER
+from chronos.adapters.kafka.connection import (
+    CONSUMER,
+    COORDINATOR_MOVED_CODES,
+    LEADER_MOVED_CODES,
+    LEADER_POLL_S,
+    MISSING_CODES,
+    OFFSETS_CONSUMER,
+    VALIDATING_CONSUMER,
+    Connection,
+    consumers,
+)
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
 
@@ -25,15 +40,24 @@ T = TypeVar("T")
 IDLE_MAX = 64
 """Consumers kept for later requests: enough for all requests at one time, except in a burst."""
 
+IDLE_S = 30.0
+"""Time after which a consumer that was not needed is closed: each has five threads, a connection to
+each broker, and asks for metadata every second."""
+
+TOGETHER_S = 1.0
+"""How long a request for the ends of many partitions may take before each is asked for alone."""
+
 SHARED_FROM = 8
-"""Consumers in use at a time from which on a request first waits for one of them: when a node starts, all shards ask at once, and each
-consumer has five threads, and costs as much as a hundred requests."""
+"""Consumers in use at a time from which on a request first waits for one of them: when a node
+starts, all shards ask at once, and each consumer has five threads, and costs as much as a hundred
+requests."""
 
 SHARED_S = 0.5
 """How long it waits: a consumer whose broker hangs does not come back soon."""
 
 ASSIGNED_MAX = 500
-"""Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
+"""Partitions assigned to one consumer; beyond that its assignment starts again with the partition
+asked for."""
 
 VALIDATION_S = 0.05
 """Further time for each partition that is compared with its leader epoch."""
@@ -42,7 +66,8 @@ TRUNCATED_CODES = frozenset({KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET
 """With `auto.offset.reset: error` the client reports a truncation as the second one (measured)."""
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
-"""`isolation.level` decides which end a consumer reports: the last stable offset, or the high watermark."""
+"""`isolation.level` decides which end a consumer reports: the last stable offset, or the high
+watermark."""
 
 
 class KafkaOffsets:
@@ -50,7 +75,8 @@ class KafkaOffsets:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # A consumer serves one thread at a time: threads that shared one would all wait for a broker that hangs.
+        # A consumer serves one thread at a time: threads that shared one would all wait for a
+        # broker that hangs.
         self._idle: dict[str, list[_OffsetsConsumer]] = {COMMITTED: [], UNCOMMITTED: []}
         self._used = dict.fromkeys(self._idle, 0)
         """Consumers in use."""
@@ -58,7 +84,8 @@ class KafkaOffsets:
         self._closed = False
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """Return the last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
+        """Return the last stable offset: the end of the log for a reader of committed records.
+        Takes 0.05 ms (measured)."""
         return self._ask(topic, partition, OFFSET_END, COMMITTED)
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
@@ -66,10 +93,63 @@ class KafkaOffsets:
         start = self._ask(topic, partition, OFFSET_BEGINNING, COMMITTED)
         stable = self.stable_end(topic, partition)
         end = self._find(topic, partition, OFFSET_END, UNCOMMITTED)
-        return Watermarks(start=start, stable=stable, high=int(end.offset), leader_epoch=end.leader_epoch)
+        return Watermarks(
+            start=start, stable=stable, high=int(end.offset), leader_epoch=end.leader_epoch
+        )
+
+    def stable_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the last stable offset of each partition that answers."""
+        return self._ends(topic, partitions, COMMITTED)
+
+    def high_watermarks(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Return the high watermark of each partition that answers."""
+        return self._ends(topic, partitions, UNCOMMITTED)
+
+    def _ends(self, topic: str, partitions: Collection[int], level: str) -> dict[int, int]:
+        """Ask for all ends at once. The client refuses that while one of them has no leader: each
+        is asked for alone then, in any order, as many as answer in the time of one request."""
+        self._close_unused()
+        with suppress(KafkaException, LogUnavailable):
+            return self._ends_together(topic, partitions, level)
+        ends: dict[int, int] = {}
+        deadline = time.monotonic() + self._connection.request_timeout_s
+        for partition in random.sample(list(partitions), len(partitions)):
+            with suppress(LogUnavailable):
+                ends[partition] = self._ask(topic, partition, OFFSET_END, level)
+            if time.monotonic() > deadline:
+                break
+        return ends
+
+    def _ends_together(self, topic: str, partitions: Collection[int], level: str) -> dict[int, int]:
+        if not partitions:
+            return {}
+        consumer = self._take(level)
+        try:
+            if consumer is None:
+                consumer = self._new(level, f"asking for the ends of {topic}")
+            found = consumer.ends(topic, partitions, TOGETHER_S)
+        except BaseException:
+            self._give_back(level, None)
+            if consumer is not None:
+                consumer.close()
+            raise
+        self._give_back(level, consumer)
+        return found
+
+    def _close_unused(self) -> None:
+        """Close the consumers that were not needed for IDLE_S."""
+        now_s = time.monotonic()
+        unused = []
+        with self._returned:
+            for idle in self._idle.values():
+                while idle and now_s - idle[0].used_s > IDLE_S:
+                    unused.append(idle.pop(0))
+        for consumer in unused:
+            consumer.close()
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset at or after a time; the last stable offset if every record is older."""
+        """Return the first offset at or after a time; the last stable offset if every record is
+        older."""
         stable = self.stable_end(topic, partition)
         # Asked after the end: if no record is that young, everything before that end is older.
         found = self._ask(topic, partition, timestamp_ms, COMMITTED)
@@ -77,29 +157,45 @@ class KafkaOffsets:
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit offsets, by topic and partition, for a consumer group that has no members."""
-        parts = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        parts = [
+            TopicPartition(topic, partition, offset)
+            for (topic, partition), offset in offsets.items()
+        ]
         committed = self._ask_group(
-            group, "committing offsets", lambda consumer: consumer.commit(offsets=parts, asynchronous=False)
+            group,
+            "committing offsets",
+            lambda consumer: consumer.commit(offsets=parts, asynchronous=False),
         )
-        refused = [f"{part.topic}/{part.partition}: {part.error}" for part in committed if part.error is not None]
+        refused = [
+            f"{part.topic}/{part.partition}: {part.error}"
+            for part in committed
+            if part.error is not None
+        ]
         if refused:
             raise LogUnavailable(f"committing offsets of the group {group} in {', '.join(refused)}")
 
-    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
-        """The partitions whose log no longer has the records before an offset that it had in a leader epoch.
+    def truncated(
+        self, positions: Mapping[tuple[str, int], tuple[int, int]]
+    ) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a
+        leader epoch.
 
-        `positions`: offset and leader epoch, by topic and partition. The consumer compares them with the leader
-        (OffsetForLeaderEpoch) before it fetches. Raises LogUnavailable.
-        """
+        `positions`: offset and leader epoch, by topic and partition. The consumer compares them
+        with the leader (OffsetForLeaderEpoch) before it fetches. Raises LogUnavailable."""
         doing = "comparing offsets with the leader epochs of the log"
         left = dict(positions)
         found: set[tuple[str, int]] = set()
         consumer = Consumer(self._connection.asking({**CONSUMER, **VALIDATING_CONSUMER}))
         try:
             consumer.assign(
-                [TopicPartition(*at, offset, leader_epoch=epoch) for at, (offset, epoch) in positions.items()]
+                [
+                    TopicPartition(*at, offset, leader_epoch=epoch)
+                    for at, (offset, epoch) in positions.items()
+                ]
             )
-            deadline = time.monotonic() + self._connection.request_timeout_s + len(left) * VALIDATION_S
+            deadline = (
+                time.monotonic() + self._connection.request_timeout_s + len(left) * VALIDATION_S
+            )
             while left:
                 message = consumer.poll(LEADER_POLL_S)
                 if message is None:
@@ -121,13 +217,18 @@ class KafkaOffsets:
         return found
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
+        """Return the committed offset of a group; None if it has none. To the broker, a group that
+        does not exist has none."""
         parts = [TopicPartition(topic, partition)]
         (found,) = self._ask_group(
-            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=self._connection.answer_s)
+            group,
+            "reading offsets",
+            lambda consumer: consumer.committed(parts, timeout=self._connection.answer_s),
         )
         if found.error is not None:
-            raise LogUnavailable(f"reading offsets of the group {group} in {topic}/{partition}: {found.error}")
+            raise LogUnavailable(
+                f"reading offsets of the group {group} in {topic}/{partition}: {found.error}"
+            )
         return int(found.offset) if found.offset >= 0 else None
 
     def close(self) -> None:
@@ -142,7 +243,8 @@ class KafkaOffsets:
         return int(self._find(topic, partition, timestamp_ms, level).offset)
 
     def _find(self, topic: str, partition: int, timestamp_ms: int, level: str) -> TopicPartition:
-        """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no record is that young."""
+        """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no
+        record is that young."""
         doing = f"asking for offsets of {topic}/{partition}"
         consumer = self._take(level)
         try:
@@ -158,9 +260,16 @@ class KafkaOffsets:
         return found
 
     def _ask_with(
-        self, consumer: "_OffsetsConsumer", topic: str, partition: int, timestamp_ms: int, level: str, doing: str
+        self,
+        consumer: "_OffsetsConsumer",
+        topic: str,
+        partition: int,
+        timestamp_ms: int,
+        level: str,
+        doing: str,
     ) -> tuple[TopicPartition, "_OffsetsConsumer"]:
-        """Return the answer, and the consumer that was asked last: another one if the topic was missing when this one last looked."""
+        """Return the answer, and the consumer that was asked last: another one if the topic was
+        missing when this one last looked."""
 
         def ask(left_s: float) -> TopicPartition:
             nonlocal consumer
@@ -169,13 +278,16 @@ class KafkaOffsets:
             except KafkaException as error:
                 if consumer.is_new or error.args[0].code() not in MISSING_CODES:
                     raise
-            # The topic was missing when this consumer last looked, seconds ago; it may have been created since.
+            # The topic was missing when this consumer last looked, seconds ago; it may have been
+            # created since.
             kept, consumer = consumer, self._new(level, doing)
             kept.close()
             return consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s))
 
         try:
-            found = self._retrying(doing, LEADER_MOVED_CODES, self._connection.request_timeout_s, ask)
+            found = self._retrying(
+                doing, LEADER_MOVED_CODES, self._connection.request_timeout_s, ask
+            )
         except LogUnavailable:
             consumer.close()
             raise
@@ -196,6 +308,7 @@ class KafkaOffsets:
             self._used[level] -= 1
             idle = self._idle[level]
             if consumer is not None and not self._closed and len(idle) < IDLE_MAX:
+                consumer.used_s = time.monotonic()
                 idle.append(consumer)
                 self._returned.notify()
                 return
@@ -204,7 +317,9 @@ class KafkaOffsets:
 
     def _new(self, level: str, doing: str) -> "_OffsetsConsumer":
         try:
-            return _OffsetsConsumer(self._connection.asking({**OFFSETS_CONSUMER, "isolation.level": level}))
+            return _OffsetsConsumer(
+                self._connection.asking({**OFFSETS_CONSUMER, "isolation.level": level})
+            )
         except KafkaException as error:
             # This machine has no thread, or no file descriptor, left.
             raise self._connection.unavailable(doing, error) from error
@@ -213,7 +328,9 @@ class KafkaOffsets:
         self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
     ) -> list[TopicPartition]:
         """Ask through a consumer that finds the group's coordinator and does not join the group."""
-        consumer = Consumer(self._connection.settings({"group.id": group, "enable.auto.commit": False}))
+        consumer = Consumer(
+            self._connection.settings({"group.id": group, "enable.auto.commit": False})
+        )
         try:
             return self._retrying(
                 f"{doing} of the group {group}",
@@ -224,8 +341,11 @@ class KafkaOffsets:
         finally:
             consumers.close(consumer)
 
-    def _retrying(self, doing: str, codes: frozenset[int], timeout_s: float, ask: Callable[[float], T]) -> T:
-        """Call `ask` with the seconds that are left, and again after an error with one of the codes."""
+    def _retrying(
+        self, doing: str, codes: frozenset[int], timeout_s: float, ask: Callable[[float], T]
+    ) -> T:
+        """Call `ask` with the seconds that are left, and again after an error with one of the
+        codes."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -244,10 +364,16 @@ class _OffsetsConsumer:
         self._assigned: set[tuple[str, int]] = set()
         self.is_new = True
         """No request of this consumer has been answered yet."""
+        self.used_s = time.monotonic()
+        """When it was given back last."""
 
-    def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> TopicPartition:
+    def ask(
+        self, topic: str, partition: int, timestamp_ms: int, timeout_s: float
+    ) -> TopicPartition:
         """The leader's answer to ListOffsets. Raises KafkaException."""
-        (found,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout_s)
+        (found,) = self._consumer.offsets_for_times(
+            [TopicPartition(topic, partition, timestamp_ms)], timeout_s
+        )
         self._consumer.poll(0)  # takes the client's events, which would be kept otherwise
         if found.error is not None:
             raise KafkaException(found.error)
@@ -255,16 +381,32 @@ class _OffsetsConsumer:
         if (topic, partition) not in self._assigned and found.offset >= 0:
             end = found
             if timestamp_ms != OFFSET_END:
-                (end,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, OFFSET_END)], timeout_s)
+                (end,) = self._consumer.offsets_for_times(
+                    [TopicPartition(topic, partition, OFFSET_END)], timeout_s
+                )
             if end.error is None and end.offset >= 0:
                 self._assign(TopicPartition(topic, partition, end.offset))
         return found
 
-    def _assign(self, part: TopicPartition) -> None:
-        """Assign at an offset that exists: a client closed while it looks for one never ends (a deadlock, measured).
+    def ends(self, topic: str, partitions: Collection[int], timeout_s: float) -> dict[int, int]:
+        """The ends of these partitions, without those that their leaders do not tell. Raises
+        KafkaException."""
+        asked = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
+        found = self._consumer.offsets_for_times(asked, timeout_s)
+        self._consumer.poll(0)
+        self.is_new = False
+        return {
+            part.partition: int(part.offset)
+            for part in found
+            if part.error is None and part.offset >= 0
+        }
 
-        It is the end: a fetch may be under way before the pause, and must not bring a batch that takes too much memory.
-        """
+    def _assign(self, part: TopicPartition) -> None:
+        """Assign at an offset that exists: a client closed while it looks for one never ends (a
+        deadlock, measured).
+
+        It is the end: a fetch may be under way before the pause, and must not bring a batch that
+        takes too much memory."""
         if len(self._assigned) >= ASSIGNED_MAX:
             self._consumer.unassign()
             self._assigned.clear()

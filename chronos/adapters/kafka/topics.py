@@ -1,4 +1,5 @@
-"""Creating, checking and describing topics through the admin client."""
+"""Creating, checking and describing topics through the admin client, and what Kafka allows to this
+client."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,23 +8,29 @@ from typing import Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBindingFilter,
     AclOperation,
+    AclPermissionType,
     AdminClient,
     ConfigResource,
     NewTopic,
+    ResourcePatternType,
+    ResourceType,
 )
 from msgspec.structs import replace
 
 from chronos.adapters.kafka.batches import BatchHeader, batch_header
-from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.errors import FORBIDDEN_CODES, NOT_CREATED_CODES, NOT_DESCRIBED_CODES
-from chronos.adapters.kafka.settings import (
+from chronos.adapters.kafka.connection import (
     ADMIN,
     BATCH_BYTES,
     CREATE_TIMEOUT_S,
+    FORBIDDEN_CODES,
     LEADER_POLL_S,
+    NOT_CREATED_CODES,
+    NOT_DESCRIBED_CODES,
     RECORD_BYTES_MAX,
     TOPIC_APPEARS_S,
+    Connection,
 )
 from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import TopicInfo, TopicSpec
@@ -31,7 +38,8 @@ from chronos.ports import TopicInfo, TopicSpec
 log = structlog.get_logger("chronos.kafka")
 
 REQUIRED_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
-"""Settings of Chronos's own topics that its laws depend on; the operator decides about the others."""
+"""Settings of Chronos's own topics that its laws depend on; the operator decides about the
+others."""
 
 
 class KafkaTopics:
@@ -41,14 +49,18 @@ class KafkaTopics:
         self._connection = connection
         self._progress_topic = progress_topic
         self._admin = AdminClient(connection.asking({**ADMIN, "error_cb": connection.refused}))
-        # No producer has this callback: with it, a fatal error would be raised by whatever call polls next.
+        # No producer has this callback: with it, a fatal error would be raised by whatever call
+        # polls next.
         connection.poll = lambda: self._admin.poll(0)
         self.small_batch_topics: dict[str, int] = {}
-        """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
+        """Topics that take smaller batches than the client makes, with their limits in bytes, as
+        last described."""
         self.bytes_max: dict[str, int] = {}
-        """Largest batch of each prepared topic, in bytes: its readers must accept a response of that size."""
+        """Largest batch of each prepared topic, in bytes: its readers must accept a response of
+        that size."""
         self._hidden: set[str] = set()
-        """Topics for which the last description was refused because a permission is missing; they may exist or not."""
+        """Topics for which the last description was refused because a permission is missing; they
+        may exist or not."""
         self._unchecked: set[str] = set()
         """Topics of Chronos whose settings it may not read; each was logged once."""
         self._brokers: set[int] = set()
@@ -63,7 +75,9 @@ class KafkaTopics:
         missing = [spec for spec in topics if infos[spec.name] is None]
         if missing and not create:
             listed = ", ".join(spec.name for spec in missing)
-            raise ConfigurationError([f"topics.create is off and these topics are missing: {listed}"])
+            raise ConfigurationError(
+                [f"topics.create is off and these topics are missing: {listed}"]
+            )
         self._create(missing)
         deadline = time.monotonic() + CREATE_TIMEOUT_S
         while any(info is None for info in infos.values()):
@@ -77,10 +91,15 @@ class KafkaTopics:
             advice[spec.name] = tuple(unwise)
         if problems:
             raise ConfigurationError(problems)
-        # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
-        # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
+        # An admin client that knows no topic asks every 10 s only which brokers there are, and a
+        # request to a controller that is gone waits its whole time (measured: 5 s, for every third
+        # client of three brokers). Now it knows one.
         self.ping(self._connection.request_timeout_s)
-        found = {name: replace(info, advice=advice[name]) for name, info in infos.items() if info is not None}
+        found = {
+            name: replace(info, advice=advice[name])
+            for name, info in infos.items()
+            if info is not None
+        }
         self.bytes_max.update((name, info.bytes_max) for name, info in found.items())
         return found
 
@@ -92,7 +111,11 @@ class KafkaTopics:
                 spec.name,
                 num_partitions=spec.partitions,
                 replication_factor=int(spec.settings.get("replication.factor", "-1")),
-                config={name: value for name, value in spec.settings.items() if name != "replication.factor"},
+                config={
+                    name: value
+                    for name, value in spec.settings.items()
+                    if name != "replication.factor"
+                },
             )
             for spec in specs
         ]
@@ -104,42 +127,57 @@ class KafkaTopics:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NOT_CREATED_CODES:
-                    raise ConfigurationError([f"the topic {name} cannot be created: {error.args[0].str()}"]) from error
+                    raise ConfigurationError(
+                        [f"the topic {name} cannot be created: {error.args[0].str()}"]
+                    ) from error
                 if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise self._connection.unavailable(f"creating the topic {name}", error) from error
+                    raise self._connection.unavailable(
+                        f"creating the topic {name}", error
+                    ) from error
                 if name in self._hidden:
                     raise ConfigurationError(
                         [f"the topic {name} exists, but Kafka does not let Chronos describe it"]
                     ) from error
 
     def _check(self, spec: TopicSpec, info: TopicInfo | None) -> tuple[list[str], list[str]]:
-        """Return the problems that make the topic unusable, and the settings that are only unwise."""
+        """Return the problems that make the topic unusable, and the settings that are only
+        unwise."""
         assert info is not None
         problems, advice = [], []
         if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
-                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. If it was created with"
-                f" {info.partitions}, set `shards` to that. If partitions were added, ids have moved to other shards, and this topic"
-                " cannot be used any more: give Chronos a second set of topics, with a data directory of its own"
+                f"{spec.name} has {info.partitions} partitions where `shards` says "
+                f"{spec.partitions}. If it was created with {info.partitions}, set `shards` to "
+                "that. If partitions were added, ids have moved to other shards, and this topic "
+                "cannot be used any more: give Chronos a second set of topics, with a data "
+                "directory of its own"
             )
         actual = self._settings([spec.name])[spec.name]
         if not actual and spec.name not in self._unchecked:
             self._unchecked.add(spec.name)
             log.warning(
-                "topic settings not checked", topic=spec.name, needs="DESCRIBE_CONFIGS", wanted=dict(spec.settings)
+                "topic settings not checked",
+                topic=spec.name,
+                needs="DESCRIBE_CONFIGS",
+                wanted=dict(spec.settings),
             )
         for name, value in spec.settings.items():
             if actual.get(name, value) == value:
                 continue
             change = f"kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
             if name in REQUIRED_SETTINGS:
-                problems.append(f"{spec.name} has {name}={actual[name]}, Chronos needs {value}: {change}")
+                problems.append(
+                    f"{spec.name} has {name}={actual[name]}, Chronos needs {value}: {change}"
+                )
             else:
-                advice.append(f"{spec.name} has {name}={actual[name]}, {value} is advised: {change}")
+                advice.append(
+                    f"{spec.name} has {name}={actual[name]}, {value} is advised: {change}"
+                )
         return problems, advice
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """Describe the topics in two requests, one for partitions and one for settings; neither creates a topic."""
+        """Describe the topics in two requests, one for partitions and one for settings; neither
+        creates a topic."""
         if not topics:
             return {}
         self._connection.poll()  # takes the client's events, which would be kept otherwise
@@ -157,9 +195,12 @@ class KafkaTopics:
         return infos
 
     def _warn_of_single_replicas(self, infos: Mapping[str, TopicInfo | None]) -> None:
-        """Log each topic with one replica once, before a broker fails; unless there is one broker only, as far as its topics tell."""
+        """Log each topic with one replica once, before a broker fails; unless there is one broker
+        only, as far as its topics tell."""
         found = {name: info for name, info in infos.items() if info is not None}
-        self._brokers.update(broker for info in found.values() for broker in info.leaders if broker >= 0)
+        self._brokers.update(
+            broker for info in found.values() for broker in info.leaders if broker >= 0
+        )
         for name, info in found.items():
             if info.replicas == 1 and name not in self._warned and len(self._brokers) > 1:
                 self._warned.add(name)
@@ -184,7 +225,9 @@ class KafkaTopics:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code not in NOT_DESCRIBED_CODES:
-                    raise self._connection.unavailable(f"describing the topic {name}", error) from error
+                    raise self._connection.unavailable(
+                        f"describing the topic {name}", error
+                    ) from error
                 if code in FORBIDDEN_CODES:
                     self._hidden.add(name)
         return found
@@ -200,8 +243,11 @@ class KafkaTopics:
                 time.sleep(LEADER_POLL_S)
         return settings
 
-    def _read_settings(self, topics: Sequence[str], settings: dict[str, dict[str, str]], *, retries: bool) -> list[str]:
-        """One request; returns the topics that this broker does not know yet, if they are to be asked for again."""
+    def _read_settings(
+        self, topics: Sequence[str], settings: dict[str, dict[str, str]], *, retries: bool
+    ) -> list[str]:
+        """One request; returns the topics that this broker does not know yet, if they are to be
+        asked for again."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
         unknown = []
         for resource, future in self._admin.describe_configs(
@@ -209,17 +255,21 @@ class KafkaTopics:
         ).items():
             try:
                 settings[resource.name] = {
-                    name: entry.value for name, entry in future.result(self._connection.answer_s).items()
+                    name: entry.value
+                    for name, entry in future.result(self._connection.answer_s).items()
                 }
             except TimeoutError:
                 raise self._connection.unanswered(f"describing {resource.name}") from None
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART and retries:
-                    # Another broker has just described it: a topic created a moment ago is not known to all at once.
+                    # Another broker has just described it: a topic created a moment ago is not
+                    # known to all at once.
                     unknown.append(resource.name)
                 elif code not in FORBIDDEN_CODES:
-                    raise self._connection.unavailable(f"reading the settings of {resource.name}", error) from error
+                    raise self._connection.unavailable(
+                        f"reading the settings of {resource.name}", error
+                    ) from error
         return unknown
 
     def names(self) -> list[str]:
@@ -233,7 +283,9 @@ class KafkaTopics:
     def brokers(self) -> list[tuple[str, int]]:
         """Return host and port of every broker, as they advertise themselves."""
         try:
-            listed = self._admin.list_topics(self._progress_topic, timeout=self._connection.request_timeout_s).brokers
+            listed = self._admin.list_topics(
+                self._progress_topic, timeout=self._connection.request_timeout_s
+            ).brokers
         except KafkaException as error:
             raise self._connection.unavailable("listing the brokers", error) from error
         return [(str(broker.host), broker.port) for _, broker in sorted(listed.items())]
@@ -247,12 +299,15 @@ class KafkaTopics:
         return []
 
     def denied(self, topics: Sequence[str]) -> dict[str, list[str]]:
-        """Return, by topic, which of Read and Write an ACL denies; topics without such an operation are left out."""
+        """Return, by topic, which of Read and Write an ACL denies; topics without such an operation
+        are left out."""
         wanted = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
         found = {}
         for name, description in self._descriptions(topics).items() if topics else ():
             allowed = description.authorized_operations
-            denied = [word for word, operation in wanted.items() if allowed and operation not in allowed]
+            denied = [
+                word for word, operation in wanted.items() if allowed and operation not in allowed
+            ]
             if denied:
                 found[name] = denied
         return found
@@ -266,10 +321,16 @@ class KafkaTopics:
             raise self._connection.unavailable("asking for the id of the cluster", error) from error
 
     def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
-        """Return the header of the batch that holds the offset, asked of the partition's leader. Raises LogUnavailable."""
+        """Return the header of the batch that holds the offset, asked of the partition's leader.
+        Raises LogUnavailable."""
         connection = self._connection
         return batch_header(
-            self.leader(topic, partition), connection.properties, topic, partition, offset, connection.request_timeout_s
+            self.leader(topic, partition),
+            connection.properties,
+            topic,
+            partition,
+            offset,
+            connection.request_timeout_s,
         )
 
     def leader(self, topic: str, partition: int) -> tuple[str, int]:
@@ -278,13 +339,16 @@ class KafkaTopics:
             metadata = self._admin.list_topics(topic, timeout=self._connection.request_timeout_s)
             broker = metadata.brokers[metadata.topics[topic].partitions[partition].leader]
         except KafkaException as error:
-            raise self._connection.unavailable(f"looking for the leader of {topic}/{partition}", error) from error
+            raise self._connection.unavailable(
+                f"looking for the leader of {topic}/{partition}", error
+            ) from error
         except KeyError:
             raise LogUnavailable(f"{topic}/{partition} has no leader") from None
         return str(broker.host), broker.port
 
     def ping(self, timeout_s: float) -> bool:
-        """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""
+        """Return whether a broker answers within the time. Asks for the progress topic only, not
+        for all there are."""
         try:
             self._admin.list_topics(self._progress_topic, timeout=timeout_s)
         except KafkaException:
@@ -306,20 +370,71 @@ class KafkaTopics:
 
 
 def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
-    partitions, allowed = sorted(description.partitions, key=lambda part: part.id), description.authorized_operations
+    partitions, allowed = (
+        sorted(description.partitions, key=lambda part: part.id),
+        description.authorized_operations,
+    )
     leaders = tuple(-1 if part.leader is None else part.leader.id for part in partitions)
-    # A partition with fewer in-sync replicas takes no records from a producer that waits for all of them, as Chronos does;
-    # a partition that has fewer replicas at all needs only those.
+    # A partition with fewer in-sync replicas takes no records from a producer that waits for all of
+    # them, as Chronos does; a partition that has fewer replicas at all needs only those.
     in_sync_min = int(settings.get("min.insync.replicas", 1))
     return TopicInfo(
         id=str(description.topic_id),
         partitions=len(partitions),
-        leaderless=frozenset(part.id for part, leader in zip(partitions, leaders, strict=True) if leader < 0),
+        leaderless=frozenset(
+            part.id for part, leader in zip(partitions, leaders, strict=True) if leader < 0
+        ),
         bytes_max=int(settings.get("max.message.bytes", RECORD_BYTES_MAX)),
         compacted="compact" in settings.get("cleanup.policy", ""),
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
         leaders=leaders,
         stamped=settings.get("message.timestamp.type") == "LogAppendTime",
-        short=frozenset(part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))),
+        short=frozenset(
+            part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))
+        ),
     )
+
+
+EVERYBODY = "User:*"
+"""The principal of an ACL for all clients."""
+
+OPERATIONS = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
+
+
+def public_operations(connection: Connection, topic: str) -> list[str]:
+    """Return which of Read and Write every client may do: without an authorizer both, otherwise
+    those that an ACL allows to all.
+
+    Empty also if Chronos may not read ACLs, which takes the permission Describe on the cluster.
+    Raises LogUnavailable."""
+    admin = AdminClient(connection.asking(ADMIN))
+    matching = AclBindingFilter(
+        ResourceType.TOPIC, topic, ResourcePatternType.MATCH,
+        EVERYBODY, None, AclOperation.ANY, AclPermissionType.ALLOW,  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        if not _has_authorizer(admin, connection):
+            return list(OPERATIONS)
+        asked = admin.describe_acls(matching, request_timeout=connection.request_timeout_s)
+        allowed = {acl.operation for acl in asked.result(connection.answer_s)}
+    except TimeoutError:
+        raise connection.unanswered(f"asking for the ACLs of {topic}") from None
+    except KafkaException as error:
+        if error.args[0].code() in FORBIDDEN_CODES:
+            return []
+        raise connection.unavailable(f"asking for the ACLs of {topic}", error) from error
+    return [
+        word for word, operation in OPERATIONS.items() if allowed & {operation, AclOperation.ALL}
+    ]
+
+
+def _has_authorizer(admin: AdminClient, connection: Connection) -> bool:
+    """Return whether the brokers check permissions: a request for the ACLs has no error where they
+    do not (measured)."""
+    broker = str(next(iter(admin.list_topics(timeout=connection.request_timeout_s).brokers)))
+    resource = ConfigResource(ConfigResource.Type.BROKER, broker)
+    asked = admin.describe_configs([resource], request_timeout=connection.request_timeout_s)[
+        resource
+    ]
+    return bool(asked.result(connection.answer_s)["authorizer.class.name"].value)

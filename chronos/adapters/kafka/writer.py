@@ -1,7 +1,10 @@
-"""The transactional producer of one shard.
+"""The transactional producer of one shard, and producers that write in bulk from the tasks of a
+Spark job.
 
-Exactly once rests on its fixed `transactional.id`, and on a writer that after any doubt raises ProducerLost instead of
-guessing.
+Exactly once rests on its fixed `transactional.id`, and on a writer that after any doubt raises
+ProducerLost instead of guessing.
+
+A `BulkOpener` is a value that Spark ships to its executors; the producers it opens stay there.
 """
 
 import threading
@@ -13,27 +16,39 @@ from itertools import islice
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from msgspec import Struct
 
-from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.errors import CONSEQUENCE_CODES, LOST_PRODUCER_CODES, POISON_CODES, TOO_LARGE_CODES
-from chronos.adapters.kafka.settings import INIT_TIMEOUT_S, PRODUCER, WRITER
+from chronos.adapters.kafka.connection import (
+    BATCH_BYTES,
+    COMMON,
+    CONSEQUENCE_CODES,
+    INIT_TIMEOUT_S,
+    LOST_PRODUCER_CODES,
+    POISON_CODES,
+    PRODUCER,
+    TOO_LARGE_CODES,
+    WRITER,
+    Connection,
+)
 from chronos.core.size import batch_bytes_max
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, Sent
 
 FOLLOWED_EVERY = 500
-"""Of so many messages the report of one is asked for: a report costs as much as producing the message (measured)."""
+"""Of so many messages the report of one is asked for: a report costs as much as producing the
+message (measured)."""
 
 FENCE_ATTEMPTS_S = (0.1, 0.1)
-"""How long the first clients may take to fence. The broker needs some 20 ms to end the last transaction of a killed producer, but
-librdkafka asks only 500 ms later whether it is ended, a new client at once (measured beside a broker: 0.2 s instead of 0.6 to 1.0 s)."""
+"""How long the first clients may take to fence. The broker needs some 20 ms to end the last
+transaction of a killed producer, but librdkafka asks only 500 ms later whether it is ended, a new
+client at once (measured beside a broker: 0.2 s instead of 0.6 to 1.0 s)."""
 
 CONNECT_S = 1.0
 """How long a client may take to reach a broker before it goes on without."""
 
 NEAR_S = 0.12
-"""A broker that takes longer to be reached is too far or too busy for the first attempts: they would cost more than they save. librdkafka
-takes 55 ms for one on the same machine (measured)."""
+"""A broker that takes longer to be reached is too far or too busy for the first attempts: they
+would cost more than they save. librdkafka takes 55 ms for one on the same machine (measured)."""
 
 Report = Callable[[KafkaError | None, Message], None]
 
@@ -52,8 +67,8 @@ class KafkaWriter:
         small_batch_topics: Mapping[str, int],
         failure: str = "",
     ) -> None:
-        """`small_batch_topics`: topics that take smaller batches than the client makes, with their limits in bytes. `failure`: text
-        of the error when earlier producers cannot be fenced."""
+        """`small_batch_topics`: topics that take smaller batches than the client makes, with their
+        limits in bytes. `failure`: text of the error when earlier producers cannot be fenced."""
         self._progress_topic = progress_topic
         self._shard = shard
         self._timeout_s = timeout_s
@@ -66,20 +81,25 @@ class KafkaWriter:
         """The delivery report of the progress record, once it is there."""
         self.sent: list[Sent] = []
         self._producer = fencing_producer(
-            connection.settings({
-                **PRODUCER,
-                **WRITER,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": timeout_ms,
-                "message.timeout.ms": timeout_ms,
-            }),
+            connection.settings(
+                {
+                    **PRODUCER,
+                    **WRITER,
+                    "transactional.id": transactional_id,
+                    "transaction.timeout.ms": timeout_ms,
+                    "message.timeout.ms": timeout_ms,
+                }
+            ),
             progress_topic,
             failure or f"taking over shard {shard}: its last transaction was not resolved",
-            lambda: connection.advice(f"a broker at {connection.bootstrap_servers} is slow or gone"),
-        )  # fmt: skip
+            lambda: connection.advice(
+                f"a broker at {connection.bootstrap_servers} is slow or gone"
+            ),
+        )
 
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
-        """1. begin, 2. produce everything; librdkafka's threads send while the caller does something else."""
+        """1. begin, 2. produce everything; librdkafka's threads send while the caller does
+        something else."""
         self._deadline = deadline = time.monotonic() + self._timeout_s
         self._reports = reports = []
         self.sent = []
@@ -91,7 +111,8 @@ class KafkaWriter:
 
         with self._translating(deadline):
             self._producer.begin_transaction()
-            # First, so that its partition joins the transaction with those of the messages, and not after them.
+            # First, so that its partition joins the transaction with those of the messages, and not
+            # after them.
             self._producer.produce(
                 self._progress_topic,
                 progress,
@@ -101,8 +122,11 @@ class KafkaWriter:
         with self._translating(deadline, producing=True):
             self._produce(messages, deadline)
 
-    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
-        """3. flush, 4. verify the broker's timestamp, 5. commit; in a thread of its own where `meanwhile` is given."""
+    def commit(
+        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
+    ) -> Appended:
+        """3. flush, 4. verify the broker's timestamp, 5. commit; in a thread of its own where
+        `meanwhile` is given."""
         if meanwhile is None:
             return self._finish(verify)
         done: Future[Appended] = Future()
@@ -113,7 +137,8 @@ class KafkaWriter:
             except BaseException as error:
                 done.set_exception(error)
 
-        # The client releases the GIL while it waits; no Python callback runs but that of the progress record.
+        # The client releases the GIL while it waits; no Python callback runs but that of the
+        # progress record.
         threading.Thread(target=finish, name=f"commit-{self._shard}", daemon=True).start()
         try:
             meanwhile()
@@ -135,8 +160,9 @@ class KafkaWriter:
         if offset <= self._committed_offset:
             self._abort()
             raise LogMismatch(
-                f"{self._progress_topic}/{self._shard} took a record at offset {offset} after one at"
-                f" {self._committed_offset}: the topic was deleted and created again. Nothing of this step was committed."
+                f"{self._progress_topic}/{self._shard} took a record at offset {offset} after one "
+                f"at {self._committed_offset}: the topic was deleted and created again. Nothing "
+                "of this step was committed."
             )
         try:
             verify(timestamp_ms)
@@ -149,7 +175,8 @@ class KafkaWriter:
 
     @contextmanager
     def _translating(self, deadline: float, *, producing: bool = False) -> Iterator[None]:
-        """Translate what the client raises inside a transaction, after an abort if that is still possible."""
+        """Translate what the client raises inside a transaction, after an abort if that is still
+        possible."""
         try:
             yield
         except KafkaException as error:
@@ -159,12 +186,24 @@ class KafkaWriter:
             raise ProducerLost(f"the producer failed: {error}") from error
 
     def _produce(self, messages: Sequence[Outgoing], deadline: float) -> None:
-        # Called by position (no callbacks, no timestamp): naming the headers costs 0.2 us a message (measured).
+        # Called by position (no callbacks, no timestamp): naming the headers costs 0.2 us a message
+        # (measured).
         produce = self._producer.produce
-        if not self._small_batch_topics or self._small_batch_topics.keys().isdisjoint([to[0] for to in messages]):
+        if not self._small_batch_topics or self._small_batch_topics.keys().isdisjoint(
+            [to[0] for to in messages]
+        ):
             left = iter(messages)
             for topic, key, value, headers, partition in left:
-                produce(topic, value, key, partition, self._follow(topic, partition, key), None, 0, headers)  # type: ignore[arg-type]
+                produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    self._follow(topic, partition, key),
+                    None,
+                    0,
+                    headers,  # type: ignore[arg-type]
+                )
                 for topic, key, value, headers, partition in islice(left, FOLLOWED_EVERY - 1):
                     produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
             return
@@ -201,10 +240,13 @@ class KafkaWriter:
             raise self._timed_out("one of them is slow or gone")
 
     def _timed_out(self, why: str) -> ProducerLost:
-        """Return the error for a transaction that the brokers did not take in time, and mark what was not acknowledged."""
+        """Return the error for a transaction that the brokers did not take in time, and mark what
+        was not acknowledged."""
         for sent in self.sent:
             sent.failed = sent.failed or sent.latency_ms is None
-        return ProducerLost(f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}")
+        return ProducerLost(
+            f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}"
+        )
 
     def _commit(self, deadline: float) -> None:
         while True:
@@ -215,24 +257,33 @@ class KafkaWriter:
                 if error.args[0].txn_requires_abort() or not error.args[0].retriable():
                     raise self._aborted(error.args[0], deadline) from error
                 if time.monotonic() >= deadline:
-                    raise ProducerLost(f"a commit was not answered in time: {error.args[0].str()}") from error
+                    raise ProducerLost(
+                        f"a commit was not answered in time: {error.args[0].str()}"
+                    ) from error
 
     def _aborted(
         self, error: KafkaError, deadline: float, *, producing: bool = False
     ) -> TransactionAborted | ProducerLost:
-        """Abort if the error allows it; return TransactionAborted if this writer can be used again, else ProducerLost."""
-        # `produce` raises it once an earlier message of the same transaction was refused: an abort ends that state.
+        """Abort if the error allows it; return TransactionAborted if this writer can be used again,
+        else ProducerLost."""
+        # `produce` raises it once an earlier message of the same transaction was refused: an abort
+        # ends that state.
         refused_before = producing and error.code() == KafkaError._STATE
         if error.fatal() or (error.code() in LOST_PRODUCER_CODES and not refused_before):
-            return ProducerLost(f"the producer can no longer be used: {error.str()} ({error.name()})")
+            return ProducerLost(
+                f"the producer can no longer be used: {error.str()} ({error.name()})"
+            )
         if time.monotonic() >= deadline:
-            # The coordinator has aborted the transaction after its time-out, and fences a producer that aborts it now.
+            # The coordinator has aborted the transaction after its time-out, and fences a producer
+            # that aborts it now.
             return self._timed_out(f"{error.str()} ({error.name()})")
-        # A consequence proves only that another message failed: early because of itself, late because of the time-out.
+        # A consequence proves only that another message failed: early because of itself, late
+        # because of the time-out.
         is_consequence = refused_before or error.code() in CONSEQUENCE_CODES
         failed_early = is_consequence and time.monotonic() < deadline - 1.0
         poison_likely = failed_early or error.code() in POISON_CODES
-        # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
+        # A topic refused when it is first named leaves the coordinator without a transaction to
+        # abort: that is fatal.
         self._abort(poison_likely=poison_likely)
         return TransactionAborted(
             f"a transaction was aborted: {error.str()} ({error.name()})",
@@ -245,16 +296,21 @@ class KafkaWriter:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as error:
             raise ProducerLost(
-                f"a transaction could not be aborted: {error.args[0].str()}", poison_likely=poison_likely
+                f"a transaction could not be aborted: {error.args[0].str()}",
+                poison_likely=poison_likely,
             ) from error
 
     def close(self) -> None:
-        """Drop what is queued; an open transaction is ended by the next writer or by the broker's time-out."""
+        """Drop what is queued; an open transaction is ended by the next writer or by the broker's
+        time-out."""
         discard(self._producer)
 
 
-def fencing_producer(settings: dict[str, Any], topic: str, failure: str, advice: Callable[[], str]) -> Producer:
-    """Return a producer that has fenced every earlier one of its id, whose last transaction is resolved. Raises LogUnavailable.
+def fencing_producer(
+    settings: dict[str, Any], topic: str, failure: str, advice: Callable[[], str]
+) -> Producer:
+    """Return a producer that has fenced every earlier one of its id, whose last transaction is
+    resolved. Raises LogUnavailable.
 
     `topic`: one that it will write to. `advice`: returns what to check after a failure.
     """
@@ -283,10 +339,11 @@ def _connect(producer: Producer, topic: str) -> float:
 def init_transactions(
     producer: Producer, failure: str, advice: Callable[[], str], deadline: float | None = None
 ) -> None:
-    """Fence every earlier producer of the same id and wait for its last transaction. Raises LogUnavailable.
+    """Fence every earlier producer of the same id and wait for its last transaction. Raises
+    LogUnavailable.
 
-    `advice`: returns what to check after a failure. `deadline`: of the monotonic clock; None: INIT_TIMEOUT_S from now.
-    """
+    `advice`: returns what to check after a failure. `deadline`: of the monotonic clock; None:
+    INIT_TIMEOUT_S from now."""
     if deadline is None:
         deadline = time.monotonic() + INIT_TIMEOUT_S
     while True:
@@ -300,7 +357,131 @@ def init_transactions(
 
 def discard(producer: Producer) -> None:
     """Drop what a producer has queued, without waiting."""
-    # A producer that failed fatally raises the same error at every call; it was reported when it failed.
+    # A producer that failed fatally raises the same error at every call; it was reported when it
+    # failed.
     with suppress(KafkaException, SystemError):
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.poll(0)
+
+
+BulkRecord = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+"""Topic, key, value, headers. Keys are placed as Java producers place them; without one the client
+chooses."""
+
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+"""Most bytes that a producer queues, so that a task's memory is bounded."""
+
+
+class BulkOpener(Struct, frozen=True, kw_only=True):
+    """The settings of a bulk producer."""
+
+    bootstrap_servers: str
+    properties: Mapping[str, Any]
+    """The operator's client properties."""
+    timeout_s: float
+    """How long a transaction, or the acknowledgement of a portion, may take."""
+
+    def open(self, transactional_id: str | None, batch_bytes: int = BATCH_BYTES) -> "BulkWriter":
+        """Open a producer; with an id, fence every earlier one of that id first and resolve its
+        last transaction.
+
+        `batch_bytes`: largest batch, for topics whose `max.message.bytes` is below `BATCH_BYTES`.
+        """
+        return BulkWriter(self, transactional_id, batch_bytes)
+
+
+class BulkWriter:
+    """One producer of one task."""
+
+    def __init__(self, opener: BulkOpener, transactional_id: str | None, batch_bytes: int) -> None:
+        self._timeout_s = opener.timeout_s
+        self._transactional = transactional_id is not None
+        timeout_ms = int(opener.timeout_s * 1_000)
+        settings = {
+            **COMMON,
+            "bootstrap.servers": opener.bootstrap_servers,
+            "log_level": 2,
+            **PRODUCER,
+            "queue.buffering.max.kbytes": QUEUE_BYTES_MAX // 1024,
+            "message.timeout.ms": timeout_ms,
+            **opener.properties,
+        }
+        settings["batch.size"] = min(batch_bytes, int(settings["batch.size"]))
+        if transactional_id is not None:
+            settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+        self._producer = Producer(settings)
+        self._refused: list[KafkaError] = []
+        if self._transactional:
+            init_transactions(
+                self._producer,
+                "no transaction can be begun",
+                lambda: f"is a broker at {opener.bootstrap_servers} up, and the address right?",
+            )
+
+    def send(self, records: Sequence[BulkRecord]) -> None:
+        """Write all records, in one transaction or until each is acknowledged. Raises
+        LogUnavailable, ProducerLost.
+
+        After ProducerLost it is unknown whether the transaction was committed.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            if self._transactional:
+                self._producer.begin_transaction()
+            for topic, key, value, headers in records:
+                self._produce(topic, key, value, headers, deadline)
+            if self._producer.flush(max(0.1, deadline - time.monotonic())) > 0:
+                raise ProducerLost(
+                    f"the brokers did not take a portion within {self._timeout_s:g} s"
+                )
+            if self._refused:
+                raise LogUnavailable(
+                    f"a record was refused: {self._refused[0].str()} ({self._refused[0].name()})"
+                )
+            if self._transactional:
+                self._commit(deadline)
+        except KafkaException as error:
+            cause = error.args[0]
+            raise ProducerLost(
+                f"a portion could not be written: {cause.str()} ({cause.name()})"
+            ) from error
+        except SystemError as error:
+            # Raised when a callback runs while the client fails: measured when it is fenced.
+            raise ProducerLost(f"a portion could not be written: {error}") from error
+
+    def _produce(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+        deadline: float,
+    ) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, on_delivery=self._report, headers=headers)  # type: ignore[arg-type]
+                return
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    raise ProducerLost(
+                        f"the brokers did not take a portion within {self._timeout_s:g} s"
+                    ) from None
+                self._producer.poll(0.05)
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._refused.append(error)
+
+    def _commit(self, deadline: float) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= deadline:
+                    raise
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction is ended by the next producer of its id, or by
+        its time-out."""
+        discard(self._producer)

@@ -1,8 +1,9 @@
 """Membership and the controller over voters in the nodes themselves: no other system is needed.
 
-The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles written by a quorum of the voters.
-Every node, a voter or not, reports to that leader. The controller is the member that registered first, as with ZooKeeper, and a
-member that the leader has not heard for the timeout has to join again.
+The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles
+written by a quorum of the voters. Every node, a voter or not, reports to that leader. The
+controller is the member that registered first, as with ZooKeeper, and a member that the leader has
+not heard for the timeout has to join again.
 
 One thread runs the voter of this node, if it is one, and the reports.
 """
@@ -24,29 +25,30 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.adapters.clock import SystemClock
-from chronos.adapters.raft.links import Callers, Unanswered
+from chronos.adapters.machine import SystemClock
 from chronos.adapters.raft.voter import COMMIT_S, Voter
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     REGISTER_BYTES_MAX,
     Answer,
     Ask,
-    Gone,
+    Callers,
     Inspect,
     Join,
     Leave,
-    News,
+    NotRegistered,
     Publish,
     Report,
-    Seal,
+    Signer,
+    StateUpdate,
     Taken,
     TooLarge,
+    Unanswered,
     encode,
 )
-from chronos.core.raft.sessions import Content, Seat
-from chronos.core.raft.values import LogEnd
-from chronos.core.roles import (
+from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
+from chronos.core.cluster.raft.values import LogEnd
+from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
     REBALANCE_AFTER_MS,
     ClusterView,
@@ -67,7 +69,7 @@ JOIN_S = 5.0
 """How long `join` waits for a leader."""
 
 CLOSE_S = 3.0
-"""How long `leave` waits for its farewell, and for the voter of this node."""
+"""How long `leave` waits for its leave record, and for the voter of this node."""
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class _Known(Struct, frozen=True, kw_only=True):
     """What this node knows of the cluster."""
 
     controller: str = ""
-    revision: Seat = (0, 0)
+    revision: RegistrationNumber = (0, 0)
     members: Mapping[str, Member] = {}
     since_ms: Mapping[str, int] = {}
     stamp: LogEnd = LogEnd()
@@ -94,7 +96,8 @@ class _Known(Struct, frozen=True, kw_only=True):
 
 
 class RaftCoordinator:
-    """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and `request`, one the other verbs."""
+    """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and
+    `request`, one the other verbs."""
 
     def __init__(
         self,
@@ -113,9 +116,10 @@ class RaftCoordinator:
         rebalance_after_ms: int = REBALANCE_AFTER_MS,
         join_s: float = JOIN_S,
     ) -> None:
-        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. `tls`: the context for a new connection to one. Only `join` connects."""
+        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. `tls`:
+        the context for a new connection to one. Only `join` connects."""
         self._peers = dict(peers)
-        self._seal = Seal(secret, cluster, peers)
+        self._signer = Signer(secret, cluster, peers)
         self._cluster = cluster
         self._node = node
         self._instance = instance
@@ -135,9 +139,9 @@ class RaftCoordinator:
         self._voter: Voter | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._changed: asyncio.Event | None = None
-        # Of the present life.
-        self._life = ""
-        self._seat: Seat = (0, 0)
+        # Of the present incarnation.
+        self._incarnation = ""
+        self._registration_number: RegistrationNumber = (0, 0)
         self._member: Member | None = None
         self._known = _Known()
         self._heard_s = float("-inf")
@@ -149,14 +153,16 @@ class RaftCoordinator:
     # --- the port
 
     def join(self, member: Member) -> None:
-        """Register this node as a new life. Raises NodeIdTaken, CoordinatorUnavailable, Stop, ConfigurationError."""
+        """Register this node as a new incarnation. Raises NodeIdTaken, CoordinatorUnavailable,
+        Stop, ConfigurationError."""
         self._start()
-        self._run(self._end_life(), CLOSE_S)
+        self._run(self._end_incarnation(), CLOSE_S)
         self._known, self._heard_s = _Known(), float("-inf")
         self._run(self._join(member), None)
 
     def report(self, member: Member) -> None:
-        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is
+        lost."""
         self._joined()
         self._member = member
         assert self._loop is not None
@@ -167,9 +173,11 @@ class RaftCoordinator:
     def look(self) -> ClusterSnapshot:
         """Return the present knowledge, without a request to a server."""
         known = self._known
-        if not self._life:
+        if not self._incarnation:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)
-        return ClusterSnapshot(roles=known.content.roles, members=known.members, confirmed=self._is_fresh)
+        return ClusterSnapshot(
+            roles=known.content.roles, members=known.members, confirmed=self._is_fresh
+        )
 
     def request(self, request: Request) -> None:
         """Store a request for the controller. Raises CoordinatorUnavailable."""
@@ -178,27 +186,30 @@ class RaftCoordinator:
             raise CoordinatorUnavailable(self._unanswered())
         call = Ask(id=uuid.uuid4().hex, request=request)
         answer = self._change(call, self._ask_until)
-        if not isinstance(answer, News):
+        if not isinstance(answer, StateUpdate):
             raise CoordinatorUnavailable(self._unanswered())
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """If this node is certain to be the controller, plan and publish the changes; return whether it is.
+        """If this node is certain to be the controller, plan and publish the changes; return
+        whether it is.
 
         Raises CoordinatorFull if the voters cannot store the roles.
         """
-        known, life = self._known, self._life
-        if not life or not self._is_fresh or known.controller != self._node:
+        known, incarnation = self._known, self._incarnation
+        if not incarnation or not self._is_fresh or known.controller != self._node:
             return False
         content = known.content
         roles = plan(self._view(known))
         answered = tuple(request_id for request_id, _ in content.requests)
         if not answered and not self._must_publish(content.roles, roles):
             return True
-        call = Publish(life=life, version=content.version, roles=roles, answered=answered)
+        call = Publish(
+            incarnation=incarnation, version=content.version, roles=roles, answered=answered
+        )
         answer = self._change(call, self._call)
-        if isinstance(answer, News):
+        if isinstance(answer, StateUpdate):
             self._published_s = time.monotonic()
-        return isinstance(answer, News)
+        return isinstance(answer, StateUpdate)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the snapshot may have changed; False if the time passes first."""
@@ -211,7 +222,7 @@ class RaftCoordinator:
         if self._loop is None:
             return
         with suppress(CoordinatorUnavailable):
-            self._run(self._end_life(), CLOSE_S)
+            self._run(self._end_incarnation(), CLOSE_S)
         with suppress(CoordinatorUnavailable):
             self._run(self._close(), CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -220,13 +231,14 @@ class RaftCoordinator:
         self._loop = self._thread = None
 
     def inspect(self) -> ClusterInspection:
-        """Return the cluster as its leader tells it, without joining. Raises CoordinatorUnavailable."""
+        """Return the cluster as its leader tells it, without joining. Raises
+        CoordinatorUnavailable."""
         self._start(votes=False)
         try:
             answer = self._run(self._ask_until(Inspect(), JOIN_S), None)
         finally:
             self.leave()
-        if not isinstance(answer, News):
+        if not isinstance(answer, StateUpdate):
             raise CoordinatorUnavailable(self._unanswered())
         return ClusterInspection(
             checked=f"{', '.join(self._peers.values())}: {answer.leader} leads the voters",
@@ -241,8 +253,10 @@ class RaftCoordinator:
         return time.monotonic() - self._heard_s <= self._timeout_s * 3 / 4
 
     def _joined(self) -> None:
-        if not self._life:
-            raise CoordinatorUnavailable("the session with the voters is over; this node has to join again")
+        if not self._incarnation:
+            raise CoordinatorUnavailable(
+                "the session with the voters is over; this node has to join again"
+            )
 
     def _unanswered(self) -> str:
         why = "" if self._callers is None else self._callers.problem
@@ -288,15 +302,16 @@ class RaftCoordinator:
     def _change(
         self, call: Ask | Publish, ask: Callable[[Any, float], Coroutine[Any, Any, Answer | None]]
     ) -> Answer | None:
-        """Ask the leader for a change of the register. Raises CoordinatorFull if the voters cannot store it."""
+        """Ask the leader for a change of the register. Raises CoordinatorFull if the voters cannot
+        store it."""
         size = len(encode(call))
         too_large = TooLarge(bytes=size, bytes_max=REGISTER_BYTES_MAX)
         answer = too_large if size > BODY_BYTES_MAX else self._run(ask(call, COMMIT_S), None)
         if isinstance(answer, TooLarge):
             raise CoordinatorFull(
-                f"the roles and the requests without an answer would take {answer.bytes} bytes, more than the"
-                f" {answer.bytes_max} that the voters store: forget nodes that will not come back (`chronos forget NODE`),"
-                " or use fewer shards"
+                f"the roles and the requests without an answer would take {answer.bytes} bytes, "
+                f"more than the {answer.bytes_max} that the voters store: forget nodes that will "
+                "not come back (`chronos forget NODE`), or use fewer shards"
             )
         return answer
 
@@ -312,7 +327,7 @@ class RaftCoordinator:
     # --- inside; the thread
 
     async def _open(self, votes: bool) -> None:
-        self._callers = Callers(self._peers, self._seal, self._tls)
+        self._callers = Callers(self._peers, self._signer, self._tls)
         self._changed = asyncio.Event()
         voting = self._voting
         if votes and voting is None:
@@ -324,7 +339,7 @@ class RaftCoordinator:
                 host=voting.host,
                 port=voting.port,
                 path=voting.path,
-                seal=self._seal,
+                signer=self._signer,
                 heartbeat_ms=round(self._heartbeat_s * 1_000),
                 timeout_ms=round(self._timeout_s * 1_000),
                 server_tls=voting.tls,
@@ -344,15 +359,17 @@ class RaftCoordinator:
     async def _call(self, call: Any, timeout_s: float) -> Answer | None:
         """Return the answer of the leader, and note what it tells; None without one."""
         assert self._callers is not None
-        asked_s, life = time.monotonic(), self._life
+        asked_s, incarnation = time.monotonic(), self._incarnation
         try:
             answer = await self._callers.ask(call, timeout_s)
         except Unanswered:
             return None
-        if life and life == self._life:  # An answer to an earlier life says nothing about this one.
-            if isinstance(answer, News):
+        if (
+            incarnation and incarnation == self._incarnation
+        ):  # An answer to an earlier incarnation says nothing about this one.
+            if isinstance(answer, StateUpdate):
                 self._note(answer, asked_s)
-            elif isinstance(answer, Gone):
+            elif isinstance(answer, NotRegistered):
                 self._lose()
         return answer
 
@@ -367,32 +384,38 @@ class RaftCoordinator:
         return None
 
     async def _join(self, member: Member) -> None:
-        """Register a new life, and wait until the members are known."""
-        life = uuid.uuid4().hex
+        """Register a new incarnation, and wait until the members are known."""
+        incarnation = uuid.uuid4().hex
         assert self._callers is not None
         taken_s = None
         deadline_s = time.monotonic() + self._join_s
         while True:
             now_s = time.monotonic()
             try:
-                answer = await self._callers.ask(Join(life=life, member=member), self._timeout_s / 2)
+                answer = await self._callers.ask(
+                    Join(incarnation=incarnation, member=member), self._timeout_s / 2
+                )
             except Unanswered:
                 answer = None
-            if isinstance(answer, News):
-                self._life, self._seat, self._member = life, answer.seat, member
+            if isinstance(answer, StateUpdate):
+                self._incarnation, self._registration_number, self._member = (
+                    incarnation,
+                    answer.registration_number,
+                    member,
+                )
                 self._note(answer, now_s)
                 if answer.settled:
                     break
-            elif isinstance(answer, Gone):
-                self._life, life = "", uuid.uuid4().hex
+            elif isinstance(answer, NotRegistered):
+                self._incarnation, incarnation = "", uuid.uuid4().hex
             elif isinstance(answer, Taken):
-                self._life = ""
+                self._incarnation = ""
                 deadline_s = now_s + self._join_s
                 taken_s = taken_s or now_s
                 if now_s - taken_s > 2 * self._timeout_s:
                     raise id_taken(self._node, self._cluster, answer.holder)
             if now_s > deadline_s:
-                self._life = ""
+                self._incarnation = ""
                 raise CoordinatorUnavailable(self._unanswered())
             await asyncio.sleep(AGAIN_S)
         self._reporting = asyncio.create_task(self._report_always())
@@ -406,11 +429,11 @@ class RaftCoordinator:
 
     async def _report_while_member(self) -> None:
         assert self._changed is not None
-        while self._life and self._member is not None:
+        while self._incarnation and self._member is not None:
             known = self._known
             call = Report(
-                life=self._life,
-                seat=self._seat,
+                incarnation=self._incarnation,
+                registration_number=self._registration_number,
                 member=self._member,
                 revision=known.revision,
                 stamp=known.stamp,
@@ -426,41 +449,46 @@ class RaftCoordinator:
         if self._changed is not None:
             self._changed.set()
 
-    async def _end_life(self) -> None:
+    async def _end_incarnation(self) -> None:
         """End the reports, and leave if there is a session."""
         reporting, self._reporting = self._reporting, None
         if reporting is not None:
             reporting.cancel()
             with suppress(asyncio.CancelledError):
                 await reporting
-        life, self._life = self._life, ""
-        if life and self._is_fresh and self._callers is not None:
+        incarnation, self._incarnation = self._incarnation, ""
+        if incarnation and self._is_fresh and self._callers is not None:
             with suppress(Unanswered):
-                await self._callers.ask(Leave(life=life), self._timeout_s)
+                await self._callers.ask(Leave(incarnation=incarnation), self._timeout_s)
 
     def _lose(self) -> None:
-        if self._life:
+        if self._incarnation:
             log.warning("session with the voters lost", node=self._node)
-        self._life, self._known, self._heard_s = "", _Known(), float("-inf")
+        self._incarnation, self._known, self._heard_s = "", _Known(), float("-inf")
         self._woken.set()
 
-    def _note(self, news: News, asked_s: float) -> None:
+    def _note(self, update: StateUpdate, asked_s: float) -> None:
         """Note what the leader tells; while it does not know all members, nothing is confirmed.
 
-        An answer that a later one has overtaken says nothing. If only such answers come, the voters have begun anew without their files.
-        """
+        An answer that a later one has overtaken says nothing. If only such answers come, the voters
+        have begun anew without their files."""
         known = before = self._known
-        if news.stamp < known.stamp or news.revision < known.revision:
+        if update.stamp < known.stamp or update.revision < known.revision:
             if asked_s - self._heard_s > self._timeout_s:
                 self._lose()
             return
-        if news.content is not None or news.stamp == known.stamp:
-            known = replace(known, stamp=news.stamp, content=news.content or known.content)
-        if news.settled:
+        if update.content is not None or update.stamp == known.stamp:
+            known = replace(known, stamp=update.stamp, content=update.content or known.content)
+        if update.settled:
             self._heard_s = max(self._heard_s, asked_s)
-            known = replace(known, controller=news.controller)
-            if news.members is not None:
-                known = replace(known, revision=news.revision, members=news.members, since_ms=news.since_ms)
+            known = replace(known, controller=update.controller)
+            if update.members is not None:
+                known = replace(
+                    known,
+                    revision=update.revision,
+                    members=update.members,
+                    since_ms=update.since_ms,
+                )
         if known != before:
             self._known = known
             self._woken.set()

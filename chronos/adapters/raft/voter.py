@@ -1,4 +1,5 @@
-"""A voter: runs the election and the register of `core.raft`, keeps its file, and serves members while it leads.
+"""A voter: runs the election and the register of `core.cluster.raft`, keeps its file, and serves
+members and voters over HTTP.
 
 Everything runs in one event loop; only the writes of the file have a thread.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +18,11 @@ from typing import Any
 import msgspec
 import structlog
 from aiohttp import web
+from msgspec import Struct
 
-from chronos.adapters.clock import SystemClock
-from chronos.adapters.raft import file
-from chronos.adapters.raft.links import Link
-from chronos.adapters.raft.server import HANDSHAKE_S, BoundedServer, read_body
+from chronos.adapters.machine import SystemClock, replace_file
 from chronos.adapters.raft.wire import (
+    BODY_BYTES_MAX,
     CHALLENGE,
     PATH,
     REGISTER_BYTES_MAX,
@@ -33,17 +33,18 @@ from chronos.adapters.raft.wire import (
     Batch,
     Call,
     Challenges,
-    Gone,
     Incoming,
     Inspect,
     Join,
     Leave,
-    News,
+    Link,
     NotLeader,
+    NotRegistered,
     Publish,
     Refused,
     Report,
-    Seal,
+    Signer,
+    StateUpdate,
     Taken,
     TooLarge,
     decode_content,
@@ -51,10 +52,11 @@ from chronos.adapters.raft.wire import (
     encode,
     encode_content,
 )
-from chronos.core.raft import register
-from chronos.core.raft.elector import Elector
-from chronos.core.raft.sessions import Content, Sessions
-from chronos.core.raft.values import (
+from chronos.core.cluster.raft import register
+from chronos.core.cluster.raft.elector import Elector
+from chronos.core.cluster.raft.register import Disk
+from chronos.core.cluster.raft.sessions import Content, Sessions
+from chronos.core.cluster.raft.values import (
     BecameCandidate,
     BecameFollower,
     BecameLeader,
@@ -67,9 +69,107 @@ from chronos.core.raft.values import (
     VoteResponse,
     VoteResult,
 )
-from chronos.core.roles import Request, Roles
-from chronos.errors import ConfigurationError
+from chronos.core.cluster.roles import Request, Roles
+from chronos.errors import ConfigurationError, Stop
 from chronos.ports import steady_ms
+
+FORMAT = 1
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    format: int
+    node: str
+    disk: Disk
+
+
+def read_file(path: Path, node: str) -> Disk:
+    """Return the content of the file; an empty one if there is none yet. Raises Stop if it cannot
+    be read."""
+    try:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return Disk()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Stop(
+            f"{path} cannot be read ({error}); it holds the vote of this node: restore it, or "
+            "remove it"
+        ) from None
+    if found.format != FORMAT or found.node != node:
+        raise Stop(
+            f"{path} is of node {found.node} (format {found.format}), and this is node {node}"
+        )
+    return found.disk
+
+
+def write_file(path: Path, node: str, disk: Disk) -> None:
+    """Replace the file durably. Raises OSError."""
+    replace_file(path, msgspec.msgpack.encode(_File(format=FORMAT, node=node, disk=disk)))
+
+
+CONNECTIONS_MAX = 250
+"""Most connections: each member has one or two to the leader, and each voter one to every other."""
+
+HANDSHAKE_S = 5.0
+"""How long a new connection may take to negotiate TLS."""
+
+
+class _Request(web.BaseRequest):
+    """A request whose answer does not name the library and its version: they help an attacker
+    only."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers.popall("Server", None)
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> _Request:
+    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+class BoundedServer(web.Server):
+    """A server with at most CONNECTIONS_MAX connections. At the bound the oldest one without a
+    valid request is closed for a new one."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(handler, access_log=None, lingering_time=0, request_factory=_request)
+        self._known: set[web.RequestHandler] = set()
+        self._unknown: dict[web.RequestHandler, asyncio.Transport] = {}
+        """Connections without a valid request so far, oldest first."""
+
+    @property
+    def count(self) -> int:
+        """Number of open connections."""
+        return len(self._known) + len(self._unknown)
+
+    def keep(self, request: web.BaseRequest) -> None:
+        """The connection of this request belongs to a node of the cluster."""
+        if self._unknown.pop(request.protocol, None) is not None:
+            self._known.add(request.protocol)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._unknown[handler] = transport
+        if self.count > CONNECTIONS_MAX:
+            self._unknown.pop(next(iter(self._unknown))).abort()
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        super().connection_lost(handler, exc)
+        self._known.discard(handler)
+        self._unknown.pop(handler, None)
+
+
+async def read_body(request: web.BaseRequest) -> bytes | None:
+    """Return the content of a request; None if it is too large."""
+    content = bytearray()
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        return None
+    async for part in request.content.iter_any():
+        content += part
+        if len(content) > BODY_BYTES_MAX:
+            return None
+    return bytes(content)
+
 
 log = structlog.get_logger("chronos.raft")
 
@@ -111,7 +211,7 @@ class Voter:
         host: str,
         port: int,
         path: Path,
-        seal: Seal,
+        signer: Signer,
         heartbeat_ms: int,
         timeout_ms: int,
         server_tls: Callable[[], ssl.SSLContext | None] | None = None,
@@ -119,18 +219,20 @@ class Voter:
     ) -> None:
         """`peers`: the URLs of all voters by name. `path`: its file. Listens on `host` and `port`.
 
-        `server_tls` and `client_tls`: the contexts for a new connection to it and from it; None: no TLS.
-        """
+        `server_tls` and `client_tls`: the contexts for a new connection to it and from it; None: no
+        TLS."""
         self.timing = timing_of(heartbeat_ms, timeout_ms)
         self._node = node
         self._peers = dict(peers)
         self._address = host, port
         self._path = path
-        self._seal = seal
+        self._signer = signer
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
         self._tls = server_tls, client_tls
-        self._voter = register.Voter(Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing))
+        self._voter = register.Voter(
+            Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing)
+        )
         self.sessions = Sessions(timeout_ms)
         self._content: tuple[LogEnd, Content] = (LogEnd(), Content())
         self._previous = ""
@@ -151,7 +253,11 @@ class Voter:
     def leads(self) -> bool:
         """True if this voter leads, and a quorum has confirmed that lately."""
         fresh_ms = self._timeout_ms * 3 // 4
-        return not self._stopped and self._voter.leads and _now_ms() - self._voter.elector.kept_ms <= fresh_ms
+        return (
+            not self._stopped
+            and self._voter.leads
+            and _now_ms() - self._voter.elector.kept_ms <= fresh_ms
+        )
 
     @property
     def term(self) -> int:
@@ -170,10 +276,10 @@ class Voter:
 
     async def start(self) -> None:
         """Read the file, listen, and take part. Raises Stop and ConfigurationError."""
-        disk = file.read(self._path, self._node)
+        disk = read_file(self._path, self._node)
         server_tls, client_tls = self._tls
         self._links = {
-            peer: Link(peer, url, self._seal, client_tls, self._unanswered, self._link_timeout_s)
+            peer: Link(peer, url, self._signer, client_tls, self._unanswered, self._link_timeout_s)
             for peer, url in self._peers.items()
             if peer != self._node
         }
@@ -189,15 +295,21 @@ class Voter:
         except OSError as error:
             await self.stop()
             raise ConfigurationError(
-                [f"coordinator.raft.peers: cannot listen on {host}:{port}: {error.strerror or error}"]
+                [
+                    f"coordinator.raft.peers: cannot listen on {host}:{port}: "
+                    f"{error.strerror or error}"
+                ]
             ) from None
         if context is not None:
             assert server_tls is not None
             self._renewing = asyncio.create_task(self._renew(server_tls, context))
         self._give(register.Begin(disk))
 
-    async def _renew(self, tls: Callable[[], ssl.SSLContext | None], context: ssl.SSLContext) -> None:
-        """Accept connections with a new certificate; the sockets stay open, so that none is refused."""
+    async def _renew(
+        self, tls: Callable[[], ssl.SSLContext | None], context: ssl.SSLContext
+    ) -> None:
+        """Accept connections with a new certificate; the sockets stay open, so that none is
+        refused."""
         while True:
             await asyncio.sleep(RENEW_S)
             current = tls()
@@ -214,13 +326,16 @@ class Voter:
             self._listening = renewed
 
     async def _listen_again(self, context: ssl.SSLContext) -> list[asyncio.Server]:
-        """Listen on the same sockets with another context. Raises OSError, and then nothing has changed."""
+        """Listen on the same sockets with another context. Raises OSError, and then nothing has
+        changed."""
         assert self._server is not None
         renewed: list[asyncio.Server] = []
         try:
             for sock in [sock for server in self._listening for sock in server.sockets]:
                 renewed.append(
-                    await asyncio.get_running_loop().create_server(self._server, sock=sock.dup(), **_options(context))
+                    await asyncio.get_running_loop().create_server(
+                        self._server, sock=sock.dup(), **_options(context)
+                    )
                 )
         except OSError:
             for server in renewed:
@@ -263,10 +378,11 @@ class Voter:
 
     @property
     def _link_timeout_s(self) -> float:
-        """How long a voter may take to answer: a slow one must not lose the messages, a frozen one only holds up its own."""
+        """How long a voter may take to answer: a slow one must not lose the messages, a frozen one
+        only holds up its own."""
         return self._timeout_ms / 2_000
 
-    # ------------------------------------------------------------------------------------------------ the driver
+    # ----------------------------------------------------------------------------------- the driver
 
     def _unanswered(self, peer: str, messages: tuple[register.Message, ...]) -> None:
         """A voter did not take these messages: a vote need not wait for it."""
@@ -311,7 +427,9 @@ class Voter:
                 self.sessions.begin(effect.term, _now_ms(), self._previous)
             elif isinstance(effect, BecameFollower):
                 self._previous = effect.leader.node
-                log.info("follows a voter", node=self._node, leader=effect.leader.node, term=effect.term)
+                log.info(
+                    "follows a voter", node=self._node, leader=effect.leader.node, term=effect.term
+                )
                 self._fail_waiters()
             elif isinstance(effect, BecameCandidate):
                 self._fail_waiters()
@@ -319,7 +437,8 @@ class Voter:
                 self._send(effect)
 
     def _send(self, message: register.Message) -> None:
-        """Send a message to another voter; one to any other node is an answer that no node waits for."""
+        """Send a message to another voter; one to any other node is an answer that no node waits
+        for."""
         link = self._links.get(message.to)
         if link is not None:
             link.send(message)
@@ -339,12 +458,13 @@ class Voter:
             self._writing = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        """Write the last state until there is no later one; nothing is told of a write that failed."""
+        """Write the last state until there is no later one; nothing is told of a write that
+        failed."""
         loop = asyncio.get_running_loop()
         while (disk := self._unwritten) is not None:
             self._unwritten = None
             try:
-                await loop.run_in_executor(self._writer, file.write, self._path, self._node, disk)
+                await loop.run_in_executor(self._writer, write_file, self._path, self._node, disk)
             except Exception as error:
                 log.error("vote not written", path=str(self._path), why=str(error) or repr(error))
                 if self._unwritten is None:
@@ -353,15 +473,16 @@ class Voter:
                 continue
             self._give(register.Stored(disk))
 
-    # ------------------------------------------------------------------------------------------------ the server
+    # ----------------------------------------------------------------------------------- the server
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Check the sender by the header; without the secret nothing is read and nothing is changed."""
+        """Check the sender by the header; without the secret nothing is read and nothing is
+        changed."""
         if request.method != "POST" or request.path != PATH:
             return web.Response(status=404)
         now_s = time.monotonic()
         header = request.headers.get(SIGNATURE, "")
-        signature = self._seal.read(self._node, header)
+        signature = self._signer.read(self._node, header)
         if signature is None or not self._challenges.take(signature, now_s):
             return self._unauthorized(now_s)
         assert self._server is not None
@@ -378,7 +499,10 @@ class Voter:
         answer = await self._answer(message)
         if answer is None:
             return web.Response(status=503)
-        headers = {SIGNATURE: self._seal.answer(header, answer), CHALLENGE: self._challenges.current(time.monotonic())}
+        headers = {
+            SIGNATURE: self._signer.answer(header, answer),
+            CHALLENGE: self._challenges.current(time.monotonic()),
+        }
         return web.Response(body=answer, headers=headers)
 
     def _unauthorized(self, now_s: float) -> web.Response:
@@ -406,22 +530,26 @@ class Voter:
         self._give(Tick())
         if not self.leads:
             leader = self._voter.elector.leader
-            return NotLeader(leader="" if leader is None or leader.node == self._node else leader.node)
+            return NotLeader(
+                leader="" if leader is None or leader.node == self._node else leader.node
+            )
         sessions, wall_ms = self.sessions, steady_ms(self._clock)
         if isinstance(call, Join):
-            if sessions.is_ended(call.life):
-                return Gone()
-            holder = sessions.join(call.life, call.member, _now_ms(), wall_ms)
-            return Taken(holder=holder) if holder is not None else self._news(call.member.node)
+            if sessions.is_ended(call.incarnation):
+                return NotRegistered()
+            holder = sessions.join(call.incarnation, call.member, _now_ms(), wall_ms)
+            return Taken(holder=holder) if holder is not None else self._update(call.member.node)
         if isinstance(call, Report):
-            if not sessions.report(call.life, call.seat, call.member, _now_ms(), wall_ms):
-                return Gone()
-            return self._news(call.member.node, call)
+            if not sessions.report(
+                call.incarnation, call.registration_number, call.member, _now_ms(), wall_ms
+            ):
+                return NotRegistered()
+            return self._update(call.member.node, call)
         if isinstance(call, Leave):
-            sessions.leave(call.life)
-            return self._news("")
+            sessions.leave(call.incarnation)
+            return self._update("")
         if isinstance(call, Inspect):
-            return self._news("")
+            return self._update("")
         return await self._change(call)
 
     async def _change(self, call: Ask | Publish) -> Answer:
@@ -429,11 +557,17 @@ class Voter:
         content = self._latest()
         if isinstance(call, Ask):
             changed = content.asked(call.id, call.request)
-            return await (self._told() if changed is None else self._offer(changed, REGISTER_BYTES_MAX))
+            return await (
+                self._told() if changed is None else self._offer(changed, REGISTER_BYTES_MAX)
+            )
         controller = self.sessions.controller
-        if self.sessions.is_ended(call.life):
-            return Gone()
-        if not self._is_settled() or self.sessions.life(controller) != call.life or call.version != content.version:
+        if self.sessions.is_ended(call.incarnation):
+            return NotRegistered()
+        if (
+            not self._is_settled()
+            or self.sessions.incarnation(controller) != call.incarnation
+            or call.version != content.version
+        ):
             return Refused()
         return await self.publish(call.roles, call.answered)
 
@@ -462,7 +596,7 @@ class Voter:
                     await waiter
             except (TimeoutError, _NotCommitted):
                 return NotLeader()
-        return self._news("")
+        return self._update("")
 
     def _latest(self) -> Content:
         """The content that the next change is made from."""
@@ -475,16 +609,16 @@ class Voter:
     def _is_settled(self) -> bool:
         return self.sessions.settled(self._latest().roles, _now_ms())
 
-    def _news(self, node: str, known: Report | None = None) -> News:
+    def _update(self, node: str, known: Report | None = None) -> StateUpdate:
         """The present state, as far as a quorum has it."""
         sessions, committed = self.sessions, self._voter.committed
         assert committed is not None
         is_settled = self._is_settled()
         tell_members = is_settled and (known is None or known.revision != sessions.revision)
         tell_content = known is None or known.stamp != committed.stamp
-        return News(
+        return StateUpdate(
             leader=self._node,
-            seat=sessions.seat(node),
+            registration_number=sessions.registration_number(node),
             settled=is_settled,
             controller=sessions.controller if is_settled else "",
             revision=sessions.revision,

@@ -1,31 +1,38 @@
-"""The messages between nodes of a cluster: MessagePack over HTTP, authenticated with a shared secret.
+"""The messages between nodes of a cluster: MessagePack over HTTP, authenticated with a shared
+secret; and the connections that carry them.
 
-The header of a request has an HMAC of its receiver, of a challenge of the receiver, of a nonce and of the digest of its content; an answer
-has an HMAC of its content and of the request. The key depends on the secret, the cluster and the names of the voters. A request without a
-valid header is answered with 401 before its content is read, and changes nothing. A request counts once: a recorded one is refused.
-Without TLS the messages can be read.
-"""
+The header of a request has an HMAC of its receiver, of a challenge of the receiver, of a nonce and
+of the digest of its content; an answer has an HMAC of its content and of the request. The key
+depends on the secret, the cluster and the names of the voters. A request without a valid header is
+answered with 401 before its content is read, and changes nothing. A request counts once: a recorded
+one is refused. Without TLS the messages can be read."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
+import aiohttp
 import msgspec
+import structlog
 from msgspec import Struct
 
-from chronos.core.raft import register
-from chronos.core.raft.sessions import Content, Seat
-from chronos.core.raft.values import LogEnd
-from chronos.core.roles import Member, Request, Roles
+from chronos.core.cluster.raft import register
+from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
+from chronos.core.cluster.raft.values import LogEnd
+from chronos.core.cluster.roles import Member, Request, Roles
 
 PATH = "/v1/raft"
 
 SIGNATURE = "Chronos-Signature"
-"""Header of a request: challenge, nonce, digest of the content and HMAC, in hexadecimal with dots between; of an answer: its HMAC."""
+"""Header of a request: challenge, nonce, digest of the content and HMAC, in hexadecimal with dots
+between; of an answer: its HMAC."""
 
 CHALLENGE = "Chronos-Challenge"
 """Header of an answer: the challenge for the next requests to this voter."""
@@ -37,26 +44,32 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 """Largest message: many times the roles and reports of a hundred shards on each of ten nodes."""
 
 REGISTER_BYTES_MAX = BODY_BYTES_MAX - 65_536
-"""Largest value of the register: it is sent to the other voters as a whole, in one message with others."""
+"""Largest value of the register: it is sent to the other voters as a whole, in one message with
+others."""
 
 ROLES_BYTES_MAX = REGISTER_BYTES_MAX - 65_536
-"""Largest value with which roles are published. The rest is for requests: `chronos forget` makes roles smaller that have become too large."""
+"""Largest value with which roles are published. The rest is for requests: `chronos forget` makes
+roles smaller that have become too large."""
 
 
-class Join(Struct, frozen=True, kw_only=True, tag=True):
-    """A node registers as a new life."""
+WIRE_NAMES = {"incarnation": "life", "registration_number": "seat"}
+"""Names of fields in the messages, which stay as they are."""
 
-    life: str
+
+class Join(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+    """A node registers as a new incarnation."""
+
+    incarnation: str
     member: Member
 
 
-class Report(Struct, frozen=True, kw_only=True, tag=True):
+class Report(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
     """A member reports, and asks for what is new."""
 
-    life: str
-    seat: Seat
+    incarnation: str
+    registration_number: RegistrationNumber
     member: Member
-    revision: Seat
+    revision: RegistrationNumber
     """Of the members that it knows."""
     stamp: LogEnd
     """Of the content that it knows."""
@@ -69,19 +82,19 @@ class Ask(Struct, frozen=True, kw_only=True, tag=True):
     request: Request
 
 
-class Publish(Struct, frozen=True, kw_only=True, tag=True):
+class Publish(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
     """The controller publishes roles over those of a version, and answers requests with them."""
 
-    life: str
+    incarnation: str
     version: int
     roles: Roles
     answered: tuple[str, ...]
 
 
-class Leave(Struct, frozen=True, kw_only=True, tag=True):
+class Leave(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
     """A member ends its session."""
 
-    life: str
+    incarnation: str
 
 
 class Inspect(Struct, frozen=True, kw_only=True, tag=True):
@@ -103,8 +116,8 @@ class Taken(Struct, frozen=True, kw_only=True, tag=True):
     holder: Member
 
 
-class Gone(Struct, frozen=True, kw_only=True, tag=True):
-    """The life has no place any more; it has to join again."""
+class NotRegistered(Struct, frozen=True, kw_only=True, tag="Gone"):
+    """The incarnation has no place any more; it has to join again."""
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag=True):
@@ -119,22 +132,22 @@ class TooLarge(Struct, frozen=True, kw_only=True, tag=True):
     bytes_max: int
 
 
-class News(Struct, frozen=True, kw_only=True, tag=True):
+class StateUpdate(Struct, frozen=True, kw_only=True, tag="News", rename=WIRE_NAMES):
     """The present state, without the parts that the asker knows."""
 
     leader: str
-    seat: Seat = (0, 0)
+    registration_number: RegistrationNumber = (0, 0)
     settled: bool
     """All members are known."""
     controller: str
-    revision: Seat
+    revision: RegistrationNumber
     members: Mapping[str, Member] | None = None
     since_ms: Mapping[str, int] = {}
     stamp: LogEnd
     content: Content | None = None
 
 
-Answer = NotLeader | Taken | Gone | Refused | TooLarge | News
+Answer = NotLeader | Taken | NotRegistered | Refused | TooLarge | StateUpdate
 
 
 class Batch(Struct, frozen=True, tag=True):
@@ -180,13 +193,15 @@ class Signature(Struct, frozen=True):
 _SIGNATURE = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{32})\.([0-9a-f]{64})\.([0-9a-f]{64})")
 
 
-class Seal:
+class Signer:
     """Signs and checks the messages of one cluster with one list of voters."""
 
     def __init__(self, secret: str, cluster: str, voters: Iterable[str]) -> None:
         """`voters`: their names; the names of clusters and of nodes have no space."""
         names = " ".join(sorted(voters))
-        self._key = hmac.digest(secret.encode(), f"chronos raft {cluster} {names}".encode(), "sha256")
+        self._key = hmac.digest(
+            secret.encode(), f"chronos raft {cluster} {names}".encode(), "sha256"
+        )
 
     def request(self, to: str, challenge: str, body: bytes) -> str:
         """Return the header of a new request to a voter that gave this challenge."""
@@ -194,7 +209,8 @@ class Seal:
         return f"{challenge}.{nonce}.{digest}.{self._sign('request', to, challenge, nonce, digest)}"
 
     def read(self, to: str, header: str) -> Signature | None:
-        """Return the signature of a request to this voter; None if it is not one of this cluster."""
+        """Return the signature of a request to this voter; None if it is not one of this
+        cluster."""
         found = _SIGNATURE.fullmatch(header)
         if found is None:
             return None
@@ -217,7 +233,8 @@ class Seal:
 
 
 class Challenges:
-    """The challenges of one voter: random, so that a request recorded before cannot be repeated. Times are seconds of any steady clock."""
+    """The challenges of one voter: random, so that a request recorded before cannot be repeated.
+    Times are seconds of any steady clock."""
 
     def __init__(self, now_s: float) -> None:
         self._used: dict[str, set[str]] = {}
@@ -256,3 +273,181 @@ class Challenges:
 def is_same(one: str, other: str) -> bool:
     """Compare two signatures in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
+
+
+log = structlog.get_logger("chronos.raft")
+
+PAUSE_S = 0.02
+"""Pause after messages that were not taken."""
+
+
+class Unanswered(Exception):
+    """A voter gave no valid answer."""
+
+
+class VoterClient:
+    """Authenticated requests to one voter."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        to: str,
+        url: str,
+        signer: Signer,
+        tls: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
+        """`tls`: the context for a new connection; None: the authorities of the system."""
+        self._session = session
+        self._tls = tls
+        self._to = to
+        self._url = url.rstrip("/") + PATH
+        self._name = url
+        self._signer = signer
+        self._challenge = ""
+        """The last one that the voter gave; empty: to be asked for."""
+
+    async def post(self, body: bytes, timeout_s: float) -> bytes:
+        """Send one request and return its answer. Raises Unanswered."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._post_once(body)
+                if answer is None:
+                    # The voter was started again, or the challenge is old.
+                    self._challenge = ""
+                    answer = await self._post_once(body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._challenge = ""
+            raise Unanswered(f"{self._name}: {str(error) or type(error).__name__}") from error
+        if answer is None:
+            raise Unanswered(
+                f"{self._name} has another coordinator.secret or other names in "
+                "coordinator.raft.peers, or serves another cluster or node"
+            )
+        return answer
+
+    async def _post_once(self, body: bytes) -> bytes | None:
+        """Return the answer; None if the voter does not take the signature."""
+        if not self._challenge:
+            async with self._session.post(
+                self._url, ssl=self._context(), allow_redirects=False
+            ) as response:
+                if response.status != 401:
+                    raise Unanswered(f"{self._name} answered with status {response.status}")
+                self._challenge = response.headers.get(CHALLENGE, "")
+        header = self._signer.request(self._to, self._challenge, body)
+        headers = {SIGNATURE: header, "Content-Type": "application/msgpack"}
+        async with self._session.post(
+            self._url, data=body, headers=headers, ssl=self._context(), allow_redirects=False
+        ) as response:
+            answer = await response.read()
+            if response.status == 401:
+                return None
+            if response.status != 200:
+                raise Unanswered(f"{self._name} answered with status {response.status}")
+            if not is_same(
+                response.headers.get(SIGNATURE, ""), self._signer.answer(header, answer)
+            ):
+                raise Unanswered(f"{self._name} does not know coordinator.secret")
+            self._challenge = response.headers.get(CHALLENGE, "")
+            return answer
+
+    def _context(self) -> ssl.SSLContext | bool:
+        return True if self._tls is None else self._tls()
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session for requests to voters, each of which has a time limit of its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+    )
+
+
+class Link:
+    """Sends the messages for one voter: one request at a time, and of each kind of message the last
+    one only."""
+
+    def __init__(
+        self,
+        to: str,
+        url: str,
+        signer: Signer,
+        tls: Callable[[], ssl.SSLContext] | None,
+        unanswered: Callable[[str, tuple[register.Message, ...]], None],
+        timeout_s: float,
+    ) -> None:
+        self._to = to
+        self._unanswered = unanswered
+        self._timeout_s = timeout_s
+        self._outbox: dict[type, register.Message] = {}
+        self._filled = asyncio.Event()
+        self._session = open_session()
+        self._client = VoterClient(self._session, to, url, signer, tls)
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, message: register.Message) -> None:
+        """Send a message, or drop it if the voter does not take messages."""
+        self._outbox[type(message)] = message
+        self._filled.set()
+
+    async def close(self) -> None:
+        """End at once."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._session.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            messages = tuple(self._outbox.values())
+            self._outbox.clear()
+            try:
+                await self._client.post(encode(Batch(messages)), self._timeout_s)
+            except Exception as error:
+                # Without this task the voter would never get a message again.
+                if not isinstance(error, Unanswered):
+                    log.exception("messages to a voter not sent", voter=self._to, why=repr(error))
+                self._unanswered(self._to, messages)
+                await asyncio.sleep(PAUSE_S)
+
+
+class Callers:
+    """Calls of a member: finds the leader, and remembers it."""
+
+    def __init__(
+        self, peers: Mapping[str, str], signer: Signer, tls: Callable[[], ssl.SSLContext] | None
+    ) -> None:
+        self._order = sorted(peers)
+        self._session = open_session()
+        self._clients = {
+            to: VoterClient(self._session, to, url, signer, tls) for to, url in peers.items()
+        }
+        self._leader = self._order[0]
+        self.problem = ""
+        """Why the last call had no answer."""
+
+    async def ask(self, call: Call, timeout_s: float) -> Answer:
+        """Return the answer of the voter that leads, as far as it is known. Raises Unanswered; the
+        next call asks another one."""
+        try:
+            answer = decode_answer(await self._clients[self._leader].post(encode(call), timeout_s))
+        except (Unanswered, msgspec.MsgspecError) as error:
+            self.problem = str(error)
+            self._next()
+            raise Unanswered(self.problem) from error
+        if isinstance(answer, NotLeader):
+            self.problem = "the voters have no leader"
+            if answer.leader in self._clients:
+                self._leader = answer.leader
+            else:
+                self._next()
+            raise Unanswered(self.problem)
+        return answer
+
+    def _next(self) -> None:
+        self._leader = self._order[(self._order.index(self._leader) + 1) % len(self._order)]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()

@@ -1,10 +1,10 @@
 """Compaction: a few large files in place of many small ones, after a kill at any point too.
 
-The batches of a table that hold small files are written into one new folder, which readers skip until it is complete. A
-journal then names the new folder and the ones it replaces; the old folders are hidden, the new one is renamed, the old
-ones and the journal are removed. Whoever finds a journal completes it, `chronos archive` too: once it is written there
-is no way back. Law: readers never see a record twice; between the renames they may not see it at all.
-"""
+The batches of a table that hold small files are written into one new folder, which readers skip
+until it is complete. A journal then names the new folder and the ones it replaces; the old folders
+are hidden, the new one is renamed, the old ones and the journal are removed. Whoever finds a
+journal completes it, `chronos archive` too: once it is written there is no way back. Law: readers
+never see a record twice; between the renames they may not see it at all."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
 from chronos.spark import inventory, schema
-from chronos.spark.progress import Step, Watch
 from chronos.spark.runs import check_format, remove_uncommitted
+from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL
 
@@ -35,10 +35,15 @@ class CompactedTable(Struct, frozen=True, kw_only=True):
     files_after: int
 
 
-def compact(spark: SparkSession, storage: ArchiveStorage, file_bytes: int, watch: Watch) -> list[CompactedTable]:
-    """Compact every table. Batches whose files have `file_bytes` or more on average stay as they are."""
+def compact(
+    spark: SparkSession, storage: ArchiveStorage, file_bytes: int, watch: Watch
+) -> list[CompactedTable]:
+    """Compact every table. Batches whose files have `file_bytes` or more on average stay as they
+    are."""
     if check_format(storage) is None:
-        raise ArchiveFailed(f"{storage.uri} holds no archive; `chronos archive --location` creates one")
+        raise ArchiveFailed(
+            f"{storage.uri} holds no archive; `chronos archive --location` creates one"
+        )
     with storage.locked():
         finish(storage)
         remove_uncommitted(storage)
@@ -63,18 +68,26 @@ def finish(storage: ArchiveStorage) -> None:
         storage.remove(f"{name}/{MAKING}")
 
 
-def _compact(spark: SparkSession, storage: ArchiveStorage, name: str, file_bytes: int, watch: Watch) -> CompactedTable:
+def _compact(
+    spark: SparkSession, storage: ArchiveStorage, name: str, file_bytes: int, watch: Watch
+) -> CompactedTable:
     table = schema.TABLES[name]
     batches = [folder for folder in storage.folders(name) if folder.startswith("batch=")]
     found = {batch: _parquet(storage, f"{name}/{batch}") for batch in batches}
     sizes = {batch: [size for _, size in each] for batch, each in found.items()}
     files = sum(map(len, sizes.values()))
-    small = [batch for batch in batches if sum(sizes[batch]) < file_bytes * max(1, len(sizes[batch]))]
+    small = [
+        batch for batch in batches if sum(sizes[batch]) < file_bytes * max(1, len(sizes[batch]))
+    ]
     bytes_of = Counter[str]()
     for path, size in (each for batch in small for each in found[batch]):
         bytes_of[path.rpartition("/")[0]] += size
-    # One file an hour, and one more for every `file_bytes` of it, so that a large hour is divided among tasks.
-    parts = {hour: max(1, size // file_bytes) if table.partitioned_by else 1 for hour, size in bytes_of.items()}
+    # One file an hour, and one more for every `file_bytes` of it, so that a large hour is divided
+    # among tasks.
+    parts = {
+        hour: max(1, size // file_bytes) if table.partitioned_by else 1
+        for hour, size in bytes_of.items()
+    }
     if sum(len(sizes[batch]) for batch in small) <= sum(parts.values()) or not small:
         return CompactedTable(table=name, files_before=files, files_after=files)
     watch(Step(name=f"compacting {sum(len(sizes[batch]) for batch in small)} files of {name}"))
@@ -96,12 +109,14 @@ def _compact(spark: SparkSession, storage: ArchiveStorage, name: str, file_bytes
     storage.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small, "files": written})
     finish(storage)
     return CompactedTable(table=name, files_before=files,
-                     files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip
+                     files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip  # noqa: E501
 
 
 def _parts_of(parts: Mapping[str, int]) -> Column:
     """Column with the number of files of the row's hour."""
-    several = [f.lit(each) for hour, number in parts.items() if number > 1 for each in (hour, number)]
+    several = [
+        f.lit(each) for hour, number in parts.items() if number > 1 for each in (hour, number)
+    ]
     if not several:
         return f.lit(1)
     folder = f.concat(f.lit("due_date="), "due_date", f.lit("/due_hour="), "due_hour")
@@ -109,10 +124,15 @@ def _parts_of(parts: Mapping[str, int]) -> Column:
 
 
 def _unused(batches: Iterable[str]) -> str:
-    """A name greater than that of every compacted folder: an older one may be among the folders it replaces."""
+    """A name greater than that of every compacted folder: an older one may be among the folders it
+    replaces."""
     made = [batch.removeprefix("batch=c") for batch in batches if batch.startswith("batch=c")]
     return f"batch=c{max((int(each.partition('-')[0]) for each in made), default=0) + 1:08}"
 
 
 def _parquet(storage: ArchiveStorage, below: str) -> list[tuple[str, int]]:
-    return [(path, size) for path, size in storage.files(below, recursive=True) if path.endswith(".parquet")]
+    return [
+        (path, size)
+        for path, size in storage.files(below, recursive=True)
+        if path.endswith(".parquet")
+    ]

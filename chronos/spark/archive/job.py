@@ -1,29 +1,41 @@
-"""A run of the archive: Chronos's topics and the chosen targets to Parquet, incrementally.
+"""A run of the archive: Chronos's topics and the chosen targets to Parquet, incrementally, in a
+location that it claims.
 
-One stream of Spark's structured streaming for each table. A run has a checkpoint of its own, which begins where the last
-one was committed; the uncommitted batches of an earlier run are removed first. Law: every record is in the archive once,
-after a kill at any point too. What the records mean is `audit/`; their columns are `rows` and `codec`.
-"""
+And the parameters of a run.
+
+Law: a location is claimed only after the brokers have shown that they belong to that cluster and
+have these topics, so that a wrong setting leaves nothing behind.
+
+The names that each run added are found in the files it wrote; a run without its list makes the
+whole table be read once.
+
+One stream of Spark's structured streaming for each table. A run has a checkpoint of its own, which
+begins where the last one was committed; the uncommitted batches of an earlier run are removed
+first. Law: every record is in the archive once, after a kill at any point too. What the records
+mean is `audit/`; their columns are `rows` and `codec`."""
 
 import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import structlog
 from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from chronos.errors import ArchiveFailed
+from chronos.core.shard.progress import unpack_progress
+from chronos.errors import ArchiveFailed, ArchiveUnusable, LogMismatch
 from chronos.spark import inventory, schema
-from chronos.spark.archive.claim import check_claim, write_claim
 from chronos.spark.archive.compact import finish
-from chronos.spark.archive.plan import ArchivePlan as ArchivePlan
-from chronos.spark.archive.targets import named_targets, save_named_targets
 from chronos.spark.archive.unreadable import (
     Ranges,
     find_unreadable,
@@ -33,8 +45,14 @@ from chronos.spark.archive.unreadable import (
     save_ranges,
     skipped,
 )
-from chronos.spark.progress import Step, Watch
-from chronos.spark.rows import decisions_of, deliveries_of, in_hours, messages_of, steps_of, with_reason
+from chronos.spark.codec import (
+    decisions_of,
+    deliveries_of,
+    in_hours,
+    messages_of,
+    steps_of,
+    with_reason,
+)
 from chronos.spark.runs import (
     GAP,
     RECREATED,
@@ -50,17 +68,178 @@ from chronos.spark.runs import (
     batch_ends,
     batch_folder,
     begin_run,
+    check_format,
     committed_batch,
     epochs_file,
     loss_of,
     need_runs,
     offset_row,
+    parse_batch,
     positions,
     remove_uncommitted,
     write_offsets,
 )
 from chronos.spark.schema import Table
+from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import read_table
+
+
+class ArchivePlan(Struct, frozen=True, kw_only=True):
+    """The topics to archive, and how to read them."""
+
+    cluster: str
+    bootstrap_servers: str
+    delay: str
+    progress: str
+    rejected: str
+    dead_letter: str
+    targets: list[str] | None = None
+    """Names or shell-style patterns of target topics; None: those that messages name."""
+    all_records: bool = False
+    """True to archive records of target topics that Chronos did not deliver too."""
+    batch_records: int = 2_000_000
+    """Most records of one micro-batch."""
+    other_cluster: bool = False
+    """True to accept a Kafka cluster with another id than that of the archive."""
+    reader: dict[str, str] = {}
+    """Further options of Spark's Kafka source."""
+
+
+CLUSTER_ID = "kafka_cluster_id"
+"""Key of `archive.json` with the id that Kafka gave the cluster; archives of the first version lack
+it."""
+
+EMPTY = "batch=00000000-empty"
+"""Folder below each table with a file without rows, so that a reader finds the columns."""
+
+RECORD_S = 5.0
+"""Most seconds to wait for a progress record of one shard."""
+
+
+def check_claim(storage: ArchiveStorage, brokers: ArchiveBrokers, plan: ArchivePlan) -> Any:
+    """The contents of `archive.json` as they will be; nothing is written.
+
+    ArchiveUnusable if the location holds another archive, or the brokers or topics belong to
+    another cluster."""
+    own = {
+        "delay": plan.delay,
+        "progress": plan.progress,
+        "rejected": plan.rejected,
+        "dead_letter": plan.dead_letter,
+    }
+    claim: dict[str, Any] = {"format": schema.FORMAT, "cluster": plan.cluster, "topics": own}
+    found = check_format(storage)
+    if found is not None and {**found, CLUSTER_ID: None} != {**claim, CLUSTER_ID: None}:
+        raise ArchiveUnusable(
+            f"{storage.uri} is the archive of {found}, not of {claim}: choose another location"
+        )
+    check_cluster_id(storage.uri, found or {}, brokers.cluster_id(), any_cluster=plan.other_cluster)
+    if found is None:
+        _check_cluster(brokers, plan)
+    return {**claim, CLUSTER_ID: brokers.cluster_id()}
+
+
+def check_cluster_id(
+    location: str, claim: dict[str, Any], cluster_id: str, *, any_cluster: bool
+) -> None:
+    """Raise ArchiveUnusable if the archive was made from a Kafka cluster with another id, unless
+    any is accepted."""
+    known = claim.get(CLUSTER_ID)
+    if known is not None and known != cluster_id and not any_cluster:
+        raise ArchiveUnusable(
+            f"{location} was archived from the Kafka cluster {known}, and these brokers belong to "
+            f"{cluster_id}: correct log.kafka.bootstrap_servers, choose another location, or "
+            "accept the cluster with --other-cluster"
+        )
+
+
+def _check_cluster(brokers: ArchiveBrokers, plan: ArchivePlan) -> None:
+    """Raise ArchiveUnusable if the progress topic was written by another cluster than the plan
+    names."""
+    info = brokers.describe([plan.progress])[plan.progress]
+    for partition in range(info.partitions if info is not None else 0):
+        watermarks = brokers.watermarks(plan.progress, partition)
+        if watermarks.stable <= watermarks.start:
+            continue
+        reader = brokers.reader(plan.progress, partition, watermarks.start)
+        try:
+            deadline = time.monotonic() + RECORD_S
+            while not (records := reader.read(1, 1)) and reader.position < watermarks.stable:
+                if time.monotonic() > deadline:
+                    break
+                reader.wait(0.1)
+        finally:
+            reader.close()
+        # A record that this version cannot read is named by the stream that archives it.
+        with suppress(LogMismatch):
+            for record in records:
+                written_by = unpack_progress(record.value).cluster
+                if written_by != plan.cluster:
+                    raise ArchiveUnusable(
+                        f"{plan.progress} was written by the cluster {written_by}, and the "
+                        f"setting cluster is {plan.cluster}: use the settings of the service"
+                    )
+                return
+
+
+def write_claim(storage: ArchiveStorage, claim: dict[str, Any]) -> None:
+    """Write `archive.json` if it differs, and a file without rows for each table that has no folder
+    yet."""
+    if check_format(storage) != claim:
+        storage.write_json("archive.json", claim)
+    for table in schema.TABLES.values():
+        if not storage.folders(table.name):
+            hour = "" if table.partitioned_by is None else "/due_date=1970-01-01/due_hour=0"
+            storage.write(f"{table.name}/{EMPTY}{hour}/empty.parquet", _empty_file(table))
+
+
+def _empty_file(table: schema.Table) -> bytes:
+    """A Parquet file with the table's columns, all nullable as Spark writes them, and no rows."""
+    columns = to_arrow_schema(schema.columns_of(table))
+    empty = pa.schema([pa.field(column.name, column.type) for column in columns]).empty_table()
+    sink = pa.BufferOutputStream()
+    pq.write_table(empty, sink)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+TARGETS = "targets.json"
+"""File of a run with the targets that the messages archived up to its end name."""
+
+
+def named_targets(spark: SparkSession, storage: ArchiveStorage) -> set[str]:
+    """The targets named by all archived messages."""
+    runs = storage.folders(RUNS)
+    if not runs:
+        return set()
+    found = storage.read_json(f"{RUNS}/{runs[-1]}/{TARGETS}")
+    if found is not None:
+        return set(found)
+    rows = (
+        read_table(spark, storage, schema.MESSAGES)
+        .where("target is not null")
+        .select("target")
+        .distinct()
+    )
+    return {row["target"] for row in rows.collect()}
+
+
+def save_named_targets(storage: ArchiveStorage, run: str, before: Iterable[str]) -> set[str]:
+    """Add the targets that the messages of a run name to those named before, and keep them with the
+    run."""
+    named = set(before)
+    table = schema.MESSAGES.name
+    for folder in storage.folders(table):
+        if parse_batch(folder, table)[0] != run:
+            continue
+        for path, _ in storage.files(f"{table}/{folder}", recursive=True):
+            if path.endswith(".parquet"):
+                with storage.open(f"{table}/{folder}/{path}") as stream:
+                    for rows in pq.ParquetFile(stream).iter_batches(columns=["target"]):
+                        named.update(pc.unique(rows.column("target")).drop_null().to_pylist())
+    storage.write_json(f"{RUNS}/{run}/{TARGETS}", sorted(named))
+    return named
+
 
 log = structlog.get_logger("chronos.archive")
 
@@ -71,8 +250,9 @@ OVERFLOW = "long overflow"
 """Part of Spark's error about a timestamp."""
 
 PAST_IT = (
-    "In a target: delete the records up to there (kafka-delete-records), or leave the topic out (--targets). In the delay"
-    " topic: wait until the service has rejected it, and run the same command again"
+    "In a target: delete the records up to there (kafka-delete-records), or leave the topic out "
+    "(--targets). In the delay topic: wait until the service has rejected it, and run the same "
+    "command again"
 )
 """How the archive gets past what it cannot read."""
 
@@ -106,18 +286,24 @@ Watermarks = dict[str, dict[str, int]]
 
 
 def archive(
-    spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, plan: ArchivePlan, watch: Watch
+    spark: SparkSession,
+    brokers: ArchiveBrokers,
+    storage: ArchiveStorage,
+    plan: ArchivePlan,
+    watch: Watch,
 ) -> list[TableResult]:
     """Archive every record up to the present end of the topics.
 
-    ArchiveFailed names the topic, partition and offsets that could not be read; ArchiveUnusable means that the location
-    cannot hold this archive.
+    ArchiveFailed names the topic, partition and offsets that could not be read; ArchiveUnusable
+    means that the location cannot hold this archive.
 
-    1. The brokers show that they have the topics and belong to the cluster; only then the location is claimed.
+    1. The brokers show that they have the topics and belong to the cluster; only then the location
+       is claimed.
     2. What a killed run or compaction left unfinished is completed or removed.
     3. The run records the offsets it begins at, and the gaps known by then.
     4. Each stream is read to its end. A stream that fails does not stop the others.
-    5. The positions in the delay and progress topics are committed: the service trims the topics below them.
+    5. The positions in the delay and progress topics are committed: the service trims the topics
+       below them.
 
     Where no targets are given and the messages name new ones, another run reads these.
     """
@@ -129,32 +315,56 @@ def archive(
         finish(storage)  # 2
         before = remove_uncommitted(storage)
         if plan.targets is not None:
-            return _run(spark, brokers, storage, plan, before, _matching(existing, plan, plan.targets), watch)[1]
+            return _run(
+                spark,
+                brokers,
+                storage,
+                plan,
+                before,
+                _matching(existing, plan, plan.targets),
+                watch,
+            )[1]
         named = named_targets(spark, storage)
-        name, results = _run(spark, brokers, storage, plan, before, _matching(existing, plan, named), watch)
+        name, results = _run(
+            spark, brokers, storage, plan, before, _matching(existing, plan, named), watch
+        )
         new = save_named_targets(storage, name, named) - named
         if not _matching(existing, plan, new):
             return results
         before = remove_uncommitted(storage)
-        name, more = _run(spark, brokers, storage, plan, before, _matching(existing, plan, named | new), watch)
+        name, more = _run(
+            spark, brokers, storage, plan, before, _matching(existing, plan, named | new), watch
+        )
         save_named_targets(storage, name, named | new)
         return _added(results, more)
 
 
 def _run(
-    spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, plan: ArchivePlan, before: ArchiveRun | None,
-    targets: list[str], watch: Watch,
-) -> tuple[str, list[TableResult]]:  # fmt: skip
+    spark: SparkSession,
+    brokers: ArchiveBrokers,
+    storage: ArchiveStorage,
+    plan: ArchivePlan,
+    before: ArchiveRun | None,
+    targets: list[str],
+    watch: Watch,
+) -> tuple[str, list[TableResult]]:
     """One run over these targets: its name and its counts."""
     streams = _streams(brokers, plan, targets)
     ranges = known_ranges(spark, brokers, storage, plan.delay)
     deleted = _deleted(brokers, plan, before)
-    started = begin_run(storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted)  # 3
-    results, failures = [], [f"{topic} was left out: {why}" for topic, why in started.left_out.items()]
+    started = begin_run(
+        storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted
+    )  # 3
+    results, failures = (
+        [],
+        [f"{topic} was left out: {why}" for topic, why in started.left_out.items()],
+    )
     for stream in streams:  # 4
         of_stream = ranges if stream.table == schema.MESSAGES.name else {}
         try:
-            results.append(_StreamRun(spark, brokers, storage, plan, started, stream, of_stream, watch).read())
+            results.append(
+                _StreamRun(spark, brokers, storage, plan, started, stream, of_stream, watch).read()
+            )
         except ArchiveFailed as error:
             failures.append(str(error))
             if isinstance(error, JvmEnded):
@@ -189,34 +399,46 @@ def _added(results: list[TableResult], more: list[TableResult]) -> list[TableRes
 
 
 def _existing(brokers: ArchiveBrokers, plan: ArchivePlan) -> set[str]:
-    """The topics of the brokers; ArchiveFailed if the delay or the progress topic is not among them."""
+    """The topics of the brokers; ArchiveFailed if the delay or the progress topic is not among
+    them."""
     existing = set(brokers.names())
     missing = [name for name in (plan.delay, plan.progress) if name not in existing]
     if missing:
         raise ArchiveFailed(
-            f"the brokers have no {' and no '.join(missing)}: is this the right cluster? See log.kafka and topics.*"
+            f"the brokers have no {' and no '.join(missing)}: is this the right cluster? See "
+            "log.kafka and topics.*"
         )
     return existing
 
 
 def _matching(topics: Iterable[str], plan: ArchivePlan, wanted: Iterable[str]) -> list[str]:
-    """The topics that are wanted as targets; wanted are patterns where the plan has them, otherwise names."""
+    """The topics that are wanted as targets; wanted are patterns where the plan has them, otherwise
+    names."""
     own = (plan.delay, plan.progress, plan.rejected, plan.dead_letter)
     names = set(wanted)
     return sorted(
         name
         for name in topics
         if name not in own
-        and (name in names or (plan.targets is not None and any(fnmatchcase(name, each) for each in names)))
+        and (
+            name in names
+            or (plan.targets is not None and any(fnmatchcase(name, each) for each in names))
+        )
     )
 
 
 def _deleted(brokers: ArchiveBrokers, plan: ArchivePlan, before: ArchiveRun | None) -> list[str]:
     """Targets that were archived, are still wanted, and no longer exist."""
-    known = [] if before is None else [name for name, read in before.topics.items() if read.table == "deliveries"]
+    known = (
+        []
+        if before is None
+        else [name for name, read in before.topics.items() if read.table == "deliveries"]
+    )
     existing = set(brokers.names())
     gone = [
-        name for name in _matching(known, plan, known if plan.targets is None else plan.targets) if name not in existing
+        name
+        for name in _matching(known, plan, known if plan.targets is None else plan.targets)
+        if name not in existing
     ]
     for name in gone:
         log.warning("a target that was archived no longer exists", topic=name)
@@ -224,23 +446,48 @@ def _deleted(brokers: ArchiveBrokers, plan: ArchivePlan, before: ArchiveRun | No
 
 
 def _streams(brokers: ArchiveBrokers, plan: ArchivePlan, targets: list[str]) -> list[Stream]:
-    """The streams in the order of reading: progress first, so that what it proves settled is in the targets when they are read."""
-    existing = {name for name, info in brokers.describe([plan.rejected, plan.dead_letter]).items() if info is not None}
+    """The streams in the order of reading: progress first, so that what it proves settled is in the
+    targets when they are read."""
+    existing = {
+        name
+        for name, info in brokers.describe([plan.rejected, plan.dead_letter]).items()
+        if info is not None
+    }
     existing |= {plan.delay, plan.progress, *targets}
     info = brokers.describe([plan.delay])[plan.delay]
     if info is None:
         raise ArchiveFailed(f"{plan.delay} was deleted just now")
     streams = [
-        Stream(table="progress", topics=[plan.progress],
-               outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)]),
-        Stream(table="deliveries", topics=targets,
-               outputs=[(schema.DELIVERIES, deliveries_of(all_records=plan.all_records))]),
+        Stream(
+            table="progress",
+            topics=[plan.progress],
+            outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)],
+        ),
+        Stream(
+            table="deliveries",
+            topics=targets,
+            outputs=[(schema.DELIVERIES, deliveries_of(all_records=plan.all_records))],
+        ),
         Stream(table="rejected", topics=[plan.rejected], outputs=[(schema.REJECTED, with_reason)]),
-        Stream(table="dead_letters", topics=[plan.dead_letter], outputs=[(schema.DEAD_LETTERS, with_reason)]),
-        Stream(table="messages", topics=[plan.delay], outputs=[(schema.MESSAGES, messages_of(info.partitions))]),
-    ]  # fmt: skip
-    found = [Stream(table=each.table, topics=[topic for topic in each.topics if topic in existing], outputs=each.outputs)
-             for each in streams]  # fmt: skip
+        Stream(
+            table="dead_letters",
+            topics=[plan.dead_letter],
+            outputs=[(schema.DEAD_LETTERS, with_reason)],
+        ),
+        Stream(
+            table="messages",
+            topics=[plan.delay],
+            outputs=[(schema.MESSAGES, messages_of(info.partitions))],
+        ),
+    ]
+    found = [
+        Stream(
+            table=each.table,
+            topics=[topic for topic in each.topics if topic in existing],
+            outputs=each.outputs,
+        )
+        for each in streams
+    ]
     return [stream for stream in found if stream.topics]
 
 
@@ -274,7 +521,9 @@ class _StreamRun:
             if topic in started.read
         }
         self._epochs = {
-            topic: {number: read.leader_epoch for number, read in run.topics[topic].partitions.items()}
+            topic: {
+                number: read.leader_epoch for number, read in run.topics[topic].partitions.items()
+            }
             for topic in self._begin
         }
         self._total = sum(
@@ -285,7 +534,9 @@ class _StreamRun:
         self._archived = 0
         self._result = TableResult(table=stream.table)
         self._result.gaps = sum(
-            read.gap_reason is not None for topic in self._begin for read in run.topics[topic].partitions.values()
+            read.gap_reason is not None
+            for topic in self._begin
+            for read in run.topics[topic].partitions.values()
         )
 
     def read(self) -> TableResult:
@@ -294,7 +545,9 @@ class _StreamRun:
             return self._result
         self._report()
         options = {
-            "assign": json.dumps({topic: [int(number) for number in begin] for topic, begin in self._begin.items()}),
+            "assign": json.dumps(
+                {topic: [int(number) for number in begin] for topic, begin in self._begin.items()}
+            ),
             "startingOffsets": json.dumps(self._begin),
             "maxOffsetsPerTrigger": str(self._plan.batch_records),
             **self._options(),
@@ -325,7 +578,8 @@ class _StreamRun:
             "kafka.bootstrap.servers": self._plan.bootstrap_servers,
             "kafka.isolation.level": "read_committed",
             "includeHeaders": "true",
-            "failOnDataLoss": "false",  # lost records are recorded as gaps, when the run begins and after each batch
+            # lost records are recorded as gaps, when the run begins and after each batch
+            "failOnDataLoss": "false",
             "minPartitions": str(self._spark.sparkContext.defaultParallelism),
             **self._plan.reader,
         }
@@ -339,7 +593,11 @@ class _StreamRun:
             folder = batch_folder(self._name, number, stream, table.name)
             written = Observation()
             rows = in_hours(made(records), table).observe(written, f.count(f.lit(1)).alias("rows"))
-            writer = rows.write.mode("overwrite").options(**schema.WRITING).partitionBy("due_date", "due_hour")
+            writer = (
+                rows.write.mode("overwrite")
+                .options(**schema.WRITING)
+                .partitionBy("due_date", "due_hour")
+            )
             writer.parquet(storage.path(table.name, folder))
             counts.append(written.get["rows"])
             files = storage.check_rows(f"{table.name}/{folder}", counts[-1])
@@ -354,20 +612,27 @@ class _StreamRun:
         self._result.batches += 1
         self._result.records += counts[0]
         self._archived += sum(
-            until - begin[topic].get(part, until) for topic, ends in end.items() for part, until in ends.items()
+            until - begin[topic].get(part, until)
+            for topic, ends in end.items()
+            for part, until in ends.items()
         )
         self._report()
 
     def _readable(self, records: DataFrame, number: int) -> DataFrame:
-        """The records of a micro-batch; without the ranges that cannot be read, if it is near one: then nothing of it was read yet."""
+        """The records of a micro-batch; without the ranges that cannot be read, if it is near one:
+        then nothing of it was read yet."""
         begin, end = self._range(number)
         for topic, ends in end.items():
             begins = {part: begin[topic].get(part, until) for part, until in ends.items()}
-            spans = {part: (begins[part], until) for part, until in ends.items() if begins[part] < until}
+            spans = {
+                part: (begins[part], until) for part, until in ends.items() if begins[part] < until
+            }
             parts = parts_around(spans, self._ranges)
             if parts is not None:
                 nothing = records.where(f.lit(False))
-                return records_around(self._spark, self._brokers, topic, parts, self._options(), nothing)
+                return records_around(
+                    self._spark, self._brokers, topic, parts, self._options(), nothing
+                )
         return records
 
     def _report(self) -> None:
@@ -375,7 +640,8 @@ class _StreamRun:
         self._watch(Step(name=name, done=self._archived, total=self._total, unit="offsets"))
 
     def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
-        """Rows of `offsets` for a batch just read. Offsets that the log lost meanwhile may not have been read: a gap."""
+        """Rows of `offsets` for a batch just read. Offsets that the log lost meanwhile may not have
+        been read: a gap."""
         infos = self._brokers.describe(list(end))
         rows = []
         elected, losses = {}, {}
@@ -393,7 +659,9 @@ class _StreamRun:
                     if known is not None and watermarks.leader_epoch not in (None, known):
                         elected[topic, int(part)] = (since, known)
                         if self._stream.table == schema.DELIVERIES.name:
-                            losses[topic, part] = loss_of(self._brokers, topic, part, watermarks, since, known, now_ms)
+                            losses[topic, part] = loss_of(
+                                self._brokers, topic, part, watermarks, since, known, now_ms
+                            )
                     self._epochs[topic][part] = watermarks.leader_epoch
                     if watermarks.start > since:
                         since, gap = min(watermarks.start, until), TRIMMED
@@ -407,27 +675,43 @@ class _StreamRun:
             for first, after in skipped(since, until, self._ranges.get(part, ())):
                 rows.append((topic, part, first, after, UNREADABLE))
         return [
-            offset_row(self._run, topic, part, since, until, gap=gap, loss=losses.get((topic, part)))
+            offset_row(
+                self._run, topic, part, since, until, gap=gap, loss=losses.get((topic, part))
+            )
             for topic, part, since, until, gap in rows
         ]
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
-        begin = batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}
-        return begin or self._begin, batch_ends(self._storage, self._name, self._stream.table, number)
+        begin = (
+            batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}
+        )
+        return begin or self._begin, batch_ends(
+            self._storage, self._name, self._stream.table, number
+        )
 
     def _failed_at(self, why: str) -> str:
         ranges = ", ".join(
-            f"{topic}/{part} offsets {begin} to {end}" for topic, part, begin, end in self._failed_ranges()
+            f"{topic}/{part} offsets {begin} to {end}"
+            for topic, part, begin, end in self._failed_ranges()
         )
-        return f"archiving {self._stream.table} failed at {ranges}. Records archived before stay; the next run begins there. {why}"
+        return (
+            f"archiving {self._stream.table} failed at {ranges}. Records archived before stay; "
+            f"the next run begins there. {why}"
+        )
 
     def _failed_ranges(self) -> list[tuple[str, str, int, int]]:
-        """Topic, partition, and offsets of the batch that failed; everything that is left where Spark has not begun one."""
+        """Topic, partition, and offsets of the batch that failed; everything that is left where
+        Spark has not begun one."""
         number = committed_batch(self._storage, self._name, self._stream.table) + 1
         begin, end = self._range(number)
         if not end:
-            end = {topic: {part: read.stable_end for part, read in self._run.topics[topic].partitions.items()}
-                   for topic in self._begin}  # fmt: skip
+            end = {
+                topic: {
+                    part: read.stable_end
+                    for part, read in self._run.topics[topic].partitions.items()
+                }
+                for topic in self._begin
+            }
         return [
             (topic, part, begin.get(topic, {}).get(part, 0), until)
             for topic, ends in end.items()
@@ -436,23 +720,29 @@ class _StreamRun:
         ]
 
     def _stopped(self, error: StreamingQueryException) -> str:
-        """Why the stream failed: Spark's message, or the record with a timestamp that it cannot hold."""
+        """Why the stream failed: Spark's message, or the record with a timestamp that it cannot
+        hold."""
         found = None
         if OVERFLOW in str(error):
             found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
-        return f"Spark's message: {_cause(error)}" if found is None else f"The reason is that {found}. {PAST_IT}"
+        return (
+            f"Spark's message: {_cause(error)}"
+            if found is None
+            else f"The reason is that {found}. {PAST_IT}"
+        )
 
     def _jvm_ended(self) -> str:
-        """Why Spark's JVM may have ended: the first batch of the range that takes too much memory here too, if there is one."""
+        """Why Spark's JVM may have ended: the first batch of the range that takes too much memory
+        here too, if there is one."""
         found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
         if found is None:
             return (
-                "Spark's JVM ended before the job did: it was killed, or had too little memory (--conf"
-                " spark.driver.memory=4g); run the same command again"
+                "Spark's JVM ended before the job did: it was killed, or had too little memory "
+                "(--conf spark.driver.memory=4g); run the same command again"
             )
         return (
-            f"Spark's JVM ended before the job did, because {found}. Give it more memory (--conf spark.driver.memory=8g)."
-            f" {PAST_IT}"
+            f"Spark's JVM ended before the job did, because {found}. Give it more memory (--conf "
+            f"spark.driver.memory=8g). {PAST_IT}"
         )
 
 

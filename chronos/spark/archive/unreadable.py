@@ -1,9 +1,10 @@
-"""The offsets that the archive does not read: ranges of the delay topic whose records the service has rejected.
+"""The offsets that the archive does not read: ranges of the delay topic whose records the service
+has rejected.
 
-Either their batch cannot be decompressed within bounds, and Spark's consumer would take the memory of its JVM for it; or it has a
-producer's timestamp that Spark's source cannot hold, and it would fail. The decisions are in the progress records, which a
-run reads first. The ranges that each run added are found in the files it wrote; a run without its list makes the whole tables be
-read once.
+Either their batch cannot be decompressed within bounds, and Spark's consumer would take the memory
+of its JVM for it; or it has a producer's timestamp that Spark's source cannot hold, and it would
+fail. The decisions are in the progress records, which a run reads first. The ranges that each run
+added are found in the files it wrote; a run without its list makes the whole tables be read once.
 """
 
 import json
@@ -30,13 +31,15 @@ UNREADABLE_FILE = "unreadable.json"
 """File of a run with the ranges that the progress records archived up to its end name, by shard."""
 
 READ_AHEAD = 10_000
-"""Offsets after its last one that a consumer may decompress: one poll has 500 records, with markers between them."""
+"""Offsets after its last one that a consumer may decompress: one poll has 500 records, with markers
+between them."""
 
 HIDDEN_MAX = 1_000
 """Most batches without visible records that are looked at before a range."""
 
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000
-"""Spark holds times in microseconds: a producer's timestamp in nanoseconds, taken for milliseconds, is beyond that."""
+"""Spark holds times in microseconds: a producer's timestamp in nanoseconds, taken for milliseconds,
+is beyond that."""
 
 CREATE_TIME = Reason.CREATE_TIME.label
 
@@ -50,7 +53,9 @@ Ranges = dict[str, list[tuple[int, int]]]
 """First and last offsets by partition, in order."""
 
 
-def known_ranges(spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, delay_topic: str) -> Ranges:
+def known_ranges(
+    spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, delay_topic: str
+) -> Ranges:
     """The ranges that all archived progress records name."""
     runs = storage.folders(RUNS)
     if not runs:
@@ -58,15 +63,29 @@ def known_ranges(spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveS
     found = storage.read_json(f"{RUNS}/{runs[-1]}/{UNREADABLE_FILE}")
     if found is not None:
         return {part: [(first, last) for first, last in ranges] for part, ranges in found.items()}
-    steps = read_table(spark, storage, schema.PROGRESS).where("unreadable is not null").select("shard", "unreadable")
-    ranges = [(row["shard"], each["first"], each["last"]) for row in steps.collect() for each in row["unreadable"]]
+    steps = (
+        read_table(spark, storage, schema.PROGRESS)
+        .where("unreadable is not null")
+        .select("shard", "unreadable")
+    )
+    ranges = [
+        (row["shard"], each["first"], each["last"])
+        for row in steps.collect()
+        for each in row["unreadable"]
+    ]
     refused = read_table(spark, storage, schema.DECISIONS).where(f.col("reason") == CREATE_TIME)
-    stamped = [(row["shard"], row["source_offset"]) for row in refused.select("shard", "source_offset").collect()]
+    stamped = [
+        (row["shard"], row["source_offset"])
+        for row in refused.select("shard", "source_offset").collect()
+    ]
     return _merged({}, [*ranges, *_beyond(brokers, delay_topic, stamped)])
 
 
-def save_ranges(brokers: ArchiveBrokers, storage: ArchiveStorage, run: str, before: Ranges, delay_topic: str) -> Ranges:
-    """Add the ranges of the progress records that a run has read to those named before, and keep them with the run."""
+def save_ranges(
+    brokers: ArchiveBrokers, storage: ArchiveStorage, run: str, before: Ranges, delay_topic: str
+) -> Ranges:
+    """Add the ranges of the progress records that a run has read to those named before, and keep
+    them with the run."""
     ranges = [
         (row["shard"], each["first"], each["last"])
         for rows in _rows(storage, run, schema.PROGRESS, "shard", "unreadable")
@@ -84,7 +103,9 @@ def save_ranges(brokers: ArchiveBrokers, storage: ArchiveStorage, run: str, befo
     return found
 
 
-def _rows(storage: ArchiveStorage, run: str, table: schema.Table, *columns: str) -> Iterator[pa.RecordBatch]:
+def _rows(
+    storage: ArchiveStorage, run: str, table: schema.Table, *columns: str
+) -> Iterator[pa.RecordBatch]:
     """Columns of the files that a run wrote to a table."""
     for folder in storage.folders(table.name):
         if parse_batch(folder, table.name)[0] != run:
@@ -95,8 +116,11 @@ def _rows(storage: ArchiveStorage, run: str, table: schema.Table, *columns: str)
                     yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
 
 
-def _beyond(brokers: ArchiveBrokers, topic: str, stamped: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """The batches with a timestamp beyond TIMESTAMP_MS_MAX, of these records (partition, offset) with a producer's timestamp.
+def _beyond(
+    brokers: ArchiveBrokers, topic: str, stamped: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """The batches with a timestamp beyond TIMESTAMP_MS_MAX, of these records (partition, offset)
+    with a producer's timestamp.
 
     All records of such a batch have producers' timestamps, and were rejected.
     """
@@ -147,18 +171,23 @@ def parts_of(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[Pa
 
 
 def skipped(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of the ranges from `begin` to `end`, exclusive: first offset, and the offset after the last one."""
+    """The parts of the ranges from `begin` to `end`, exclusive: first offset, and the offset after
+    the last one."""
     clipped = [(max(first, begin), min(last + 1, end)) for first, last in ranges]
     return [(first, until) for first, until in clipped if first < until]
 
 
 def is_near(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a consumer that reads from `begin` to `end`, exclusive, may decompress a batch of the ranges."""
+    """Return whether a consumer that reads from `begin` to `end`, exclusive, may decompress a batch
+    of the ranges."""
     return any(last >= begin and first < end + READ_AHEAD for first, last in ranges)
 
 
-def parts_around(spans: Mapping[str, tuple[int, int]], ranges: Ranges) -> dict[str, list[Part]] | None:
-    """The parts to read of these offsets (begin, end) by partition; None if no range is near: they can be read as they are."""
+def parts_around(
+    spans: Mapping[str, tuple[int, int]], ranges: Ranges
+) -> dict[str, list[Part]] | None:
+    """The parts to read of these offsets (begin, end) by partition; None if no range is near: they
+    can be read as they are."""
     if not any(is_near(*span, ranges.get(part, ())) for part, span in spans.items()):
         return None
     return {part: parts_of(*span, ranges.get(part, ())) for part, span in spans.items()}
@@ -180,10 +209,14 @@ def records_around(
     for at in range(max(map(len, parts.values()), default=0)):
         here = {number: of_part[at] for number, of_part in parts.items() if at < len(of_part)}
         for before_range in (False, True):
-            chosen = {number: part for number, part in here.items() if part.before_range is before_range}
+            chosen = {
+                number: part for number, part in here.items() if part.before_range is before_range
+            }
             if chosen:
                 ends = {
-                    number: _visible_end(brokers, topic, int(number), part) if before_range else part.end
+                    number: _visible_end(brokers, topic, int(number), part)
+                    if before_range
+                    else part.end
                     for number, part in chosen.items()
                 }
                 frames.append(_read(spark, topic, chosen, ends, options, one_by_one=before_range))
@@ -202,19 +235,23 @@ def _read(
     wanted: dict[str, Any] = {
         **options,
         "assign": json.dumps({topic: [int(number) for number in parts]}),
-        "startingOffsets": json.dumps({topic: {number: part.begin for number, part in parts.items()}}),
+        "startingOffsets": json.dumps(
+            {topic: {number: part.begin for number, part in parts.items()}}
+        ),
         "endingOffsets": json.dumps({topic: dict(ends)}),
     }
     if one_by_one:
-        wanted["kafka.max.poll.records"] = "1"  # the consumer decompresses what a poll returns, and no more
+        wanted["kafka.max.poll.records"] = (
+            "1"  # the consumer decompresses what a poll returns, and no more
+        )
     return spark.read.format("kafka").options(**wanted).load()
 
 
 def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: Part) -> int:
     """The end of the part without the markers and aborted records at its end.
 
-    Spark looks for a record at each offset: at theirs its consumer would go on to the next one, which is in the range.
-    """
+    Spark looks for a record at each offset: at theirs its consumer would go on to the next one,
+    which is in the range."""
     end = part.end
     for _ in range(HIDDEN_MAX):
         if end <= part.begin:
@@ -226,8 +263,11 @@ def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: Part
     return max(end, part.begin)
 
 
-def find_unreadable(brokers: ArchiveBrokers, places: Sequence[tuple[str, str, int, int]], known: Ranges) -> str | None:
-    """Look for the first batch in these offsets (topic, partition, begin, end) that Spark cannot read, and say why.
+def find_unreadable(
+    brokers: ArchiveBrokers, places: Sequence[tuple[str, str, int, int]], known: Ranges
+) -> str | None:
+    """Look for the first batch in these offsets (topic, partition, begin, end) that Spark cannot
+    read, and say why.
 
     None if there is none outside the ranges, or none was found within SEARCH_S.
     """
@@ -241,11 +281,14 @@ def find_unreadable(brokers: ArchiveBrokers, places: Sequence[tuple[str, str, in
                     for record in reader.read(SEARCH_RECORDS, SEARCH_BYTES):
                         if record.timestamp_ms > TIMESTAMP_MS_MAX:
                             return (
-                                f"the record at offset {record.offset} of {topic}/{partition} has the timestamp"
-                                f" {record.timestamp_ms}, which Spark cannot hold"
+                                f"the record at offset {record.offset} of {topic}/{partition} has "
+                                f"the timestamp {record.timestamp_ms}, which Spark cannot hold"
                             )
             except BatchUnreadable as error:
-                return f"the batch at offset {error.offset} of {topic}/{partition} takes too much memory ({error})"
+                return (
+                    f"the batch at offset {error.offset} of {topic}/{partition} takes too much "
+                    f"memory ({error})"
+                )
             except Retry:
                 return None
             finally:

@@ -1,4 +1,5 @@
-"""The messages of an archive that have an id, a target or headers, each with its outcome as an audit judges it."""
+"""The messages of an archive that have an id, a target or headers, each with its outcome as an
+audit judges it."""
 
 from msgspec import Struct
 from pyspark.sql import Column, SparkSession
@@ -6,11 +7,10 @@ from pyspark.sql import functions as f
 
 from chronos.spark import ledger
 from chronos.spark.audit.job import archive_end, default_span, judge
-from chronos.spark.audit.outcomes import Span
-from chronos.spark.audit.replays import with_replays
+from chronos.spark.audit.outcomes import Span, with_replays
 from chronos.spark.backfill.selection import has_headers, requested
-from chronos.spark.progress import Step, Watch, ignore
-from chronos.spark.requests import Request
+from chronos.spark.ledger import Request
+from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
 
@@ -55,12 +55,15 @@ def find(
     now_ms: int = 0,
     watch: Watch = ignore,
 ) -> Found:
-    """Find the deliveries of the request's window, targets, ids and headers, at most `limit` of them.
+    """Find the deliveries of the request's window, targets, ids and headers, at most `limit` of
+    them.
 
     ArchiveFailed if there is no archive; EmptyWindow.
     """
     tables, _, delay_topic = open_tables(spark, storage)
-    archived_ms = archive_end(tables, storage.uri, needs_window=request.from_ms is None and request.to_ms is None)
+    archived_ms = archive_end(
+        tables, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
+    )
     span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=DAYS)
     watch(Step(name="reading the coverage of the archive"))
     rows = judge(tables, delay_topic, span).outcomes
@@ -68,10 +71,14 @@ def find(
         rows = with_replays(rows, ledger.sent_rows(spark, storage))
     rows = requested(rows, request).where(_begins_with(id_prefix))
     if request.headers:
-        records = tables.messages.where(has_headers(request)).select("shard", f.col("offset").alias("source_offset"))
+        records = tables.messages.where(has_headers(request)).select(
+            "shard", f.col("offset").alias("source_offset")
+        )
         rows = rows.join(records, ["shard", "source_offset"], "left_semi")
     watch(Step(name="looking for the messages"))
-    found = rows.orderBy("due_ms", "shard", "source_offset", "occurrence").limit(limit + 1).collect()
+    found = (
+        rows.orderBy("due_ms", "shard", "source_offset", "occurrence").limit(limit + 1).collect()
+    )
     deliveries = [
         FoundDelivery(
             id=None if row["id"] is None else bytes(row["id"]),

@@ -1,9 +1,10 @@
-"""The hops of forwarded records, compared with what their sources list: tables of the archive in, changed outcomes out.
+"""The hops of forwarded records, compared with what their sources list: tables of the archive in,
+changed outcomes out.
 
-A record that came to another partition than that of its id is written on to its own partition, with its source in one header,
-by the step that lists the source as forwarded. Law: each listed source has one hop, and each accepted hop a listed source. What
-a gap or an open transaction could contradict is not judged here.
-"""
+A record that came to another partition than that of its id is written on to its own partition, with
+its source in one header, by the step that lists the source as forwarded. Law: each listed source
+has one hop, and each accepted hop a listed source. What a gap or an open transaction could
+contradict is not judged here."""
 
 from collections.abc import Mapping
 
@@ -12,21 +13,23 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
-from chronos.spark.audit.outcomes import Span
-from chronos.spark.audit.refusals import forwarded, refused
+from chronos.spark.audit.outcomes import Span, forwarded, refused
 from chronos.spark.codec import header_text, source_parts
 
 NOT_LISTED = "hop-not-listed"
-"""Reason of a record that was accepted with a hop that its source's shard does not list, or that another record has too."""
+"""Reason of a record that was accepted with a hop that its source's shard does not list, or that
+another record has too."""
 
 NOT_FORWARDED = "not-forwarded"
 """Reason of a record that its shard lists as forwarded, and that is in no other partition."""
 
 TRANSACTION_MS = 15 * 60_000
-"""How long after a hop its step may be committed: Kafka's default of `transaction.max.timeout.ms`."""
+"""How long after a hop its step may be committed: Kafka's default of
+`transaction.max.timeout.ms`."""
 
 AROUND_MS = 3_600_000
-"""How far from each other a record and its hop may be filed: both have the same due time, but an action has its timestamp."""
+"""How far from each other a record and its hop may be filed: both have the same due time, but an
+action has its timestamp."""
 
 
 def with_hops(
@@ -38,14 +41,19 @@ def with_hops(
     delay: Mapping[int, Coverage],
     steps: Mapping[int, Coverage],
 ) -> DataFrame:
-    """`outcomes` -> the same, in which a hop that is not listed counts as duplicated, and a lost one as missing.
+    """`outcomes` -> the same, in which a hop that is not listed counts as duplicated, and a lost
+    one as missing.
 
-    `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by shard.
-    """
+    `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by
+    shard."""
     around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
     found = hops(messages, delay_topic, around)
     # Most archives have neither, and the joins below would read the headers twice more.
-    if found.select("shard").unionByName(decisions.where(_is_forwarded()).select("shard")).isEmpty():
+    if (
+        found.select("shard")
+        .unionByName(decisions.where(_is_forwarded()).select("shard"))
+        .isEmpty()
+    ):
         return outcomes
     refusals = refused(decisions)
     listed = forwarded(refusals)
@@ -54,36 +62,54 @@ def with_hops(
     is_forged = f.col("_forged") & ~f.col("outcome").eqNullSafe("rejected")
     names = outcomes.columns
     marked = outcomes.join(
-        forged.select("shard", "source_offset", f.lit(True).alias("_forged")), ["shard", "source_offset"], "left"
+        forged.select("shard", "source_offset", f.lit(True).alias("_forged")),
+        ["shard", "source_offset"],
+        "left",
     ).select(
-        *(f.when(is_forged, "duplicated").otherwise(f.col(name)).alias(name) if name == "outcome"
-          else f.when(is_forged, NOT_LISTED).otherwise(f.col(name)).alias(name) if name == "reason"
-          else f.col(name) for name in names)
-    )  # fmt: skip
+        *(
+            f.when(is_forged, "duplicated").otherwise(f.col(name)).alias(name)
+            if name == "outcome"
+            else f.when(is_forged, NOT_LISTED).otherwise(f.col(name)).alias(name)
+            if name == "reason"
+            else f.col(name)
+            for name in names
+        )
+    )
     # An action promises nothing, so that it has no outcome that could be changed.
     acting = forged.where(~f.col("verb").isin("schedule", "replace"))
-    added = acting.withColumns({"outcome": f.lit("duplicated"), "reason": f.lit(NOT_LISTED)}).unionByName(
-        lost.withColumns({"outcome": f.lit("missing"), "reason": f.lit(NOT_FORWARDED)})
-    )
+    added = acting.withColumns(
+        {"outcome": f.lit("duplicated"), "reason": f.lit(NOT_LISTED)}
+    ).unionByName(lost.withColumns({"outcome": f.lit("missing"), "reason": f.lit(NOT_FORWARDED)}))
     return marked.unionByName(_rows(added, outcomes))
 
 
 def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
-    """Table `messages` -> the records filed in the window that have a hop, with `from_shard` and `from_offset` of their source."""
+    """Table `messages` -> the records filed in the window that have a hop, with `from_shard` and
+    `from_offset` of their source."""
     has_hop = f.exists("headers", lambda pair: pair["name"] == FORWARDED)
     seen = messages.where(span.hours() & f.coalesce(has_hop, f.lit(False)))
     topic, shard, offset = source_parts("_source")
     own = seen.withColumn("_source", f.substring_index(header_text(FORWARDED), ";", 1))
     own = own.withColumns({"from_shard": shard, "from_offset": offset}).where(topic == delay_topic)
     return own.select(
-        "shard", f.col("offset").alias("source_offset"), "timestamp_ms", "verb", "id", "target", "requested_due_ms",
-        "due_ms", "from_shard", "from_offset",
-    )  # fmt: skip
+        "shard",
+        f.col("offset").alias("source_offset"),
+        "timestamp_ms",
+        "verb",
+        "id",
+        "target",
+        "requested_due_ms",
+        "due_ms",
+        "from_shard",
+        "from_offset",
+    )
 
 
 def _is_forwarded() -> Column:
     """True for the decision of a shard that forwarded a record, or holds it until it can."""
-    return (f.col("outcome") == "refused") & f.col("reason").isin(Reason.FORWARDED.label, Reason.HELD.label)
+    return (f.col("outcome") == "refused") & f.col("reason").isin(
+        Reason.FORWARDED.label, Reason.HELD.label
+    )
 
 
 def _at() -> Column:
@@ -96,55 +122,106 @@ def _is_within(span: Span) -> Column:
 
 
 def _not_listed(
-    found: DataFrame, span: Span, refusals: DataFrame, listed: DataFrame, steps: Mapping[int, Coverage]
+    found: DataFrame,
+    span: Span,
+    refusals: DataFrame,
+    listed: DataFrame,
+    steps: Mapping[int, Coverage],
 ) -> DataFrame:
-    """Accepted records of the window with a hop -> those whose source is not listed, or that another record names first."""
+    """Accepted records of the window with a hop -> those whose source is not listed, or that
+    another record names first."""
     here = found.where((f.col("verb") != "refused") & _is_within(span))
     rejected = refusals.select("shard", f.col("offset").alias("source_offset"))
     accepted = here.join(rejected, ["shard", "source_offset"], "left_anti")
-    source, order = ["from_shard", "from_offset"], f.struct("timestamp_ms", "shard", "source_offset")
+    source, order = (
+        ["from_shard", "from_offset"],
+        f.struct("timestamp_ms", "shard", "source_offset"),
+    )
     known = listed.select(f.col("shard").alias("from_shard"), f.col("offset").alias("from_offset"))
-    rows = [(shard, seen.until_ms, -1 if seen.gap_ms is None else seen.gap_ms) for shard, seen in steps.items()]
-    archived = found.sparkSession.createDataFrame(rows, "from_shard int, until_ms long, gap_ms long")
+    rows = [
+        (shard, seen.until_ms, -1 if seen.gap_ms is None else seen.gap_ms)
+        for shard, seen in steps.items()
+    ]
+    archived = found.sparkSession.createDataFrame(
+        rows, "from_shard int, until_ms long, gap_ms long"
+    )
     # A step that was committed with the record is archived.
-    is_proved = (f.col("timestamp_ms") > f.col("gap_ms")) & (f.col("timestamp_ms") + TRANSACTION_MS < f.col("until_ms"))
-    unlisted = accepted.join(f.broadcast(archived), "from_shard").where(is_proved).join(known, source, "left_anti")
+    is_proved = (f.col("timestamp_ms") > f.col("gap_ms")) & (
+        f.col("timestamp_ms") + TRANSACTION_MS < f.col("until_ms")
+    )
+    unlisted = (
+        accepted.join(f.broadcast(archived), "from_shard")
+        .where(is_proved)
+        .join(known, source, "left_anti")
+    )
     first = found.groupBy(*source).agg(f.min(order).alias("first"))
     again = accepted.join(first, source).where(order != f.col("first"))
     columns = found.columns
-    return unlisted.select(*columns).unionByName(again.select(*columns)).dropDuplicates(["shard", "source_offset"])
+    return (
+        unlisted.select(*columns)
+        .unionByName(again.select(*columns))
+        .dropDuplicates(["shard", "source_offset"])
+    )
 
 
 def _not_forwarded(
-    messages: DataFrame, listed: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
+    messages: DataFrame,
+    listed: DataFrame,
+    found: DataFrame,
+    span: Span,
+    delay: Mapping[int, Coverage],
 ) -> DataFrame:
-    """Records that their shard lists as forwarded -> those of which no hop is archived, although it would be."""
-    listed = listed.select("shard", f.col("offset").alias("source_offset"), f.col("refused_ms").alias("decided_ms"))
+    """Records that their shard lists as forwarded -> those of which no hop is archived, although it
+    would be."""
+    listed = listed.select(
+        "shard", f.col("offset").alias("source_offset"), f.col("refused_ms").alias("decided_ms")
+    )
     # The spread of a record depends on its partition, so that its hop may be filed anywhere.
     has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
     here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))
     here = here.select(
-        "shard", f.col("offset").alias("source_offset"), "timestamp_ms", "verb", "id", "target", "requested_due_ms",
+        "shard",
+        f.col("offset").alias("source_offset"),
+        "timestamp_ms",
+        "verb",
+        "id",
+        "target",
+        "requested_due_ms",
         "due_ms",
-    ).where(_is_within(span))  # fmt: skip
-    arrived = found.select(f.col("from_shard").alias("shard"), f.col("from_offset").alias("source_offset"))
+    ).where(_is_within(span))
+    arrived = found.select(
+        f.col("from_shard").alias("shard"), f.col("from_offset").alias("source_offset")
+    )
     # The partition of its id may be any other: all of them must be archived.
     until_ms = min((seen.until_ms for seen in delay.values()), default=0)
     gap_ms = max((seen.gap_ms for seen in delay.values() if seen.gap_ms is not None), default=-1)
     since = (f.col("decided_ms") > gap_ms) & (f.col("decided_ms") + TRANSACTION_MS < until_ms)
     token = ["shard", "source_offset"]
-    is_near = f.col("due_ms").isNotNull() | (f.col("decided_ms") < f.col("timestamp_ms") + AROUND_MS - TRANSACTION_MS)
-    lost = here.join(listed.where(since), token).where(is_near).drop("decided_ms").join(arrived, token, "left_anti")
+    is_near = f.col("due_ms").isNotNull() | (
+        f.col("decided_ms") < f.col("timestamp_ms") + AROUND_MS - TRANSACTION_MS
+    )
+    lost = (
+        here.join(listed.where(since), token)
+        .where(is_near)
+        .drop("decided_ms")
+        .join(arrived, token, "left_anti")
+    )
     none = f.lit(None)
-    return lost.withColumns({"from_shard": none.cast("int"), "from_offset": none.cast("long")}).dropDuplicates(token)
+    return lost.withColumns(
+        {"from_shard": none.cast("int"), "from_offset": none.cast("long")}
+    ).dropDuplicates(token)
 
 
 def _rows(found: DataFrame, like: DataFrame) -> DataFrame:
     """Records, with `outcome` and `reason` -> rows of `outcomes`."""
     values = {
-        "occurrence": f.lit(1), "attempt": f.lit(1), "accepted_ms": f.col("timestamp_ms"), "due_ms": _at(),
-        "requested_due_ms": f.coalesce("requested_due_ms", "timestamp_ms"), "deliveries": f.lit(0),
-    }  # fmt: skip
+        "occurrence": f.lit(1),
+        "attempt": f.lit(1),
+        "accepted_ms": f.col("timestamp_ms"),
+        "due_ms": _at(),
+        "requested_due_ms": f.coalesce("requested_due_ms", "timestamp_ms"),
+        "deliveries": f.lit(0),
+    }
     filled = found.withColumns(values)
     return filled.select(
         *(f.col(field.name).cast(field.dataType) if field.name in filled.columns

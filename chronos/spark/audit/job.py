@@ -1,9 +1,9 @@
-"""An audit: the outcome of every message that was due in a window, with the coverage of the archive.
+"""An audit: the outcome of every message that was due in a window, with the coverage of the
+archive.
 
-It reads the archive alone, asks no broker, and writes nothing but the details, if they are wanted. Law: a message is
-called missing only if the archive proves it; it is pending while the logs do not prove that it is settled, and unknown
-where the archive has a gap.
-"""
+It reads the archive alone, asks no broker, and writes nothing but the details, if they are wanted.
+Law: a message is called missing only if the archive proves it; it is pending while the logs do not
+prove that it is settled, and unknown where the archive has a gap."""
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException
@@ -25,16 +25,25 @@ from chronos.spark.audit.coverage import (
     usable,
 )
 from chronos.spark.audit.hops import with_hops
-from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled, stepped_over
-from chronos.spark.audit.replays import with_replays
-from chronos.spark.progress import Step, Watch, ignore
+from chronos.spark.audit.outcomes import (
+    WRONG,
+    Span,
+    outcomes,
+    promised_deliveries,
+    received,
+    scheduled,
+    stepped_over,
+    with_replays,
+)
+from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables
 
 DAY_MS = 86_400_000
 
 TAIL_MS = 120_000
-"""Time in ms before the archive's end whose messages may be pending: an idle master writes progress once a minute."""
+"""Time in ms before the archive's end whose messages may be pending: an idle master writes progress
+once a minute."""
 
 
 class EmptyWindow(ValueError):
@@ -46,9 +55,11 @@ class ShardCoverage(Struct, frozen=True, kw_only=True):
 
     shard: int
     settled_ms: int | None
-    """Messages with due time and timestamp up to here are proved to be settled, epoch ms; None: no message is."""
+    """Messages with due time and timestamp up to here are proved to be settled, epoch ms; None: no
+    message is."""
     gap_ms: int | None
-    """When records of its delay or progress partition were found deleted before they were archived; None: never."""
+    """When records of its delay or progress partition were found deleted before they were archived;
+    None: never."""
 
 
 class TargetCoverage(Struct, frozen=True, kw_only=True):
@@ -75,7 +86,8 @@ class Audit(Struct, frozen=True, kw_only=True):
     cluster: str
     span: Span
     archived_ms: int
-    """The end of the archive, epoch ms: it holds every record of the delay topic written by then; 0: there is no such time yet."""
+    """The end of the archive, epoch ms: it holds every record of the delay topic written by then;
+    0: there is no such time yet."""
     judged_ms: int
     """Every message due before was judged, or can never be."""
     overall: summary.SummaryRow
@@ -98,14 +110,17 @@ class Audit(Struct, frozen=True, kw_only=True):
 
     @property
     def not_proved(self) -> list[str]:
-        """Why the archive does not prove the outcome of every message of the window; empty if it does.
+        """Why the archive does not prove the outcome of every message of the window; empty if it
+        does.
 
         Messages due in the last `TAIL_MS` before the archive's end may still be pending.
         """
         why = []
         unknown = self.overall.counts.get("unknown")
         if unknown:
-            reasons = sorted({reason for outcome, reason, _ in self.reasons if outcome == "unknown"})
+            reasons = sorted(
+                {reason for outcome, reason, _ in self.reasons if outcome == "unknown"}
+            )
             why.append(f"{unknown:,} messages are unknown ({', '.join(reasons)})")
         if self.judged_ms < min(self.span.to_ms, self.archived_ms - TAIL_MS):
             why.append(f"messages due from {format_time(self.judged_ms)} on are pending")
@@ -132,26 +147,37 @@ UNREAD = "the archive does not hold every partition of the delay topic yet"
 
 def before_window(archived_ms: int) -> str:
     """Why an archive that ends then does not prove the whole window."""
-    return f"the archive ends at {format_time(archived_ms)}, before the window does" if archived_ms else UNREAD
+    return (
+        f"the archive ends at {format_time(archived_ms)}, before the window does"
+        if archived_ms
+        else UNREAD
+    )
 
 
 def archive_end(tables: Tables, location: str, *, needs_window: bool) -> int:
     """The end of what the archive holds, epoch ms; 0: there is none yet.
 
-    ArchiveFailed if there is none and the window would end there, or the delay topic was never looked at.
-    """
+    ArchiveFailed if there is none and the window would end there, or the delay topic was never
+    looked at."""
     archived_ms = archive_end_ms(tables.offsets)
     if archived_ms is None:
-        raise ArchiveFailed(f"the archive at {location} holds no record of the delay topic yet; run `chronos archive`")
+        raise ArchiveFailed(
+            f"the archive at {location} holds no record of the delay topic yet; run `chronos "
+            "archive`"
+        )
     if not archived_ms and needs_window:
         raise ArchiveFailed(
-            f"{UNREAD}, so that it has no end: run `chronos archive` to its end, or give --from and --to"
+            f"{UNREAD}, so that it has no end: run `chronos archive` to its end, or give --from "
+            "and --to"
         )
     return archived_ms
 
 
-def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0, *, days: int = 1) -> Span:
-    """The window; by default the last days that are archived, or up to `now_ms` where it begins behind the archive's end.
+def default_span(
+    archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0, *, days: int = 1
+) -> Span:
+    """The window; by default the last days that are archived, or up to `now_ms` where it begins
+    behind the archive's end.
 
     EmptyWindow if it ends before it begins.
     """
@@ -160,14 +186,16 @@ def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_m
     if to_ms is None and start_ms >= end_ms:
         if start_ms >= now_ms:
             raise EmptyWindow(
-                f"the archive ends at {format_time(archived_ms)}, before the window begins at {format_time(start_ms)}; run"
-                " `chronos archive` first, or give an earlier --from"
+                f"the archive ends at {format_time(archived_ms)}, before the window begins at "
+                f"{format_time(start_ms)}; run `chronos archive` first, or give an earlier --from"
                 if archived_ms
                 else f"{UNREAD}; run `chronos archive` to its end first"
             )
         end_ms = now_ms
     if start_ms >= end_ms:
-        raise EmptyWindow(f"the window ends at {format_time(end_ms)}, before it begins at {format_time(start_ms)}")
+        raise EmptyWindow(
+            f"the window ends at {format_time(end_ms)}, before it begins at {format_time(start_ms)}"
+        )
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
@@ -175,11 +203,15 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     """The outcomes of the promised deliveries due in the window."""
     spark = tables.offsets.sparkSession
     covered = coverage(tables.offsets, "table", "judged")
-    targets = {str(topic): seen for (table, topic), seen in covered.items() if table == "deliveries"}
+    targets = {
+        str(topic): seen for (table, topic), seen in covered.items() if table == "deliveries"
+    }
     delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms)
+    found, last = collect_evidence(
+        targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms
+    )
     evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
@@ -187,29 +219,48 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     )
     promised = promised_deliveries(tables.messages, tables.decisions, progress, span)
     promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
-    earliest = scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
+    earliest = (
+        scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
+    )
     from_ms = (
-        span.from_ms if earliest is None or earliest["from_ms"] is None else min(span.from_ms, earliest["from_ms"])
+        span.from_ms
+        if earliest is None or earliest["from_ms"] is None
+        else min(span.from_ms, earliest["from_ms"])
     )
     delivered = received(tables.deliveries, delay_topic, Span(from_ms=from_ms, to_ms=span.to_ms))
     judged = outcomes(promised, delivered, evidence, last_table)
     return Judgement(
-        outcomes=with_hops(judged, tables.messages, tables.decisions, delay_topic, span, delay, steps),
+        outcomes=with_hops(
+            judged, tables.messages, tables.decisions, delay_topic, span, delay, steps
+        ),
         shards=[
             ShardCoverage(
-                shard=shard, settled_ms=frontier.due_ms if frontier.due_ms >= 0 else None,
-                gap_ms=max((seen.gap_ms for seen in (delay.get(shard), steps.get(shard))
-                            if seen is not None and seen.gap_ms is not None), default=None),
+                shard=shard,
+                settled_ms=frontier.due_ms if frontier.due_ms >= 0 else None,
+                gap_ms=max(
+                    (
+                        seen.gap_ms
+                        for seen in (delay.get(shard), steps.get(shard))
+                        if seen is not None and seen.gap_ms is not None
+                    ),
+                    default=None,
+                ),
             )
             for shard, frontier in sorted(last.items())
         ],
         targets=[
-            TargetCoverage(target=name, covered_ms=seen.until_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
-                           gap_reason=seen.gap_reason, compacted_ms=seen.compacted_ms,
-                           born_ms=seen.born_ms)
+            TargetCoverage(
+                target=name,
+                covered_ms=seen.until_ms or None,
+                gap_ms=seen.gap_ms,
+                unresolved=seen.unresolved,
+                gap_reason=seen.gap_reason,
+                compacted_ms=seen.compacted_ms,
+                born_ms=seen.born_ms,
+            )
             for name, seen in sorted(targets.items())
         ],
-    )  # fmt: skip
+    )
 
 
 def audit(
@@ -222,7 +273,8 @@ def audit(
     details: str | None = None,
     watch: Watch = ignore,
 ) -> Audit:
-    """Audit a window of due times; `details` is a new folder for a row of Parquet for each promised delivery.
+    """Audit a window of due times; `details` is a new folder for a row of Parquet for each promised
+    delivery.
 
     `now_ms`: where a window ends that begins behind the archive's end; nothing in it can be judged.
 
@@ -250,7 +302,9 @@ def audit(
 def check_details(details: str) -> None:
     """Raise ArchiveFailed if the folder for the details exists already."""
     if ArchiveStorage(details).exists(""):
-        raise ArchiveFailed(f"{details} exists already; choose another folder for the details, or remove it")
+        raise ArchiveFailed(
+            f"{details} exists already; choose another folder for the details, or remove it"
+        )
 
 
 def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
@@ -266,7 +320,12 @@ def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
 
 
 def _summary(
-    cells: DataFrame, judged: Judgement, span: Span, cluster: str, archived_ms: int, details: str | None
+    cells: DataFrame,
+    judged: Judgement,
+    span: Span,
+    cluster: str,
+    archived_ms: int,
+    details: str | None,
 ) -> Audit:
     overall = summary.overall(cells)
     pending_ms = summary.first_pending_ms(cells)

@@ -1,15 +1,16 @@
-"""The outcome of every promised delivery: pure transformations, tables of the archive in, one row for each delivery out.
+"""The outcome of every promised delivery: pure transformations, tables of the archive in, one row
+for each delivery out.
 
-A promised delivery is a message, or one occurrence of a series; `(shard, source_offset, occurrence)` is its token, from
-`chronos-source` and `chronos-occurrence`. Three steps:
+A promised delivery is a message, or one occurrence of a series; `(shard, source_offset,
+occurrence)` is its token, from `chronos-source` and `chronos-occurrence`. Three steps:
 
     promised_deliveries   what was promised, and how it ended other than by delivery     (messages, decisions, progress)
     received              the deliveries that the targets hold                           (deliveries)
     outcomes              the two joined and judged, as far as the archive proves        (`coverage`)
 
-The plain case, a message without actions and without decisions, stays inside Spark's own expressions. The others, found
-by two small joins, go through `timeline` in the order of the logs.
-"""
+The plain case, a message without actions and without decisions, stays inside Spark's own
+expressions. The others, found by two small joins, go through `timeline` in the order of the logs.
+"""  # noqa: E501
 
 from collections.abc import Iterator
 from functools import reduce
@@ -23,31 +24,53 @@ from pyspark.sql import functions as f
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Reason
+from chronos.core.message import DELAY, DELIVER_AT, REPEAT, Reason
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
-from chronos.spark.audit.refusals import held, refused
-from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, OFFSET_END, PARKED, SKIPPED, Event, follow
-from chronos.spark.decisions import LEFT_LANE, WRITTEN_ON
+from chronos.spark.audit.timeline import (
+    AGAIN,
+    DEAD_LETTER,
+    EXPIRED,
+    OFFSET_END,
+    PARKED,
+    SKIPPED,
+    Event,
+    follow,
+)
+from chronos.spark.codec import LEFT_LANE, WRITTEN_ON
+from chronos.spark.ledger import TOKEN
 from chronos.spark.runs import UNREADABLE
 
 OUTCOMES = (
-    "delivered", "missing", "duplicated", "early", "cancelled", "replaced", "expired", "dead-lettered", "rejected",
-    "skipped", "pending", "unknown",
-)  # fmt: skip
-"""Every outcome, in the order it is shown. `skipped`: an occurrence of a series left out because it was late."""
+    "delivered",
+    "missing",
+    "duplicated",
+    "early",
+    "cancelled",
+    "replaced",
+    "expired",
+    "dead-lettered",
+    "rejected",
+    "skipped",
+    "pending",
+    "unknown",
+)
+"""Every outcome, in the order it is shown. `skipped`: an occurrence of a series left out because it
+was late."""
 
 WRONG = ("missing", "duplicated", "early")
 """Outcomes that break a law."""
 
 PROMISED = (
-    "shard int, source_offset long, occurrence int, attempt int, id binary, target string, accepted_ms long,"
-    " requested_due_ms long, due_ms long, place_ms long, ended string, reason string"
+    "shard int, source_offset long, occurrence int, attempt int, id binary, target string, "
+    "accepted_ms long, requested_due_ms long, due_ms long, place_ms long, ended string, reason "
+    "string"
 )
 """Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
 
 _PARTITION_SHIFT = 48
-"""Bits for the offset in a number made of partition and offset: 281 trillion records a partition."""
+"""Bits for the offset in a number made of partition and offset: 281 trillion records a
+partition."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -61,7 +84,8 @@ class Span(Struct, frozen=True, kw_only=True):
         return (f.col(column) >= self.from_ms) & (f.col(column) < self.to_ms)
 
     def hours(self) -> Column:
-        """True in the folders that hold the window, so that Spark prunes the others: by date, and by hour on the first and last."""
+        """True in the folders that hold the window, so that Spark prunes the others: by date, and
+        by hour on the first and last."""
         first, last = format_time(max(0, self.from_ms)), format_time(max(0, self.to_ms - 1))
         date, hour = f.col("due_date"), f.col("due_hour").cast("int")
         after = (date > first[:10]) | ((date == first[:10]) & (hour >= int(first[11:13])))
@@ -73,20 +97,24 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def with_accepted_ms(messages: DataFrame) -> DataFrame:
-    """Table `messages` -> the same with `accepted_ms`: the timestamp that counts for the place of a record.
+    """Table `messages` -> the same with `accepted_ms`: the timestamp that counts for the place of a
+    record.
 
-    The first timestamp of a forwarded one may be ahead of its own, by the difference of two brokers' clocks.
-    """
+    The first timestamp of a forwarded one may be ahead of its own, by the difference of two
+    brokers' clocks."""
     return messages.withColumn("accepted_ms", f.least("first_ms", "timestamp_ms"))
 
 
 def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     """Table `messages` -> the records that schedule a message with a due time within the window."""
-    return messages.where(span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms"))
+    return messages.where(
+        span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms")
+    )
 
 
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
-    """Table `messages` -> the executed records that may have ended or moved another message of their id."""
+    """Table `messages` -> the executed records that may have ended or moved another message of
+    their id."""
     return (
         messages.where(_may_act())
         .join(_pulled(progress), "shard")
@@ -103,17 +131,20 @@ def _may_act() -> Column:
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
-    """`shard`, `pulled`: the offset below which delay records were executed; records beyond it have no effect yet."""
+    """`shard`, `pulled`: the offset below which delay records were executed; records beyond it have
+    no effect yet."""
     return f.broadcast(progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled")))
 
 
 def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
-    """Table `decisions` -> the decisions about promised deliveries due within the window, made then or before.
+    """Table `decisions` -> the decisions about promised deliveries due within the window, made then
+    or before.
 
-    `moved` are the records of messages that an action moved into the window: all their decisions are needed, because a
-    retry or deferral may be why the action found them pending.
-    """
-    carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms")
+    `moved` are the records of messages that an action moved into the window: all their decisions
+    are needed, because a retry or deferral may be why the action found them pending."""
+    carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds(
+        "next_due_ms"
+    )
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
     is_here = f.coalesce(since | carried_there, f.lit(False))
     known = decisions.where(_is_about_message())
@@ -127,12 +158,20 @@ def _is_about_message() -> Column:
     return ~f.col("outcome").isin("refused", WRITTEN_ON)
 
 
-def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
-    """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
+def promised_deliveries(
+    messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span
+) -> DataFrame:
+    """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the
+    usable records."""
     messages, refusals = with_accepted_ms(messages), refused(decisions)
     # A forwarded record promises nothing where it came to: it is judged in its own shard.
     is_own = f.coalesce(f.col("refused_for") != Reason.FORWARDED.label, f.lit(True))
-    here = scheduled(messages, span).select(*_NARROW).join(refusals, ["shard", "offset"], "left").where(is_own)
+    here = (
+        scheduled(messages, span)
+        .select(*_NARROW)
+        .join(refusals, ["shard", "offset"], "left")
+        .where(is_own)
+    )
     unreadable = _unreadable(messages, refusals, span)
     acts = messages.where(_may_act()).select("shard")
     if acts.unionByName(decisions.where(_is_about_message()).select("shard")).isEmpty():
@@ -143,7 +182,9 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
     decided_offsets = (
-        decided.where(f.col("outcome") != LEFT_LANE).select("shard", f.col("source_offset").alias("offset")).distinct()
+        decided.where(f.col("outcome") != LEFT_LANE)
+        .select("shard", f.col("source_offset").alias("offset"))
+        .distinct()
     )
     marked = (
         here.join(acted_ids, ["shard", "id"], "left")
@@ -155,45 +196,94 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
     ordered = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*_NARROW)
     carried = _carried_here(messages, refusals, decided, span)
-    ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
-    in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
+    ordered = _all([ordered, acting.select(*_NARROW), moved, carried]).dropDuplicates(
+        ["shard", "offset"]
+    )
+    ordered = ordered.join(_untimed(messages, acting), ["shard", "offset"], "left")
+    in_order = events(ordered, decided, progress, steps)
     followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
     return _all([_plain_deliveries(plain), followed, unreadable])
 
 
 _NARROW = (
-    "shard", "offset", "accepted_ms", "verb", "id", "target", "requested_due_ms", "due_ms", "on_conflict",
-)  # fmt: skip
+    "shard",
+    "offset",
+    "accepted_ms",
+    "verb",
+    "id",
+    "target",
+    "requested_due_ms",
+    "due_ms",
+    "on_conflict",
+)
 
 
 def _all(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _moved_here(messages: DataFrame, refusals: DataFrame, acting: DataFrame, span: Span) -> DataFrame:
+def _moved_here(
+    messages: DataFrame, refusals: DataFrame, acting: DataFrame, span: Span
+) -> DataFrame:
     """Messages first due outside the window that an action on their id moved into it."""
     moves = f.col("verb").isin("reschedule", "fire-now")
     when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("accepted_ms")), f.col("due_ms"))
-    # A forwarded action may be older than its message by this much, and then has the time of the message.
+    # A forwarded action may be older than its message by this much, and then has the time of the
+    # message.
     is_here = (when >= span.from_ms - CLOCK_TOLERANCE_MS) & (when < span.to_ms)
     by_id = acting.where(moves & is_here).select("shard", "id").distinct()
-    return _due_outside(messages, refusals, span).join(by_id, ["shard", "id"], "left_semi").select(*_NARROW)
+    return (
+        _due_outside(messages, refusals, span)
+        .join(by_id, ["shard", "id"], "left_semi")
+        .select(*_NARROW)
+    )
 
 
-def _carried_here(messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
+def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
+    """`shard`, `offset`, `occurrence` 0: series whose first time is left to their cron expression,
+    as far as a `fire-now` names them."""
+    fired = acting.where(f.col("verb") == "fire-now").select("shard", "id").distinct()
+    is_series = f.expr(
+        f"exists(headers, header -> {_FOLDED} = '{REPEAT}' AND ltrim(decode(header.value, "
+        "'UTF-8')) LIKE 'cron%')"
+    )
+    has_time = f.expr(f"exists(headers, header -> {_FOLDED} IN ('{DELIVER_AT}', '{DELAY}'))")
+    records = messages.where(f.col("verb").isin("schedule", "replace")).join(
+        f.broadcast(fired), ["shard", "id"], "left_semi"
+    )
+    return records.where(is_series & ~has_time).select(
+        "shard", "offset", f.lit(0).alias("occurrence")
+    )
+
+
+_FOLDED = "replace(lower(header.name), '_', '-')"
+
+
+def _carried_here(
+    messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span
+) -> DataFrame:
     """Messages first due outside the window that a decision about their series moved into it."""
-    carried = decided.where(f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms"))
+    carried = decided.where(
+        f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms")
+    )
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
-    return _due_outside(messages, refusals, span).join(by_offset, ["shard", "offset"], "left_semi").select(*_NARROW)
+    return (
+        _due_outside(messages, refusals, span)
+        .join(by_offset, ["shard", "offset"], "left_semi")
+        .select(*_NARROW)
+    )
 
 
 def _due_outside(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
-    found = messages.where(f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")).select(*_NARROW)
+    found = messages.where(
+        f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")
+    ).select(*_NARROW)
     return found.join(refusals, ["shard", "offset"], "left_anti")
 
 
 def _plain_deliveries(marked: DataFrame) -> DataFrame:
-    """Promised deliveries of records that were refused, or are to be delivered once as requested."""
+    """Promised deliveries of records that were refused, or are to be delivered once as
+    requested."""
     return marked.select(
         "shard",
         f.col("offset").alias("source_offset"),
@@ -211,7 +301,8 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
 
 
 def _refused_end() -> Column:
-    """How a refused record ended: a held one did not so far, whatever the logs prove to be settled."""
+    """How a refused record ended: a held one did not so far, whatever the logs prove to be
+    settled."""
     return f.when(f.col("waits"), "pending").otherwise("rejected")
 
 
@@ -220,54 +311,88 @@ def _unreadable(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFra
     found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
     # An action on a generated id of another shard is no command here.
     elsewhere = f.col("refused_for").isin(Reason.FORWARDED.label, Reason.HELD.label)
-    found = found.join(refusals, ["shard", "offset"], "left").where(~f.coalesce(elsewhere, f.lit(False)))
+    found = found.join(refusals, ["shard", "offset"], "left").where(
+        ~f.coalesce(elsewhere, f.lit(False))
+    )
     moment = f.col("timestamp_ms")
     return found.select(
-        "shard", f.col("offset").alias("source_offset"), f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "id",
-        f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
-        moment.alias("due_ms"), moment.alias("place_ms"), _refused_end().alias("ended"),
+        "shard",
+        f.col("offset").alias("source_offset"),
+        f.lit(1).alias("occurrence"),
+        f.lit(1).alias("attempt"),
+        "id",
+        f.lit(None).cast("string").alias("target"),
+        moment.alias("accepted_ms"),
+        moment.alias("requested_due_ms"),
+        moment.alias("due_ms"),
+        moment.alias("place_ms"),
+        _refused_end().alias("ended"),
         f.coalesce("refused_for", "reason").alias("reason"),
-    )  # fmt: skip
+    )
 
 
 def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFrame:
-    """Tables `decisions` and `offsets` -> `PROMISED` for the records that could not be read, and are not in `messages`.
+    """Tables `decisions` and `offsets` -> `PROMISED` for the records that could not be read, and
+    are not in `messages`.
 
     Their due times are not known, so the time of the decision stands for them.
     """
-    found = decisions.where(span.hours() & (f.col("outcome") == "refused") & span.holds("decided_ms")).alias("made")
+    found = decisions.where(
+        span.hours() & (f.col("outcome") == "refused") & span.holds("decided_ms")
+    ).alias("made")
     ranges = f.broadcast(offsets.where(f.col("gap_reason") == UNREADABLE)).alias("gap")
     is_in = f.expr(
-        "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND made.source_offset < gap.until_offset"
+        "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND "
+        "made.source_offset < gap.until_offset"
     )
     moment = f.col("decided_ms")
     waiting = held(decisions).where("waits").select("shard", "source_offset", "waits")
-    judged = found.join(ranges, is_in, "left_semi").join(waiting, ["shard", "source_offset"], "left")
+    judged = found.join(ranges, is_in, "left_semi").join(
+        waiting, ["shard", "source_offset"], "left"
+    )
     return judged.select(
-        "shard", "source_offset", "occurrence", "attempt", f.lit(None).cast("binary").alias("id"),
-        f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
-        moment.alias("due_ms"), moment.alias("place_ms"), _refused_end().alias("ended"), "reason",
-    )  # fmt: skip
+        "shard",
+        "source_offset",
+        "occurrence",
+        "attempt",
+        f.lit(None).cast("binary").alias("id"),
+        f.lit(None).cast("string").alias("target"),
+        moment.alias("accepted_ms"),
+        moment.alias("requested_due_ms"),
+        moment.alias("due_ms"),
+        moment.alias("place_ms"),
+        _refused_end().alias("ended"),
+        "reason",
+    )
 
 
 # --- events in the order of the logs
 
 
 def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
-    """Delay records -> the same with `cursor_due_ms` and `cursor_offset` before the step that staged them.
+    """Delay records -> the same with `cursor_due_ms` and `cursor_offset` before the step that
+    staged them.
 
-    That is the cursor of the last progress record of the shard whose pull offset is not beyond the record. Before the
-    first given progress record the cursor counts as 0.
-    """
+    That is the cursor of the last progress record of the shard whose pull offset is not beyond the
+    record. Before the first given progress record the cursor counts as 0."""
     steps = progress.select(
-        "shard", f.col("pull_offset").alias("offset"), f.lit(0).alias("_kind"), f.col("offset").alias("_seq"),
-        f.struct(f.col("cursor_due_ms").alias("due_ms"), _signed("cursor_offset").alias("offset")).alias("_cursor"),
-    )  # fmt: skip
+        "shard",
+        f.col("pull_offset").alias("offset"),
+        f.lit(0).alias("_kind"),
+        f.col("offset").alias("_seq"),
+        f.struct(
+            f.col("cursor_due_ms").alias("due_ms"), _signed("cursor_offset").alias("offset")
+        ).alias("_cursor"),
+    )
     both = steps.unionByName(records.withColumn("_kind", f.lit(1)), allowMissingColumns=True)
     until_here = (
-        Window.partitionBy("shard").orderBy("offset", "_kind", "_seq").rowsBetween(Window.unboundedPreceding, 0)
+        Window.partitionBy("shard")
+        .orderBy("offset", "_kind", "_seq")
+        .rowsBetween(Window.unboundedPreceding, 0)
     )
-    seen = both.withColumn("_before", f.last("_cursor", ignorenulls=True).over(until_here)).where("_kind = 1")
+    seen = both.withColumn("_before", f.last("_cursor", ignorenulls=True).over(until_here)).where(
+        "_kind = 1"
+    )
     return seen.select(
         *records.columns,
         f.coalesce("_before.due_ms", f.lit(0)).alias("cursor_due_ms"),
@@ -276,16 +401,20 @@ def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
 
 
 def _signed(column: str) -> Column:
-    return f.when(f.col(column) == str(OFFSET_MAX), f.lit(OFFSET_END)).otherwise(f.col(column).cast("long"))
+    return f.when(f.col(column) == str(OFFSET_MAX), f.lit(OFFSET_END)).otherwise(
+        f.col(column).cast("long")
+    )
 
 
-def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame) -> DataFrame:
+def events(
+    records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame
+) -> DataFrame:
     """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and order.
 
-    `steps` are the recent records of `progress`; a decision may belong to an older one, in the folder of its hour. Order
-    `at` is the offset of a record, and the pull offset of its step for a decision, which so follows the records that its
-    step staged.
-    """
+    `steps` are the recent records of `progress`; a decision may belong to an older one, in the
+    folder of its hour. Order `at` is the offset of a record, and the pull offset of its step for a
+    decision, which so follows the records that its step staged. `occurrence` of a record is 0 for a
+    series without a first time, else null."""
     known_steps = progress.select(
         "due_date", "due_hour", "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",
         _signed("cursor_offset").alias("cursor_offset"), "pull_offset",
@@ -297,29 +426,60 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
         _with_lanes_left(decided.join(owners, ["shard", "source_offset"]), decided)
         .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
         .select(
-            "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), _order().alias("seq"),
-            f.col("outcome").alias("verb"), f.col("source_offset").alias("offset"),
-            f.col("decided_ms").alias("timestamp_ms"), _next_due_ms().alias("due_ms"), "cursor_due_ms",
-            "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt", "lane",
+            "shard",
+            "id",
+            f.col("pull_offset").alias("at"),
+            f.lit(0).alias("kind"),
+            _order().alias("seq"),
+            f.col("outcome").alias("verb"),
+            f.col("source_offset").alias("offset"),
+            f.col("decided_ms").alias("timestamp_ms"),
+            _next_due_ms().alias("due_ms"),
+            "cursor_due_ms",
+            "cursor_offset",
+            f.lit(False).alias("takes_over"),
+            "reason",
+            "occurrence",
+            "attempt",
+            "lane",
         )
-    )  # fmt: skip
+    )
     staged = with_cursor_before(_with_rules(records, steps), steps).select(
-        "shard", "id", f.col("offset").alias("at"), f.lit(1).alias("kind"), f.lit(0).cast("long").alias("seq"), "verb",
-        "offset", f.col("accepted_ms").alias("timestamp_ms"), "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
-        (f.coalesce(f.col("on_conflict") == "replace", f.lit(False)) | (f.col("verb") == "replace")).alias("takes_over"),
-        f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "rules",
-    )  # fmt: skip
+        "shard",
+        "id",
+        f.col("offset").alias("at"),
+        f.lit(1).alias("kind"),
+        f.lit(0).cast("long").alias("seq"),
+        "verb",
+        "offset",
+        f.col("accepted_ms").alias("timestamp_ms"),
+        "due_ms",
+        "cursor_due_ms",
+        "cursor_offset",
+        "target",
+        "requested_due_ms",
+        (
+            f.coalesce(f.col("on_conflict") == "replace", f.lit(False))
+            | (f.col("verb") == "replace")
+        ).alias("takes_over"),
+        f.coalesce("occurrence", f.lit(1)).alias("occurrence"),
+        f.lit(1).alias("attempt"),
+        "rules",
+    )
     return staged.unionByName(decisions, allowMissingColumns=True)
 
 
 def _with_rules(records: DataFrame, steps: DataFrame) -> DataFrame:
-    """Delay records -> the same with `rules`: the number of the rules they were staged by, which is never lowered; 1 or 2."""
+    """Delay records -> the same with `rules`: the number of the rules they were staged by, which is
+    never lowered; 1 or 2."""
     first = steps.groupBy("shard").agg(
         f.max(f.when(f.coalesce("rules", f.lit(1)) < 2, f.col("pull_offset"))).alias("_until"),
         f.max("rules").alias("_last"),
     )
     known = records.join(f.broadcast(first), "shard", "left")
-    is_first = (f.coalesce("_last", f.lit(1)) < 2) | f.coalesce(f.col("offset") < f.col("_until"), f.lit(False))
+    is_first = (f.coalesce("_last", f.lit(1)) < 2) | f.coalesce(
+        f.col("offset") < f.col("_until"), f.lit(False)
+    )
     return known.withColumn("rules", f.when(is_first, 1).otherwise(2)).drop("_until", "_last")
 
 
@@ -330,20 +490,28 @@ def _order() -> Column:
 
 def _next_due_ms() -> Column:
     """The due time after a decision; a parked message keeps that of its position."""
-    return f.when(f.col("outcome") == PARKED, f.col("position_due_ms")).otherwise(f.col("next_due_ms"))
+    return f.when(f.col("outcome") == PARKED, f.col("position_due_ms")).otherwise(
+        f.col("next_due_ms")
+    )
 
 
 def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
-    """Decisions about messages, with `own_target` -> the same, and for each `parked` a row `left-lane` of the step in which the
-    lane's cursor first reached the message, with its position as `next_due_ms`."""
+    """Decisions about messages, with `own_target` -> the same, and for each `parked` a row
+    `left-lane` of the step in which the lane's cursor first reached the message, with its position
+    as `next_due_ms`."""
     of_messages = made.where(f.col("outcome") != LEFT_LANE).drop("target")
     cursors = decided.where(f.col("outcome") == LEFT_LANE).select(
-        "shard", "lane", f.col("target").alias("own_target"), f.col("position_due_ms").alias("_due_ms"),
-        f.col("source_offset").alias("_offset"), f.col("progress_offset").alias("_at"),
+        "shard",
+        "lane",
+        f.col("target").alias("own_target"),
+        f.col("position_due_ms").alias("_due_ms"),
+        f.col("source_offset").alias("_offset"),
+        f.col("progress_offset").alias("_at"),
         f.struct("due_date", "due_hour", "progress_offset", "decided_ms").alias("_step"),
-    )  # fmt: skip
+    )
     passed = (f.col("_due_ms") > f.col("position_due_ms")) | (
-        (f.col("_due_ms") == f.col("position_due_ms")) & (f.col("_offset") >= f.col("source_offset"))
+        (f.col("_due_ms") == f.col("position_due_ms"))
+        & (f.col("_offset") >= f.col("source_offset"))
     )
     left = (
         of_messages.where(f.col("outcome") == PARKED)
@@ -352,35 +520,75 @@ def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
         .groupBy("shard", "source_offset", "id", "lane", "position_due_ms", "progress_offset")
         .agg(f.min_by("_step", "_at").alias("_step"))
         .select(
-            "shard", "source_offset", "id", "lane", f.lit(LEFT_LANE).alias("outcome"),
-            f.col("position_due_ms").alias("next_due_ms"), "_step.*", f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
+            "shard",
+            "source_offset",
+            "id",
+            "lane",
+            f.lit(LEFT_LANE).alias("outcome"),
+            f.col("position_due_ms").alias("next_due_ms"),
+            "_step.*",
+            f.lit(1).alias("occurrence"),
+            f.lit(1).alias("attempt"),
         )
-    )  # fmt: skip
+    )
     return of_messages.unionByName(left, allowMissingColumns=True)
 
 
 _EVENT = (
-    "verb", "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
-    "takes_over", "reason", "occurrence", "attempt", "lane", "rules",
-)  # fmt: skip
+    "verb",
+    "offset",
+    "timestamp_ms",
+    "due_ms",
+    "cursor_due_ms",
+    "cursor_offset",
+    "target",
+    "requested_due_ms",
+    "takes_over",
+    "reason",
+    "occurrence",
+    "attempt",
+    "lane",
+    "rules",
+)
 
 
 def follow_all(in_order: DataFrame) -> DataFrame:
-    """Rows of `events` -> `PROMISED` and `window_ms`. Partitioned by id and sorted, so that any number of them streams through `timeline`."""
-    by_id = in_order.repartition("shard", "id").sortWithinPartitions("shard", "id", "at", "kind", "seq")
-    return by_id.select("shard", "id", *_EVENT).mapInArrow(_follow_batches, f"{PROMISED}, window_ms long")
+    """Rows of `events` -> `PROMISED` and `window_ms`. Partitioned by id and sorted, so that any
+    number of them streams through `timeline`."""
+    by_id = in_order.repartition("shard", "id").sortWithinPartitions(
+        "shard", "id", "at", "kind", "seq"
+    )
+    return by_id.select("shard", "id", *_EVENT).mapInArrow(
+        _follow_batches, f"{PROMISED}, window_ms long"
+    )
 
 
 def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = (row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    rows = (
+        row
+        for batch in batches
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    )
     ended: list[tuple[Any, ...]] = []
     for (shard, message_id), of_id in groupby(rows, key=lambda row: row[:2]):
         for promised in follow(Event(*row[2:]) for row in of_id):
             ended.append(
-                (shard, promised.source_offset, promised.occurrence, promised.attempt, message_id, promised.target, promised.accepted_ms,
-                 promised.requested_due_ms, promised.due_ms, promised.place_ms, _ENDED.get(promised.ended, promised.ended), promised.reason,
-                 promised.window_ms)
-            )  # fmt: skip
+                (
+                    shard,
+                    promised.source_offset,
+                    promised.occurrence,
+                    promised.attempt,
+                    message_id,
+                    promised.target,
+                    promised.accepted_ms,
+                    promised.requested_due_ms,
+                    promised.due_ms,
+                    promised.place_ms,
+                    _ENDED.get(promised.ended, promised.ended),
+                    promised.reason,
+                    promised.window_ms,
+                )
+            )
             if len(ended) >= _ROWS_TOGETHER:
                 yield _batch(ended)
                 ended.clear()
@@ -393,16 +601,28 @@ _ROWS_TOGETHER = 10_000
 _ENDED: dict[str | None, str] = {"dead-letter": "dead-lettered"}
 
 _PROMISED_TYPES = (
-    ("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("attempt", pa.int32()),
-    ("id", pa.binary()), ("target", pa.string()), ("accepted_ms", pa.int64()), ("requested_due_ms", pa.int64()),
-    ("due_ms", pa.int64()), ("place_ms", pa.int64()), ("ended", pa.string()), ("reason", pa.string()),
+    ("shard", pa.int32()),
+    ("source_offset", pa.int64()),
+    ("occurrence", pa.int32()),
+    ("attempt", pa.int32()),
+    ("id", pa.binary()),
+    ("target", pa.string()),
+    ("accepted_ms", pa.int64()),
+    ("requested_due_ms", pa.int64()),
+    ("due_ms", pa.int64()),
+    ("place_ms", pa.int64()),
+    ("ended", pa.string()),
+    ("reason", pa.string()),
     ("window_ms", pa.int64()),
-)  # fmt: skip
+)
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(list(column), kind) for column, (_, kind) in zip(columns, _PROMISED_TYPES, strict=True)]
+    arrays = [
+        pa.array(list(column), kind)
+        for column, (_, kind) in zip(columns, _PROMISED_TYPES, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in _PROMISED_TYPES])
 
 
@@ -410,19 +630,26 @@ def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
-    """Table `deliveries` -> for each token and topic the number of records and the time of the first.
+    """Table `deliveries` -> for each token and topic the number of records and the time of the
+    first.
 
     `span` is a window of requested times. A record that is in the archive twice counts once.
     """
-    ours = deliveries.where(span.hours() & span.holds("due_at_ms") & (f.col("source_topic") == delay_topic))
+    ours = deliveries.where(
+        span.hours() & span.holds("due_at_ms") & (f.col("source_topic") == delay_topic)
+    )
     address = f.shiftleft(f.col("partition").cast("long"), _PARTITION_SHIFT) + f.col("offset")
-    found = ours.groupBy("shard", "source_offset", "occurrence", f.col("topic").alias("target")).agg(
+    found = ours.groupBy(
+        "shard", "source_offset", "occurrence", f.col("topic").alias("target")
+    ).agg(
         f.count("*").alias("records"),
         f.min(address).alias("first_address"),
         f.max(address).alias("last_address"),
         f.min("timestamp_ms").alias("delivered_ms"),
     )
-    count = f.when(f.col("first_address") == f.col("last_address"), f.lit(1).cast("long")).otherwise(f.col("records"))
+    count = f.when(
+        f.col("first_address") == f.col("last_address"), f.lit(1).cast("long")
+    ).otherwise(f.col("records"))
     return found.select(
         "shard", "source_offset", "occurrence", "target", count.alias("deliveries"), "delivered_ms"
     )  # fmt: skip
@@ -431,12 +658,15 @@ def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
 # --- the judgement
 
 
-def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_frontier: DataFrame) -> DataFrame:
-    """`PROMISED`, `received`, `coverage.EVIDENCE` and each shard's last frontier -> each delivery with outcome and reason.
+def outcomes(
+    promised: DataFrame, found: DataFrame, evidence: DataFrame, any_frontier: DataFrame
+) -> DataFrame:
+    """`PROMISED`, `received`, `coverage.EVIDENCE` and each shard's last frontier -> each delivery
+    with outcome and reason.
 
-    The first that holds, in this order: duplicated, early, delivered, how it ended otherwise, pending, unknown, missing.
-    A message that was delivered although it had ended otherwise has two ends, and counts as duplicated.
-    """
+    The first that holds, in this order: duplicated, early, delivered, how it ended otherwise,
+    pending, unknown, missing. A message that was delivered although it had ended otherwise has two
+    ends, and counts as duplicated."""
     token = ["shard", "source_offset", "occurrence", "target"]
     joined = (
         promised.join(found, token, "left")
@@ -446,13 +676,20 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
     deliveries = f.coalesce("deliveries", f.lit(0).cast("long"))
     is_early = f.col("delivered_ms") < f.col("due_ms") - CLOCK_TOLERANCE_MS
     ends = deliveries + f.col("ended").isNotNull().cast("int")
-    settled = (f.col("source_offset") < f.col("last_offset")) & (f.col("place_ms") <= f.col("last_due_ms"))
-    # A deleted record may have been the delivery of a message due, or an action on one accepted, before the gap was seen.
+    settled = (f.col("source_offset") < f.col("last_offset")) & (
+        f.col("place_ms") <= f.col("last_due_ms")
+    )
+    # A deleted record may have been the delivery of a message due, or an action on one accepted,
+    # before the gap was seen.
     may_hide = _not_after("due_ms", "target_gap_ms") | _not_after("accepted_ms", "shard_gap_ms")
-    # Before the target is known to have existed, a topic of its name may have held the delivery, and have been deleted since.
+    # Before the target is known to have existed, a topic of its name may have held the delivery,
+    # and have been deleted since.
     earliest_ms = f.greatest("due_ms", "accepted_ms")
-    may_be_older = f.coalesce(earliest_ms < f.col("target_born_ms") + CLOCK_TOLERANCE_MS, f.lit(False))
-    # An election may have cost records that were delivered before it, but none that were appended before the last one that is there.
+    may_be_older = f.coalesce(
+        earliest_ms < f.col("target_born_ms") + CLOCK_TOLERANCE_MS, f.lit(False)
+    )
+    # An election may have cost records that were delivered before it, but none that were appended
+    # before the last one that is there.
     may_be_lost = f.exists(
         f.coalesce("losses", f.array()),
         lambda loss: (
@@ -477,13 +714,21 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
         (f.col("unresolved"), "unknown", f.lit("open-transaction")),
     ]
     return joined.select(
-        *token[:3], "attempt", "id", "target", "accepted_ms", "requested_due_ms", "due_ms",
+        *token[:3],
+        "attempt",
+        "id",
+        "target",
+        "accepted_ms",
+        "requested_due_ms",
+        "due_ms",
         _first(cases, 1, f.lit("pending")).alias("outcome"),
         f.coalesce(_first(cases, 2, f.lit("target-not-read-so-far")), "reason").alias("reason"),
         deliveries.alias("deliveries"),
         "delivered_ms",
-        f.when(f.col("delivered_ms").isNotNull(), f.greatest(late_ms, f.lit(0))).alias("lateness_ms"),
-    )  # fmt: skip
+        f.when(f.col("delivered_ms").isNotNull(), f.greatest(late_ms, f.lit(0))).alias(
+            "lateness_ms"
+        ),
+    )
 
 
 def _not_after(column: str, read: str) -> Column:
@@ -492,7 +737,8 @@ def _not_after(column: str, read: str) -> Column:
 
 
 def _first(cases: list[tuple[Column, str, Column | None]], at: int, otherwise: Column) -> Column:
-    """The outcome (`at` 1) or reason (`at` 2) of the first case that holds; `ended` is tested after the delivered cases."""
+    """The outcome (`at` 1) or reason (`at` 2) of the first case that holds; `ended` is tested after
+    the delivered cases."""
     none = f.lit(None).cast("string")
 
     def value(case: tuple[Column, str, Column | None]) -> Column:
@@ -505,3 +751,102 @@ def _first(cases: list[tuple[Column, str, Column | None]], at: int, otherwise: C
     for case in cases[3:]:
         chosen = chosen.when(case[0], value(case))
     return chosen.otherwise(otherwise)
+
+
+_REFUSED = ("shard", "source_offset", "progress_offset", "decided_ms", "reason", "waits")
+
+
+def refused(decisions: DataFrame) -> DataFrame:
+    """Table `decisions` -> `shard`, `offset`, `refused_for`, `refused_ms`, `waits`: the delay
+    records that masters refused.
+
+    A held record waits until a step writes it on: from that step on it was forwarded, or rejected
+    for the reason it has."""
+    found = decisions.where((f.col("outcome") == "refused") & f.col("destination").isNull())
+    refusals = (
+        found.withColumn("waits", f.lit(False)).select(*_REFUSED).unionByName(held(decisions))
+    )
+    # A held record may be refused by the step that writes on the others.
+    last = f.max_by(f.struct("reason", "decided_ms", "waits"), "progress_offset")
+    by_offset = refusals.groupBy("shard", f.col("source_offset").alias("offset")).agg(
+        last.alias("last")
+    )
+    reason = f.coalesce("last.reason", f.lit("refused"))
+    return by_offset.select(
+        "shard",
+        "offset",
+        reason.alias("refused_for"),
+        f.col("last.decided_ms").alias("refused_ms"),
+        f.col("last.waits").alias("waits"),
+    )
+
+
+def held(decisions: DataFrame) -> DataFrame:
+    """Table `decisions` -> the held records: each left its queue in the first step that wrote on as
+    far as its offset.
+
+    As `forwarded` from that step on, if it has the reason `held`; `waits` is true if there is no
+    such step."""
+    is_end = f.col("outcome") == WRITTEN_ON
+    from_end = (
+        Window.partitionBy("shard", "destination")
+        .orderBy(f.desc("source_offset"), is_end.desc())
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
+    written_ms = f.last(f.when(is_end, f.col("decided_ms")), ignorenulls=True).over(from_end)
+    queued = (
+        decisions.where(f.col("destination").isNotNull())
+        .withColumn("_written_ms", written_ms)
+        .where(~is_end)
+    )
+    waits = f.col("_written_ms").isNull()
+    goes_on = ~waits & (f.col("reason") == Reason.HELD.label)
+    changed = {
+        "reason": f.when(goes_on, Reason.FORWARDED.label).otherwise(f.col("reason")),
+        "decided_ms": f.coalesce("_written_ms", "decided_ms"),
+        "waits": waits,
+    }
+    return queued.withColumns(changed).select(*_REFUSED)
+
+
+def forwarded(refusals: DataFrame) -> DataFrame:
+    """The result of `refused` -> `shard`, `offset`, `refused_ms`: the delay records that masters
+    forwarded."""
+    return refusals.where(f.col("refused_for") == Reason.FORWARDED.label).select(
+        "shard", "offset", "refused_ms"
+    )
+
+
+REPLAYED = "replayed"
+"""The reason of an outcome that a replay changed."""
+
+
+def with_replays(outcomes: DataFrame, sent: DataFrame) -> DataFrame:
+    """`outcomes` and `ledger.LEDGER` -> `outcomes` in which a replayed message is neither missing
+    nor duplicated."""
+    replays = sent.groupBy(*TOKEN).agg(
+        f.count(f.when(f.col("via") == "direct", 1)).alias("direct"),
+        f.max(f.col("outcome") == "missing").alias("was_missing"),
+        f.max(f.col("via") == "delay").alias("by_delay"),
+    )
+    joined = outcomes.join(replays, list(TOKEN), "left")
+    outcome, reason = f.col("outcome"), f.col("reason")
+    not_judged = (outcome == "pending") & (reason == "not-settled")
+    is_replaced = f.col("by_delay") & ((outcome == "missing") | not_judged)
+    wanted = f.col("direct") + f.when(f.col("was_missing"), 0).otherwise(1)
+    # A reason names how a delivered message had ended before: that was no replay.
+    is_once = (outcome == "duplicated") & reason.isNull() & (f.col("deliveries") <= wanted)
+    is_early = f.col("delivered_ms") < f.col("due_ms") - CLOCK_TOLERANCE_MS
+    changed = (
+        f.when(is_replaced, "replaced").when(is_once & is_early, "early").when(is_once, "delivered")
+    )
+    return joined.select(
+        *(
+            f.coalesce(changed, outcome).alias(name)
+            if name == "outcome"
+            else f.when(changed.isNotNull(), REPLAYED).otherwise(reason).alias(name)
+            if name == "reason"
+            else f.col(name)
+            for name in outcomes.columns
+        )
+    )

@@ -1,9 +1,9 @@
 """The summary of outcomes: counts, and lateness percentiles per target, hour and point in time.
 
-Everything comes out of one small table, `cube`: the number of deliveries by outcome, target, minute and class of
-lateness. It is made in one pass and combined where the rows are, so that one target with nearly all messages costs no
-more than many. Law: everything that goes to the driver is bounded by a limit of this module.
-"""
+Everything comes out of one small table, `cube`: the number of deliveries by outcome, target, minute
+and class of lateness. It is made in one pass and combined where the rows are, so that one target
+with nearly all messages costs no more than many. Law: everything that goes to the driver is bounded
+by a limit of this module."""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ HOUR_MS = 60 * MINUTE_MS
 POINTS_MAX = 1_500
 """Most points of a curve: a day by the minute."""
 
-WIDTHS_MS = tuple(minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30, 60, 180, 360, 720, 1_440, 10_080))
+WIDTHS_MS = tuple(
+    minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30, 60, 180, 360, 720, 1_440, 10_080)
+)
 """Widths of a point in ms; the smallest that needs at most `POINTS_MAX` points is taken."""
 
 TARGETS_MAX = 1_000
@@ -73,11 +75,15 @@ class OutcomeSample(Struct, frozen=True, kw_only=True):
 def width_ms(span: Span) -> int:
     """Width in ms of a point of the curve."""
     length_ms = max(1, span.to_ms - span.from_ms)
-    return next((width for width in WIDTHS_MS if length_ms <= width * POINTS_MAX), -(-length_ms // POINTS_MAX))
+    return next(
+        (width for width in WIDTHS_MS if length_ms <= width * POINTS_MAX),
+        -(-length_ms // POINTS_MAX),
+    )
 
 
 def cube(judged: DataFrame, span: Span) -> DataFrame:
-    """`outcomes` -> `target`, `at_ms`, `outcome`, `reason`, `late_ms` (class), `n`, `max_ms`, `first_due_ms`, `sample`.
+    """`outcomes` -> `target`, `at_ms`, `outcome`, `reason`, `late_ms` (class), `n`, `max_ms`,
+    `first_due_ms`, `sample`.
 
     Lateness below a second is exact to the millisecond, above to three digits: to 1 % at worst.
     """
@@ -108,7 +114,8 @@ def _summary_by(cells: DataFrame, *by: str | Column) -> DataFrame:
     """Rows of `cube` -> counts by outcome and lateness percentiles, grouped by columns."""
     percentiles = f.expr("percentile(late_ms, array(0.5, 0.99, 0.999), n)").alias("late")
     counts = [
-        f.sum(f.when(f.col("outcome") == outcome, f.col("n")).otherwise(0)).alias(outcome) for outcome in OUTCOMES
+        f.sum(f.when(f.col("outcome") == outcome, f.col("n")).otherwise(0)).alias(outcome)
+        for outcome in OUTCOMES
     ]
     timed = f.sum(f.when(f.col("late_ms").isNotNull(), f.col("n")).otherwise(0)).alias("timed")
     return cells.groupBy(*by).agg(
@@ -122,7 +129,11 @@ def _summary_row(row: Any) -> SummaryRow:
     return SummaryRow(
         counts={outcome: found[outcome] for outcome in OUTCOMES if found[outcome]},
         lateness=Lateness(
-            count=found["timed"] or 0, p50_ms=late[0], p99_ms=late[1], p999_ms=late[2], max_ms=found["max_ms"]
+            count=found["timed"] or 0,
+            p50_ms=late[0],
+            p99_ms=late[1],
+            p999_ms=late[2],
+            max_ms=found["max_ms"],
         ),
         target=found.get("target"),
         at_ms=found.get("at_ms"),
@@ -136,16 +147,21 @@ def overall(cells: DataFrame) -> SummaryRow:
 
 def reasons(cells: DataFrame) -> list[tuple[str, str, int]]:
     """`(outcome, reason, count)` of deliveries with a reason, most frequent first."""
-    found = cells.where("reason is not null").groupBy("outcome", "reason").agg(f.sum("n").alias("n"))
+    found = (
+        cells.where("reason is not null").groupBy("outcome", "reason").agg(f.sum("n").alias("n"))
+    )
     return [
-        (row["outcome"], row["reason"], row["n"]) for row in found.orderBy(f.desc("n"), "reason").limit(100).collect()
+        (row["outcome"], row["reason"], row["n"])
+        for row in found.orderBy(f.desc("n"), "reason").limit(100).collect()
     ]
 
 
 def by_target(cells: DataFrame) -> list[SummaryRow]:
     """The targets with most messages."""
     found = (
-        _summary_by(cells.where("target is not null"), "target").orderBy(f.desc("total"), "target").limit(TARGETS_MAX)
+        _summary_by(cells.where("target is not null"), "target")
+        .orderBy(f.desc("total"), "target")
+        .limit(TARGETS_MAX)
     )
     return [_summary_row(row) for row in found.collect()]
 
@@ -153,22 +169,35 @@ def by_target(cells: DataFrame) -> list[SummaryRow]:
 def by_hour(cells: DataFrame) -> list[SummaryRow]:
     """Each target and hour, in order; the ones with most messages if there are too many."""
     hour = (f.col("at_ms") - f.col("at_ms") % HOUR_MS).alias("at_ms")
-    found = _summary_by(cells.where("target is not null"), "target", hour).orderBy(f.desc("total")).limit(HOURS_MAX)
-    return sorted((_summary_row(row) for row in found.collect()), key=lambda row: (row.target or "", row.at_ms or 0))
+    found = (
+        _summary_by(cells.where("target is not null"), "target", hour)
+        .orderBy(f.desc("total"))
+        .limit(HOURS_MAX)
+    )
+    return sorted(
+        (_summary_row(row) for row in found.collect()),
+        key=lambda row: (row.target or "", row.at_ms or 0),
+    )
 
 
 def over_time(cells: DataFrame, span: Span) -> list[SummaryRow]:
     """The curve: a row for each point in time with deliveries due, in order."""
     width = width_ms(span)
-    return [_summary_row(row) for row in _by_time(cells, width).orderBy("at_ms").limit(POINTS_MAX + 2).collect()]
+    return [
+        _summary_row(row)
+        for row in _by_time(cells, width).orderBy("at_ms").limit(POINTS_MAX + 2).collect()
+    ]
 
 
 def worst(cells: DataFrame, span: Span) -> list[SummaryRow]:
     """The points with most broken promises, then with the greatest lateness."""
     wrong = sum((f.col(outcome) for outcome in WRONG[1:]), f.col(WRONG[0]))
-    found = _by_time(cells, min(width_ms(span), HOUR_MS)).orderBy(f.desc(wrong), f.desc("max_ms"), "at_ms")
+    found = _by_time(cells, min(width_ms(span), HOUR_MS)).orderBy(
+        f.desc(wrong), f.desc("max_ms"), "at_ms"
+    )
     return [
-        _summary_row(row) for row in found.where("timed > 0 or " + " + ".join(WRONG) + " > 0").limit(WORST).collect()
+        _summary_row(row)
+        for row in found.where("timed > 0 or " + " + ".join(WRONG) + " > 0").limit(WORST).collect()
     ]
 
 
@@ -177,17 +206,21 @@ def _by_time(cells: DataFrame, width: int) -> DataFrame:
 
 
 def samples(cells: DataFrame) -> list[OutcomeSample]:
-    """Some deliveries of each outcome that breaks a law: one for each target, minute and reason, the earliest first."""
+    """Some deliveries of each outcome that breaks a law: one for each target, minute and reason,
+    the earliest first."""
     found: list[OutcomeSample] = []
     for outcome in WRONG:
         rows = cells.where(f.col("outcome") == outcome).orderBy("at_ms").limit(SAMPLES).collect()
         found += [
             OutcomeSample(
-                outcome=outcome, shard=row["sample"] >> _SHARD_SHIFT,
-                source_offset=row["sample"] & (1 << _SHARD_SHIFT) - 1, target=row["target"], at_ms=row["at_ms"],
+                outcome=outcome,
+                shard=row["sample"] >> _SHARD_SHIFT,
+                source_offset=row["sample"] & (1 << _SHARD_SHIFT) - 1,
+                target=row["target"],
+                at_ms=row["at_ms"],
             )
             for row in rows
-        ]  # fmt: skip
+        ]
     return found
 
 

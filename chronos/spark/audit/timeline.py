@@ -1,21 +1,29 @@
-"""The deliveries promised by the messages of one id: a small state machine over the events of the two logs.
+"""The deliveries promised by the messages of one id: a small state machine over the events of the
+two logs.
 
-Most messages do not need it: no record acted on them, and the progress log has no decision about them. For those that
-were cancelled, replaced, rescheduled, retried or repeated, it follows `core.shard` in the order of the two logs, by the
-same placement rule. It decides nothing, and it needs only the records of that id.
+Most messages do not need it: no record acted on them, and the progress log has no decision about
+them. For those that were cancelled, replaced, rescheduled, retried or repeated, it follows
+`core.shard.shard` in the order of the two logs, by the same placement rule. It decides nothing, and
+it needs only the records of that id.
 
-The events may begin in the middle: an action on a message that is not among them (it lies outside the window) has no
-effect on the others, because everything before the cursor was settled when the action was staged.
-"""
+The events may begin in the middle: an action on a message that is not among them (it lies outside
+the window) has no effect on the others, because everything before the cursor was settled when the
+action was staged."""
 
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from chronos.core.step import placed_ms
-from chronos.spark.decisions import LEFT_LANE
+from chronos.core.shard.step import placed_ms
+from chronos.spark.codec import LEFT_LANE
 
-SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = "schedule", "replace", "reschedule", "cancel", "fire-now"
+SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = (
+    "schedule",
+    "replace",
+    "reschedule",
+    "cancel",
+    "fire-now",
+)
 RETRY, DEFERRED, AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PARKED = (
     "retry", "deferred", "again", "skipped", "expired", "dead-letter", "parked",
 )  # fmt: skip
@@ -26,7 +34,8 @@ NEVER = 2**62
 """Stands for the place of a message that waits in a lane: no cursor of the shard passes it."""
 
 OFFSET_END = 2**63 - 1
-"""Stands for the cursor's greatest offset, which no signed column holds: behind everything due then."""
+"""Stands for the cursor's greatest offset, which no signed column holds: behind everything due
+then."""
 
 
 class Event(Struct, frozen=True, gc=False):
@@ -37,9 +46,11 @@ class Event(Struct, frozen=True, gc=False):
     offset: int
     """Offset of the delay record; for a decision, of the record that brought the message."""
     timestamp_ms: int
-    """Broker's timestamp of the delay record, or the first one if that is smaller; for a decision, of the progress record."""
+    """Broker's timestamp of the delay record, or the first one if that is smaller; for a decision,
+    of the progress record."""
     due_ms: int | None
-    """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of its position."""
+    """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of
+    its position."""
     cursor_due_ms: int
     """The cursor before the step that staged the record; for a decision, after its step."""
     cursor_offset: int
@@ -49,6 +60,7 @@ class Event(Struct, frozen=True, gc=False):
     """True for a `replace`, and for a `schedule` that replaces a pending message."""
     reason: str | None = None
     occurrence: int = 1
+    """0 for a record of a series whose first time was left to its cron expression."""
     attempt: int = 1
     lane: int | None = None
     """The partition whose lane the message entered, or left (`parked`, `left-lane`)."""
@@ -66,14 +78,16 @@ class PromisedDelivery(Struct, frozen=True, gc=False):
     requested_due_ms: int
     due_ms: int
     place_ms: int
-    """Due time of its position: once the cursor is past it, it was delivered unless it ended otherwise."""
+    """Due time of its position: once the cursor is past it, it was delivered unless it ended
+    otherwise."""
     attempt: int
     ended: str | None
     """How it ended other than by delivery; None: the target must hold it."""
     reason: str | None
     window_ms: int
-    """The due time by which a window selects it: with its spread as its record requested it, otherwise as an action or the rhythm
-    of its series set it, so that the record and the decisions of a window name all that belong to it."""
+    """The due time by which a window selects it: with its spread as its record requested it,
+    otherwise as an action or the rhythm of its series set it, so that the record and the decisions
+    of a window name all that belong to it."""
 
 
 class _Current(Struct):
@@ -95,6 +109,8 @@ class _Current(Struct):
     """A due time that the cursor reached only after the message left a lane."""
     is_as_sent: bool = True
     """Its due time is that of its record."""
+    is_untimed: bool = False
+    """Its series has no first time yet."""
 
     def is_behind(self, cursor_due_ms: int, cursor_offset: int) -> bool:
         """Return whether a cursor at this position had settled the message."""
@@ -103,20 +119,33 @@ class _Current(Struct):
     def promised(self, ended: str | None = None, reason: str | None = None) -> PromisedDelivery:
         """The promised delivery, as the message is now."""
         place_ms = max(self.place_ms, self.left_ms) if self.lane is None else NEVER
-        return PromisedDelivery(self.offset, self.occurrence, self.target, self.accepted_ms, self.requested_due_ms, self.due_ms,
-                    place_ms, self.attempt, ended, reason, self.due_ms if self.is_as_sent else self.requested_due_ms)  # fmt: skip
+        return PromisedDelivery(
+            self.offset,
+            self.occurrence,
+            self.target,
+            self.accepted_ms,
+            self.requested_due_ms,
+            self.due_ms,
+            place_ms,
+            self.attempt,
+            ended,
+            reason,
+            self.due_ms if self.is_as_sent else self.requested_due_ms,
+        )
 
 
 def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
     """The promised deliveries of one id.
 
-    Events are in the order the shard executed them: by delay offset, a decision behind the records its step staged.
-    """
+    Events are in the order the shard executed them: by delay offset, a decision behind the records
+    its step staged."""
     current: _Current | None = None
     for event in events:
         if event.verb in (SCHEDULE, REPLACE):
             if current is not None:
-                took_over = event.takes_over and not current.is_behind(event.cursor_due_ms, event.cursor_offset)
+                took_over = event.takes_over and not current.is_behind(
+                    event.cursor_due_ms, event.cursor_offset
+                )
                 yield current.promised(REPLACED if took_over else None)
             assert event.due_ms is not None
             current = _Current(
@@ -124,7 +153,10 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
                 event.due_ms if event.requested_due_ms is None else event.requested_due_ms,
                 event.due_ms, placed_ms(event.due_ms, event.timestamp_ms, event.cursor_due_ms),
             )  # fmt: skip
-            current.shift_ms = current.due_ms - current.requested_due_ms
+            current.shift_ms, current.is_untimed = (
+                current.due_ms - current.requested_due_ms,
+                not event.occurrence,
+            )
         elif current is None:
             continue
         elif event.verb in (CANCEL, RESCHEDULE, FIRE_NOW):
@@ -146,15 +178,19 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
 
 
 def _move(current: _Current, event: Event) -> None:
-    # By rules 1, a forwarded action that is older than its message, by the difference of two brokers' clocks, has the message's time.
-    acted_ms = max(event.timestamp_ms, current.accepted_ms) if event.rules == 1 else event.timestamp_ms
-    if event.verb == FIRE_NOW and current.place_ms <= max(acted_ms, event.cursor_due_ms + 1):
+    # By rules 1, a forwarded action that is older than its message, by the difference of two
+    # brokers' clocks, has the message's time.
+    acted_ms = (
+        max(event.timestamp_ms, current.accepted_ms) if event.rules == 1 else event.timestamp_ms
+    )
+    is_next = current.place_ms <= max(acted_ms, event.cursor_due_ms + 1)
+    if event.verb == FIRE_NOW and is_next and not current.is_untimed:
         return
     due_ms = acted_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
     current.requested_due_ms, current.is_as_sent = due_ms, False
     current.due_ms = due_ms if event.verb == FIRE_NOW else due_ms + current.shift_ms
     current.place_ms = placed_ms(current.due_ms, acted_ms, event.cursor_due_ms)
-    current.lane = None
+    current.lane, current.is_untimed = None, False
 
 
 def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bool]:
@@ -164,7 +200,8 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
         current.lane, current.place_ms = event.lane, event.due_ms
         return None, True
     if event.verb == LEFT_LANE:
-        # A step may decide otherwise about a message that leaves a lane; then it is not in that lane any more.
+        # A step may decide otherwise about a message that leaves a lane; then it is not in that
+        # lane any more.
         if (current.lane, current.place_ms) == (event.lane, event.due_ms):
             current.lane, current.left_ms = None, event.cursor_due_ms + 1
         return None, True
@@ -186,6 +223,9 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
         current.is_as_sent = False
         current.place_ms, current.attempt = max(current.due_ms, event.cursor_due_ms + 1), 1
     else:
-        current.place_ms, current.attempt = max(event.due_ms, event.cursor_due_ms + 1), event.attempt
-    current.occurrence = event.occurrence
+        current.place_ms, current.attempt = (
+            max(event.due_ms, event.cursor_due_ms + 1),
+            event.attempt,
+        )
+    current.occurrence, current.is_untimed = event.occurrence, False
     return promised, True

@@ -1,18 +1,22 @@
 """A backfill: replays archived messages in bulk.
 
-    plan      the requested messages without those sent before, written to the archive   (nothing is sent)
+Nothing is sent, and no broker is asked.
+
+Law: the rows are counted once, by all that a report tells them apart by.
+
+plan      the requested messages without those sent before, written to the archive   (nothing is sent)
     send      the attempts at sending: one task of a Spark job for each part of the plan
     finish    the ledger's rows and the report; the plan is removed
 
-Which messages are requested is `selection`, what a task does is `sending`. Law: no message is sent twice for the same
-purpose; `ledger` explains how.
-"""
+Which messages are requested is `selection`, what a task does is `sending`. Law: no message is sent
+twice for the same purpose; `ledger` explains how."""  # noqa: E501
 
 import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -22,24 +26,83 @@ import pyarrow.parquet as pq
 import structlog
 from msgspec import convert as from_builtins
 from msgspec import structs, to_builtins
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import inventory, ledger
-from chronos.spark.archive.claim import check_cluster_id
+from chronos.spark.archive.job import check_cluster_id
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
-from chronos.spark.backfill.counts import TARGETS_MAX, counted, counts_of
-from chronos.spark.backfill.reconciliation import Reconciliation
-from chronos.spark.backfill.sending import SENT_COLUMNS, Opener, SendingJob, rows_before, rows_of, send_parts
-from chronos.spark.ledger import PLANNED_COLUMNS
-from chronos.spark.progress import Step, Watch, ignore, running_tasks
-from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
+from chronos.spark.backfill.sending import (
+    SENT_COLUMNS,
+    Opener,
+    Reconciliation,
+    SendingJob,
+    rows_before,
+    rows_of,
+    send_parts,
+)
+from chronos.spark.ledger import (
+    PLANNED_COLUMNS,
+    BackfillRun,
+    GonePartition,
+    PlanSample,
+    Report,
+    Request,
+)
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, ArchiveBrokers, check_format
+from chronos.spark.session import Step, Watch, ignore, running_tasks
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
+
+TARGETS_MAX = 1_000
+"""Most targets that a report counts by name; the ones with most messages."""
+
+
+def counts_of(rows: DataFrame) -> list[Row]:
+    """Rows of `selection.PLAN`, with `is_requested` and `left_out` -> the numbers of those that
+    have the same of both, outcome and target."""
+    by = rows.groupBy("is_requested", "left_out", "outcome", "target")
+    found: list[Row] = by.agg(
+        f.count("*").alias("messages"),
+        f.sum("bytes").alias("bytes"),
+        f.min("due_ms").alias("first"),
+        f.max("due_ms").alias("last"),
+    ).collect()
+    return found
+
+
+def counted(report: Report, cells: Iterable[Row]) -> Report:
+    """The report with the numbers of `counts_of`: the messages of the plan, and those that are left
+    out of it by reason."""
+    requested = [cell for cell in cells if cell["is_requested"]]
+    planned = [cell for cell in requested if cell["left_out"] is None]
+    left_out = _by("left_out", requested)
+    targets = sorted(_by("target", planned).items(), key=lambda each: (-each[1], each[0]))
+    return structs.replace(
+        report,
+        messages=sum(cell["messages"] for cell in planned),
+        bytes=sum(cell["bytes"] for cell in planned),
+        expired=left_out["expired"],
+        too_large=left_out["too-large"],
+        no_target=left_out["no-target"],
+        compacted=left_out["compacted"],
+        first_due_ms=min((cell["first"] for cell in planned), default=None),
+        last_due_ms=max((cell["last"] for cell in planned), default=None),
+        outcomes=dict(_by("outcome", planned)),
+        targets=dict(targets[:TARGETS_MAX]),
+    )
+
+
+def _by(column: str, cells: Iterable[Row]) -> Counter[str]:
+    """The number of messages for each value of a column."""
+    found: Counter[str] = Counter()
+    for cell in cells:
+        found[cell[column]] += cell["messages"]
+    return found
+
 
 log = structlog.get_logger("chronos.backfill")
 
@@ -75,7 +138,8 @@ EVERYTHING = Span(from_ms=0, to_ms=253_402_300_800_000)
 
 
 class Backfill:
-    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `abandon` are called under `locked`."""
+    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `abandon` are
+    called under `locked`."""
 
     def __init__(
         self,
@@ -90,7 +154,8 @@ class Backfill:
         watch: Watch = ignore,
         other_cluster: bool = False,
     ) -> None:
-        """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless `other_cluster` accepts it."""
+        """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless
+        `other_cluster` accepts it."""
         self._spark = spark
         self._storage = storage
         self._brokers = brokers
@@ -102,7 +167,14 @@ class Backfill:
         check_cluster_id(storage.uri, claim, brokers.cluster_id(), any_cluster=other_cluster)
         source = {"kafka.bootstrap.servers": bootstrap_servers, **(reader or {})}
         self._reconciliation = Reconciliation(
-            spark, storage, brokers, opener, self._tables, cluster=self.cluster, source=source, watch=watch
+            spark,
+            storage,
+            brokers,
+            opener,
+            self._tables,
+            cluster=self.cluster,
+            source=source,
+            watch=watch,
         )
 
     @contextmanager
@@ -118,10 +190,13 @@ class Backfill:
     # --- plan
 
     def plan(self, request: Request) -> Report:
-        """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it begins."""
+        """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it
+        begins."""
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
-        needs_window = request.mode != "pending" and request.to_ms is None and request.from_ms is None
+        needs_window = (
+            request.mode != "pending" and request.to_ms is None and request.from_ms is None
+        )
         archived_ms = archive_end(self._tables, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
@@ -130,12 +205,25 @@ class Backfill:
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))
         report = Report(
-            run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
-            messages=0, bytes=0, sent_before=sum(numbers.values()) - sum(targets.values()), expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
-            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged, archived_ms=archived_ms,
+            run=name,
+            state="planned",
+            request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
+            messages=0,
+            bytes=0,
+            sent_before=sum(numbers.values()) - sum(targets.values()),
+            expired=0,
+            first_due_ms=None,
+            last_due_ms=None,
+            outcomes={},
+            targets={},
+            absent_targets=[],
+            samples=[],
+            planned_ms=planned_ms,
+            judged=judged,
+            archived_ms=archived_ms,
             changed_targets=self._changed_targets(request, judgement),
             gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
-        )  # fmt: skip
+        )
         report = self._write_plan(report, deliveries, targets, span)
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
@@ -148,14 +236,19 @@ class Backfill:
     def _deliveries(
         self, request: Request, span: Span, name: str, outcomes: DataFrame
     ) -> tuple[DataFrame, dict[tuple[str, bool], int], dict[str, int]]:
-        """The deliveries to replay, their number by target and whether they were sent before, and all messages by outcome.
+        """The deliveries to replay, their number by target and whether they were sent before, and
+        all messages by outcome.
 
         They are written and read again, so that the audit is computed once.
         """
         counted = Observation()
-        counts = [f.count(f.when(f.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES]
+        counts = [
+            f.count(f.when(f.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES
+        ]
         outcomes = selection.requested(outcomes, request).observe(counted, *counts)
-        deliveries = selection.selected(outcomes, request, self._log_starts() if request.mode == "pending" else {})
+        deliveries = selection.selected(
+            outcomes, request, self._log_starts() if request.mode == "pending" else {}
+        )
         selected = self._storage.path(ledger.run_folder(name), "_selected")
         deliveries.write.mode("overwrite").parquet(selected)
         judged = {outcome: count for outcome, count in counted.get.items() if count}
@@ -173,13 +266,16 @@ class Backfill:
         return written.where(~f.col("is_sent")), by_target, judged
 
     def _mark_sent(self, request: Request, deliveries: DataFrame, span: Span) -> DataFrame:
-        """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected too."""
+        """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
+        too."""
         rows = ledger.sent_rows(self._spark, self._storage)
         if not ledger.runs(self._storage):
             return selection.marked(deliveries, rows, request.purpose)
         copies = selection.replays(self._tables.messages, span)
         if request.mode == "all":
-            return selection.marked(selection.without_copies(deliveries, copies, self.topic), rows, request.purpose)
+            return selection.marked(
+                selection.without_copies(deliveries, copies, self.topic), rows, request.purpose
+            )
         # A lost replay stands for its original, which the ledger holds.
         marked = selection.marked(deliveries, rows, request.purpose)
         unsent = selection.without_copies(marked.where(~f.col("is_sent")), copies, self.topic)
@@ -187,7 +283,11 @@ class Backfill:
 
     def _without_present(self, deliveries: DataFrame, request: Request) -> DataFrame:
         """The deliveries that the targets do not hold now."""
-        names = [name for name in self._brokers.names() if any(fnmatchcase(name, each) for each in request.targets)]
+        names = [
+            name
+            for name in self._brokers.names()
+            if any(fnmatchcase(name, each) for each in request.targets)
+        ]
         infos = self._brokers.describe(names)
         partitions = {name: info.partitions for name, info in infos.items() if info is not None}
         self._watch(Step(name=f"reading {len(partitions)} targets"))
@@ -197,20 +297,29 @@ class Backfill:
             else ledger.runs(self._storage)
         )
         if runs is not None:
-            log.warning("the delay topic is not the archived one: ids and due times are compared too", topic=self.topic)
-        return selection.without_present(deliveries, self._reconciliation.records(partitions), self.topic, runs=runs)
+            log.warning(
+                "the delay topic is not the archived one: ids and due times are compared too",
+                topic=self.topic,
+            )
+        return selection.without_present(
+            deliveries, self._reconciliation.records(partitions), self.topic, runs=runs
+        )
 
     def _last_of(self, table: str, column: str) -> dict[str, Any]:
         """A column of the table `offsets` for each topic of a table when it was last archived."""
         rows = self._tables.offsets.where(f.col("table") == table).groupBy("topic")
-        return {row["topic"]: row["last"] for row in rows.agg(f.max_by(column, "read_ms").alias("last")).collect()}
+        return {
+            row["topic"]: row["last"]
+            for row in rows.agg(f.max_by(column, "read_ms").alias("last")).collect()
+        }
 
     def _is_archived_topic(self, info: Any) -> bool:
         """True if the delay topic that the brokers describe is the one in the archive."""
         return info is not None and self._last_of("messages", "topic_id").get(self.topic) == info.id
 
     def _changed_targets(self, request: Request, judgement: Judgement) -> dict[str, str]:
-        """The requested targets that no longer hold what was archived from them, and why, as in the table `offsets`."""
+        """The requested targets that no longer hold what was archived from them, and why, as in the
+        table `offsets`."""
         wanted = request.targets or ["*"]
         seen = {
             each.target: each.gap_reason
@@ -232,13 +341,19 @@ class Backfill:
         return dict(sorted(changed.items())[:TARGETS_MAX])
 
     def _archived_ends(self) -> dict[tuple[str, int], int]:
-        """For each partition of a target the offset up to which it was archived when it was read last."""
+        """For each partition of a target the offset up to which it was archived when it was read
+        last."""
         rows = self._tables.offsets.where("table = 'deliveries'").groupBy("topic", "partition")
-        found = rows.agg(f.max_by("until_offset", f.struct("read_ms", "until_offset")).alias("end")).collect()
+        found = rows.agg(
+            f.max_by("until_offset", f.struct("read_ms", "until_offset")).alias("end")
+        ).collect()
         return {(row["topic"], row["partition"]): row["end"] for row in found}
 
-    def _gone(self, deliveries: DataFrame, targets: Sequence[str], span: Span) -> list[GonePartition]:
-        """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
+    def _gone(
+        self, deliveries: DataFrame, targets: Sequence[str], span: Span
+    ) -> list[GonePartition]:
+        """The messages to send by the partition that held them; records before its first offset
+        apart from lost ones."""
         ids = self._last_of("deliveries", "topic_id")
         starts = [
             (name, partition, self._brokers.watermarks(name, partition).start)
@@ -246,21 +361,35 @@ class Backfill:
             if info is not None and info.id == ids.get(name)
             for partition in range(info.partitions)
         ]
-        partitions = self._spark.createDataFrame(starts, "target string, partition int, log_start long")
-        archived = self._tables.deliveries.where(span.hours() & (f.col("source_topic") == self.topic))
-        rows = selection.gone_from(deliveries, archived, partitions).orderBy("target", "partition").limit(GONE_MAX)
+        partitions = self._spark.createDataFrame(
+            starts, "target string, partition int, log_start long"
+        )
+        archived = self._tables.deliveries.where(
+            span.hours() & (f.col("source_topic") == self.topic)
+        )
+        rows = (
+            selection.gone_from(deliveries, archived, partitions)
+            .orderBy("target", "partition")
+            .limit(GONE_MAX)
+        )
         return [GonePartition(**row.asDict()) for row in rows.collect()]
 
     def _log_starts(self) -> dict[int, int]:
-        """The offset each shard's log begins at; greater than any if the cluster no longer reads the archived topic."""
+        """The offset each shard's log begins at; greater than any if the cluster no longer reads
+        the archived topic."""
         info = self._brokers.describe([self.topic])[self.topic]
-        shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
+        shards = [
+            row["shard"] for row in self._tables.messages.select("shard").distinct().collect()
+        ]
         if not self._is_archived_topic(info) or self.to != self.topic:
             return dict.fromkeys(shards, 2**62)
         return {shard: self._brokers.watermarks(self.topic, shard).start for shard in shards}
 
-    def _write_plan(self, report: Report, deliveries: DataFrame, targets: Mapping[str, int], span: Span) -> Report:
-        """Write the plan's files; the report with the counts and samples of the plan. `targets`: deliveries by target."""
+    def _write_plan(
+        self, report: Report, deliveries: DataFrame, targets: Mapping[str, int], span: Span
+    ) -> Report:
+        """Write the plan's files; the report with the counts and samples of the plan. `targets`:
+        deliveries by target."""
         topics, absent = self._topics(report.request, sorted(targets))
         count = sum(targets.values())
         rows = self._records(report, deliveries, topics, span)
@@ -287,8 +416,11 @@ class Backfill:
         absent = absent or sorted(name for name in report.targets if found[name] is None)
         return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
-    def _records(self, report: Report, deliveries: DataFrame, topics: DataFrame, span: Span | None) -> DataFrame:
-        """`DELIVERY` -> `PLAN` with `is_requested`, true for a record with the requested headers, and `left_out`."""
+    def _records(
+        self, report: Report, deliveries: DataFrame, topics: DataFrame, span: Span | None
+    ) -> DataFrame:
+        """`DELIVERY` -> `PLAN` with `is_requested`, true for a record with the requested headers,
+        and `left_out`."""
         rows = selection.with_records(deliveries, self._tables.messages, span).join(
             f.broadcast(topics), "target", "left"
         )
@@ -300,12 +432,18 @@ class Backfill:
         )
 
     def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
-        """For each target `bytes_max` and `compacted` of the topic to send to, and `target_compacted`; and the targets that do not exist."""
+        """For each target `bytes_max` and `compacted` of the topic to send to, and
+        `target_compacted`; and the targets that do not exist."""
         there = self._brokers.describe(targets) if targets else {}
         was = self._last_of("deliveries", "compacted")
         found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [
-            (name, info and info.bytes_max, info and info.compacted, now.compacted if now else was.get(name))
+            (
+                name,
+                info and info.bytes_max,
+                info and info.compacted,
+                now.compacted if now else was.get(name),
+            )
             for name in targets
             for info, now in [(found[name], there[name])]
         ]
@@ -328,10 +466,16 @@ class Backfill:
                     sizes = batch.column("bytes").to_pylist()
                     outcomes = batch.column("outcome").to_pylist()
                     return [
-                        PlanSample(source=f"{self.topic}/{row.shard}/{row.source_offset}", id=row.id, target=row.target,
-                               outcome=outcome, due_ms=row.due_ms, bytes=size)
+                        PlanSample(
+                            source=f"{self.topic}/{row.shard}/{row.source_offset}",
+                            id=row.id,
+                            target=row.target,
+                            outcome=outcome,
+                            due_ms=row.due_ms,
+                            bytes=size,
+                        )
                         for row, outcome, size in zip(rows_of(batch), outcomes, sizes, strict=True)
-                    ]  # fmt: skip
+                    ]
         return []
 
     def discard(self, report: Report) -> None:
@@ -345,12 +489,19 @@ class Backfill:
         info = self._delay_topic()
         files = ledger.plan_files(self._storage, report.run)
         run = BackfillRun(
-            run=report.run, state="sending", request=report.request, planned_ms=report.planned_ms, source=self.topic,
+            run=report.run,
+            state="sending",
+            request=report.request,
+            planned_ms=report.planned_ms,
+            source=self.topic,
             topic=self.to,
             topic_id=info.id,
-            begin={str(shard): self._brokers.watermarks(self.to, shard).stable for shard in range(info.partitions)},
+            begin={
+                str(shard): self._brokers.watermarks(self.to, shard).stable
+                for shard in range(info.partitions)
+            },
             rows=[self._rows(report.run, path) for path in files],
-        )  # fmt: skip
+        )
         ledger.save_run(self._storage, run)
         return run
 
@@ -359,7 +510,8 @@ class Backfill:
             return int(pq.read_metadata(stream).num_rows)
 
     def send(self, run: BackfillRun) -> Report:
-        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts; the run stays unfinished."""
+        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts; the run stays
+        unfinished."""
         for left in range(ATTEMPTS_MAX - 1, -1, -1):
             done = self._reconciliation.rows_sent(run)
             if sum(done) == run.total:
@@ -373,16 +525,22 @@ class Backfill:
                 cause = _cause(error)
                 if not left:
                     raise ArchiveFailed(
-                        f"run {run.run} is unfinished: {cause}. The log records which messages were sent: the same command sends the rest"
+                        f"run {run.run} is unfinished: {cause}. The log records which messages "
+                        "were sent: the same command sends the rest"
                     ) from error
-                log.warning("an attempt at sending failed; reconciling with the log", run=run.run, reason=cause)
+                log.warning(
+                    "an attempt at sending failed; reconciling with the log",
+                    run=run.run,
+                    reason=cause,
+                )
                 continue
             done = run.rows
             break
         return self._finish(run, done, "done")
 
     def abandon(self, run: BackfillRun) -> Report:
-        """End a run without sending the rest; if the log cannot tell what was sent, the ledger counts all of it as sent."""
+        """End a run without sending the rest; if the log cannot tell what was sent, the ledger
+        counts all of it as sent."""
         try:
             done = self._reconciliation.rows_sent(run)
         except ArchiveFailed as error:
@@ -400,11 +558,23 @@ class Backfill:
         elif request.over_ms is not None:
             pace_ms = request.over_ms / run.total
         job = SendingJob(
-            location=self._storage.uri, cluster=self.cluster, topic=self.topic, to=run.topic, run=run.run, purpose=request.purpose,
-            mode=request.mode, direct=request.direct, expired=request.expired, attempt=run.attempts[-1].number,
-            files=files, done=done, base_ms=_now_ms(), pace_ms=pace_ms * (tasks if request.direct else 1),
-            opener=self._opener, batch_bytes=self._batch_bytes(run),
-        )  # fmt: skip
+            location=self._storage.uri,
+            cluster=self.cluster,
+            topic=self.topic,
+            to=run.topic,
+            run=run.run,
+            purpose=request.purpose,
+            mode=request.mode,
+            direct=request.direct,
+            expired=request.expired,
+            attempt=run.attempts[-1].number,
+            files=files,
+            done=done,
+            base_ms=_now_ms(),
+            pace_ms=pace_ms * (tasks if request.direct else 1),
+            opener=self._opener,
+            batch_bytes=self._batch_bytes(run),
+        )
         log.info("sending", run=run.run, attempt=job.attempt, messages=left)
         work = self._spark.range(0, len(files), 1, len(files)).mapInArrow(
             send_parts(job, job.rank(run.rows)), SENT_COLUMNS
@@ -419,7 +589,14 @@ class Backfill:
         if run.request.direct:
             plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
-        return min((info.bytes_max for info in self._brokers.describe(topics).values() if info is not None), default=1)
+        return min(
+            (
+                info.bytes_max
+                for info in self._brokers.describe(topics).values()
+                if info is not None
+            ),
+            default=1,
+        )
 
     @contextmanager
     def _reporting(self, run: BackfillRun, before: int) -> Iterator[None]:
@@ -445,24 +622,34 @@ class Backfill:
         self._watch(structs.replace(step, done=run.total))
 
     def _sent(self, run: BackfillRun, before: int) -> int:
-        """Messages sent so far: exact for direct runs, by ended tasks of the running stage for others."""
+        """Messages sent so far: exact for direct runs, by ended tasks of the running stage for
+        others."""
         if run.request.direct:
             return sum(ledger.sent_directly(self._storage, run))
         ended, tasks = running_tasks(self._spark)
-        return before + round(ended / tasks * (run.total - before)) if tasks == len(run.rows) else before
+        return (
+            before + round(ended / tasks * (run.total - before))
+            if tasks == len(run.rows)
+            else before
+        )
 
     # --- finish
 
     def _finish(self, run: BackfillRun, done: list[int], state: str) -> Report:
-        """1. write the ledger's rows, 2. write the report, 3. record the end of the run, 4. remove its working files."""
+        """1. write the ledger's rows, 2. write the report, 3. record the end of the run, 4. remove
+        its working files."""
         path = ledger.run_folder(run.run)
         files = ledger.plan_files(self._storage, run.run)
         named = self._spark.range(0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX)))
-        sent = named.mapInArrow(rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS)
+        sent = named.mapInArrow(
+            rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS
+        )
         rows = ledger.ledger_rows(sent, run)
         inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
         rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
-        inventory.record(self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done)))
+        inventory.record(
+            self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done))
+        )
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), Report)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)

@@ -1,4 +1,5 @@
-"""Selection of the messages to replay: pure transformations, outcomes of the audit in, rows of a plan out.
+"""Selection of the messages to replay: pure transformations, outcomes of the audit in, rows of a
+plan out.
 
 It sends nothing and asks no broker. Law: a message and its replays count as one message.
 """
@@ -12,20 +13,22 @@ from pyspark.sql import functions as f
 from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE, Reason
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
-from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN
-from chronos.spark.requests import Request
+from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN, Request
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
-"""Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is not replayed."""
+"""Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is
+not replayed."""
 
 DELIVERY = (*TOKEN, "id", "target", "requested_due_ms", "due_ms", "outcome")
-"""Columns that a plan has of a promised delivery. `due_ms` is later than the requested time by the spread."""
+"""Columns that a plan has of a promised delivery. `due_ms` is later than the requested time by the
+spread."""
 
 PLAN = (*DELIVERY, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
 """Columns of a plan: the promised delivery, and the record that scheduled it."""
 
 ADDED_BYTES_MAX = 480
-"""Most bytes of a replay besides its variable texts: header names, numbers, lengths, and the batch around it."""
+"""Most bytes of a replay besides its variable texts: header names, numbers, lengths, and the batch
+around it."""
 
 HEADER_BYTES = 8
 """Most bytes for the lengths of a header's name and value."""
@@ -39,9 +42,9 @@ def requested(outcomes: DataFrame, request: Request) -> DataFrame:
 def selected(outcomes: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
     """`outcomes` -> `DELIVERY` of the requested messages, by outcome, target and id.
 
-    Mode `pending` selects messages that the archive does not prove settled, or that were held to be forwarded, and whose records are
-    no longer in the delay topic: `lost_below` is the offset each shard's log begins at now. Records still in it Chronos reads itself.
-    """
+    Mode `pending` selects messages that the archive does not prove settled, or that were held to be
+    forwarded, and whose records are no longer in the delay topic: `lost_below` is the offset each
+    shard's log begins at now. Records still in it Chronos reads itself."""
     return requested(outcomes, request).where(_outcome(request.mode, lost_below)).select(*DELIVERY)
 
 
@@ -66,36 +69,50 @@ def _target(request: Request) -> Column:
 
 
 def _id(request: Request) -> Column:
-    return f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
+    return (
+        f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
+    )
 
 
-def in_targets(records: DataFrame, delay_topic: str, replay_of: Column | None = None, **kept: Column) -> DataFrame:
-    """Records of targets, with `headers` -> `target` and token of each message they hold, originals and replays.
+def in_targets(
+    records: DataFrame, delay_topic: str, replay_of: Column | None = None, **kept: Column
+) -> DataFrame:
+    """Records of targets, with `headers` -> `target` and token of each message they hold, originals
+    and replays.
 
-    `kept`: further columns. `replay_of`: the message that a record replays, by default as its header names it.
-    """
+    `kept`: further columns. `replay_of`: the message that a record replays, by default as its
+    header names it."""
     numbers = r"^(.*)/([0-9]+)/([0-9]+)/([0-9]+)$"
     own = f.concat_ws("/", header_text(SOURCE), f.coalesce(header_text(OCCURRENCE), f.lit("1")))
     found = records.select(
         f.col("topic").alias("target"),
         f.explode(
-            f.array(own, f.coalesce(header_text(REPLAY_OF) if replay_of is None else replay_of, f.lit("")))
+            f.array(
+                own,
+                f.coalesce(header_text(REPLAY_OF) if replay_of is None else replay_of, f.lit("")),
+            )
         ).alias("of"),
         *(column.alias(name) for name, column in kept.items()),
     ).where(f.regexp_extract("of", numbers, 1) == delay_topic)
-    part = [f.regexp_extract("of", numbers, at).try_cast(kind) for at, kind in ((2, "int"), (3, "long"), (4, "int"))]
-    tokens = found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)), *kept)
+    part = [
+        f.regexp_extract("of", numbers, at).try_cast(kind)
+        for at, kind in ((2, "int"), (3, "long"), (4, "int"))
+    ]
+    tokens = found.select(
+        "target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)), *kept
+    )
     return tokens.dropna().distinct()  # a number out of range is the token of no message
 
 
 def without_present(
     deliveries: DataFrame, records: DataFrame, delay_topic: str, *, runs: Sequence[str] | None
 ) -> DataFrame:
-    """`DELIVERY` -> those that the records of the targets, with `headers`, do not hold, neither themselves nor as a replay.
+    """`DELIVERY` -> those that the records of the targets, with `headers`, do not hold, neither
+    themselves nor as a replay.
 
-    `runs`: None if receipts name the messages of the archive. Otherwise the delay topic was created again: the same token
-    may name another message, so that the id and the due time must agree too, and a replay must be one of these runs.
-    """
+    `runs`: None if receipts name the messages of the archive. Otherwise the delay topic was created
+    again: the same token may name another message, so that the id and the due time must agree too,
+    and a replay must be one of these runs."""
     if runs is None:
         return deliveries.join(in_targets(records, delay_topic), ["target", *TOKEN], "left_anti")
     receipts = in_targets(
@@ -112,8 +129,9 @@ def without_present(
 
 
 def gone_from(deliveries: DataFrame, archived: DataFrame, partitions: DataFrame) -> DataFrame:
-    """`DELIVERY` of gone messages, table `deliveries` and `target`, `partition`, `log_start` (null: another topic, or none) ->
-    for each target and partition the messages `deleted` before the log's start, and those `lost`."""
+    """`DELIVERY` of gone messages, table `deliveries` and `target`, `partition`, `log_start` (null:
+    another topic, or none) -> for each target and partition the messages `deleted` before the log's
+    start, and those `lost`."""
     held = archived.groupBy(f.col("topic").alias("target"), *TOKEN).agg(
         f.max(f.struct("offset", "partition")).alias("at")
     )
@@ -130,27 +148,40 @@ def gone_from(deliveries: DataFrame, archived: DataFrame, partitions: DataFrame)
 
 
 def replays(messages: DataFrame, span: Span) -> DataFrame:
-    """Table `messages` -> `shard`, `source_offset` of the replays, and `of`: the message each one repeats."""
+    """Table `messages` -> `shard`, `source_offset` of the replays, and `of`: the message each one
+    repeats."""
     own = f.filter("headers", lambda pair: pair["name"] == REPLAY_OF)
-    seen = messages.where(span.hours()).select("shard", f.col("offset").alias("source_offset"), own.alias("own"))
+    seen = messages.where(span.hours()).select(
+        "shard", f.col("offset").alias("source_offset"), own.alias("own")
+    )
     return seen.where(f.size("own") > 0).select(
         "shard", "source_offset", f.col("own")[0]["value"].cast("string").alias("of")
     )
 
 
 def without_copies(deliveries: DataFrame, copies: DataFrame, delay_topic: str) -> DataFrame:
-    """`DELIVERY` and `replays` -> the deliveries without replays whose original, or an earlier replay of it, is among them."""
+    """`DELIVERY` and `replays` -> the deliveries without replays whose original, or an earlier
+    replay of it, is among them."""
     of = deliveries.select(f.concat_ws("/", f.lit(delay_topic), *TOKEN).alias("of")).distinct()
     found = deliveries.select(*TOKEN).join(copies, ["shard", "source_offset"])
     of_present = found.join(of, "of", "left_semi").select(*TOKEN)
     first = found.groupBy("of").agg(f.min(f.struct("shard", "source_offset")).alias("first"))
-    later = found.join(first, "of").where(f.struct("shard", "source_offset") != f.col("first")).select(*TOKEN)
+    later = (
+        found.join(first, "of")
+        .where(f.struct("shard", "source_offset") != f.col("first"))
+        .select(*TOKEN)
+    )
     return deliveries.join(of_present.unionByName(later), list(TOKEN), "left_anti")
 
 
 def marked(deliveries: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
     """`DELIVERY` -> the same with `is_sent`: true if the ledger holds it for the purpose."""
-    sent = ledger.where(f.col("purpose") == purpose).select(*TOKEN).distinct().withColumn("_sent", f.lit(True))
+    sent = (
+        ledger.where(f.col("purpose") == purpose)
+        .select(*TOKEN)
+        .distinct()
+        .withColumn("_sent", f.lit(True))
+    )
     return (
         deliveries.join(sent, list(TOKEN), "left")
         .withColumn("is_sent", f.coalesce("_sent", f.lit(False)))
@@ -159,16 +190,25 @@ def marked(deliveries: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
 
 
 def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) -> DataFrame:
-    """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due within it.
+    """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due
+    within it.
 
     Each occurrence of a series expires as long after its time as the first one.
     """
     here = messages if span is None else messages.where(span.hours())
     records = here.select(
-        "shard", f.col("offset").alias("source_offset"), "key", "value", "headers", "target_key", "expire_at_ms",
+        "shard",
+        f.col("offset").alias("source_offset"),
+        "key",
+        "value",
+        "headers",
+        "target_key",
+        "expire_at_ms",
         f.col("requested_due_ms").alias("first_due_ms"),
-    )  # fmt: skip
-    since_first = f.when(f.col("occurrence") > 1, f.col("requested_due_ms") - f.col("first_due_ms")).otherwise(0)
+    )
+    since_first = f.when(
+        f.col("occurrence") > 1, f.col("requested_due_ms") - f.col("first_due_ms")
+    ).otherwise(0)
     columns = {
         "bytes": f.coalesce(f.length("value"), f.lit(0)).cast("long"),
         "expire_at_ms": f.col("expire_at_ms") + since_first,
@@ -177,15 +217,19 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic it goes to, `target_compacted` of
-    its target.
+    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic
+    it goes to, `target_compacted` of its target.
 
-    A record that its topic refuses would block all records behind it for ever. In a compacted target a replay of an old message takes
-    the place of a newer record of its key; what was still pending is no replay.
-    """
+    A record that its topic refuses would block all records behind it for ever. In a compacted
+    target a replay of an old message takes the place of a newer record of its key; what was still
+    pending is no replay."""
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
-    has_no_target = f.col("bytes_max").isNull() | (f.col("compacted") & f.col("target_key").isNull())
-    is_older = f.lit(not request.compacted and request.mode != "pending") & f.coalesce("target_compacted", f.lit(False))
+    has_no_target = f.col("bytes_max").isNull() | (
+        f.col("compacted") & f.col("target_key").isNull()
+    )
+    is_older = f.lit(not request.compacted and request.mode != "pending") & f.coalesce(
+        "target_compacted", f.lit(False)
+    )
     is_large = replay_bytes(request, topic) > f.col("bytes_max")
     refused = f.when(is_expired, "expired").when(has_no_target, "no-target")
     return refused.when(is_older, "compacted").when(is_large, "too-large")
@@ -199,12 +243,23 @@ def replay_bytes(request: Request, topic: str) -> Column:
 
     kept = f.filter(
         "headers",
-        lambda pair: (~pair["name"].startswith(PREFIX) & ~pair["name"].isin(*OWN)) | pair["name"].isin(*KEPT, *SERIES),
+        lambda pair: (
+            (~pair["name"].startswith(PREFIX) & ~pair["name"].isin(*OWN))
+            | pair["name"].isin(*KEPT, *SERIES)
+        ),
     )
     headers = f.aggregate(
-        kept, f.lit(0), lambda total, pair: total + size(pair["name"]) + size(pair["value"]) + HEADER_BYTES
+        kept,
+        f.lit(0),
+        lambda total, pair: total + size(pair["name"]) + size(pair["value"]) + HEADER_BYTES,
     )
-    texts = size("value") + size("target_key") + size("target") + 2 * size("id") + f.coalesce(headers, f.lit(0))
+    texts = (
+        size("value")
+        + size("target_key")
+        + size("target")
+        + 2 * size("id")
+        + f.coalesce(headers, f.lit(0))
+    )
     return texts + 2 * len(topic) + len(request.purpose) + ADDED_BYTES_MAX
 
 
@@ -212,7 +267,9 @@ def has_headers(request: Request) -> Column:
     """True for a record that has all requested headers."""
     found = f.lit(True)
     for name, value in request.headers:
-        found &= f.coalesce(f.exists("headers", _is_header(name, f.lit(value).cast("binary"))), f.lit(False))
+        found &= f.coalesce(
+            f.exists("headers", _is_header(name, f.lit(value).cast("binary"))), f.lit(False)
+        )
     return found
 
 

@@ -1,11 +1,18 @@
-"""The sending of one part of a plan: the work of a Spark task, and the record it makes of each row.
+"""The sending of one part of a plan: the work of a Spark task, the record it makes of each message,
+and the reconciliation of a run with the log.
 
-Planning and attempts are `job`. Law: the delivered record equals the original, key, payload and the producer's own
-headers byte for byte; added are the headers of `ledger.OWN` and Chronos's receipt, which carries the id of the replay.
-"""
+Planning and attempts are `job`. Law: the delivered record equals the original, key, payload and the
+producer's own headers byte for byte; added are the headers of `ledger.OWN` and Chronos's receipt,
+which carries the id of the replay.
 
+`ledger` explains why that is exact.
+
+It plans and sends nothing. Law: the log is read only after every producer of an earlier attempt is
+fenced."""
+
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
-from chronos.core.header_names import folded_name
 from chronos.core.message import (
     ACTION,
     DELIVER_AT,
@@ -29,17 +37,37 @@ from chronos.core.message import (
     SOURCE,
     TARGET_KEY,
     TARGET_TOPIC,
+    folded_name,
 )
-from chronos.errors import ArchiveFailed
+from chronos.errors import ArchiveFailed, LogUnavailable
 from chronos.spark import ledger
-from chronos.spark.ledger import ID_PREFIX, KEPT, OWN, REPLAY_ID, REPLAY_OF, REPLAY_POSITION, SERIES
+from chronos.spark.archive.unreadable import known_ranges, parts_around, records_around
+from chronos.spark.audit.coverage import archived_through
+from chronos.spark.codec import header_text, raw
+from chronos.spark.ledger import (
+    ID_PREFIX,
+    KEPT,
+    OWN,
+    REPLAY_ID,
+    REPLAY_OF,
+    REPLAY_POSITION,
+    SERIES,
+    Attempt,
+    BackfillRun,
+)
+from chronos.spark.runs import UNREADABLE, ArchiveBrokers
+from chronos.spark.schema import DELIVERIES, RAW, columns_of
+from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import Tables
 
 PORTION_ROWS = 5_000
-"""Most messages of one transaction: it ends soon enough not to delay the readers of the delay topic."""
+"""Most messages of one transaction: it ends soon enough not to delay the readers of the delay
+topic."""
 
 PORTION_BYTES = 8_000_000
-"""Most payload bytes of one transaction, and of the rows read from the plan at once; one message may be larger."""
+"""Most payload bytes of one transaction, and of the rows read from the plan at once; one message
+may be larger."""
 
 SENT_COLUMNS = "part int, rows long"
 """Columns that a task returns: a part and the rows it sent of it."""
@@ -62,7 +90,8 @@ class Opener(Protocol):
     """Opens producers; a value that is pickled to the executors."""
 
     def open(self, transactional_id: str | None, batch_bytes: int = ...) -> Any:
-        """A `Writer`; with an id, earlier producers of that id are fenced and their transactions resolved first.
+        """A `Writer`; with an id, earlier producers of that id are fenced and their transactions
+        resolved first.
 
         A batch of several records has at most `batch_bytes`.
         """
@@ -97,7 +126,8 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     """Most bytes of a batch that every topic sent to accepts."""
 
     def rank(self, rows: Sequence[int]) -> list[int]:
-        """For parts with these numbers of rows, the rank of each part's row 0, counting only rows not sent before."""
+        """For parts with these numbers of rows, the rank of each part's row 0, counting only rows
+        not sent before."""
         ranks, passed = [], 0
         for count, done in zip(rows, self.done, strict=True):
             ranks.append(passed - done)
@@ -105,7 +135,9 @@ class SendingJob(Struct, frozen=True, kw_only=True):
         return ranks
 
 
-def send_parts(job: SendingJob, ranks: Sequence[int]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def send_parts(
+    job: SendingJob, ranks: Sequence[int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Batches with a column `id`, the number of a part -> `SENT_COLUMNS`, once the part is sent."""
 
     def sent(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,7 +145,8 @@ def send_parts(job: SendingJob, ranks: Sequence[int]) -> Callable[[Iterator[pa.R
             for part in batch.column("id").to_pylist():
                 rows = _Part(job, part, ranks[part]).send()
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([part], pa.int32()), pa.array([rows], pa.int64())], names=["part", "rows"]
+                    [pa.array([part], pa.int32()), pa.array([rows], pa.int64())],
+                    names=["part", "rows"],
                 )
 
     return sent
@@ -129,14 +162,19 @@ class _Part:
         self._storage = ArchiveStorage(job.location)
 
     def send(self) -> int:
-        """1. record the part, 2. take its transactional id, 3. check that the attempt is still the last, 4. send."""
+        """1. record the part, 2. take its transactional id, 3. check that the attempt is still the
+        last, 4. send."""
         context = TaskContext.get()
         job, part = self._job, self._part
         is_first = ledger.record_started(self._storage, job.run, job.attempt, part)
         # In a stage that Spark runs again, a task counts as a first attempt.
         if not is_first or (context is not None and context.attemptNumber() > 0):
-            raise ArchiveFailed("a task ended before its time; the log is read before it is tried again")
-        transactional_id = None if job.direct else ledger.transactional_id(job.cluster, job.run, job.attempt, part)
+            raise ArchiveFailed(
+                "a task ended before its time; the log is read before it is tried again"
+            )
+        transactional_id = (
+            None if job.direct else ledger.transactional_id(job.cluster, job.run, job.attempt, part)
+        )
         writer = job.opener.open(transactional_id, job.batch_bytes)
         try:
             run = ledger.load_run(self._storage, job.run)
@@ -165,7 +203,9 @@ class _Part:
         size, rows_max = 0, self._rows_max()
         for batch in self._batches(row):
             for bytes_, record in zip(
-                batch.column("bytes").to_pylist(), records_of(batch, job, self._part, row, self._rank), strict=True
+                batch.column("bytes").to_pylist(),
+                records_of(batch, job, self._part, row, self._rank),
+                strict=True,
             ):
                 if records and (size + bytes_ > PORTION_BYTES or len(records) == rows_max):
                     yield first, records
@@ -177,7 +217,8 @@ class _Part:
             yield first, records
 
     def _rows_max(self) -> int:
-        """Most rows of a portion; a direct run with a pace sends at most one second's messages at once."""
+        """Most rows of a portion; a direct run with a pace sends at most one second's messages at
+        once."""
         if not self._job.direct or not self._job.pace_ms:
             return PORTION_ROWS
         return max(1, min(PORTION_ROWS, int(1_000 / self._job.pace_ms)))
@@ -187,7 +228,9 @@ class _Part:
         with self._storage.open(path) as stream:
             file = pq.ParquetFile(stream)
             for group in range(file.num_row_groups):
-                for batch in file.iter_batches(rows_together(file.metadata.row_group(group)), row_groups=[group]):
+                for batch in file.iter_batches(
+                    rows_together(file.metadata.row_group(group)), row_groups=[group]
+                ):
                     if skip >= batch.num_rows:
                         skip -= batch.num_rows
                         continue
@@ -198,7 +241,9 @@ class _Part:
 def rows_together(group: Any) -> int:
     """Most rows of a row group that are read into memory at once, by the sizes in its metadata."""
     columns = [group.column(number) for number in range(group.num_columns)]
-    payload: int = next(column.statistics.max for column in columns if column.path_in_schema == "bytes")
+    payload: int = next(
+        column.statistics.max for column in columns if column.path_in_schema == "bytes"
+    )
     largest = max(1, payload, group.total_byte_size // group.num_rows)
     rows: int = PORTION_BYTES // largest
     return max(1, min(PORTION_ROWS, rows))
@@ -224,22 +269,31 @@ class PlannedMessage(NamedTuple):
 
 
 def replay_id(job: SendingJob, row: PlannedMessage) -> bytes:
-    """The id of a replay: equal for equal messages and purposes, so that a second replay is a conflict."""
-    return f"{ID_PREFIX}:{job.purpose}:{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()
+    """The id of a replay: equal for equal messages and purposes, so that a second replay is a
+    conflict."""
+    return (
+        f"{ID_PREFIX}:{job.purpose}:{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}"
+    ).encode()
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
     """The rows of a batch of a plan."""
     return map(
-        PlannedMessage._make, zip(*(batch.column(name).to_pylist() for name in PlannedMessage._fields), strict=True)
+        PlannedMessage._make,
+        zip(*(batch.column(name).to_pylist() for name in PlannedMessage._fields), strict=True),
     )
 
 
-def records_of(batch: pa.RecordBatch, job: SendingJob, part: int, first: int, rank: int) -> Iterator[BulkRecord]:
-    """Rows of a plan -> the records to produce, in order; `first` is the number of the first row in its part."""
+def records_of(
+    batch: pa.RecordBatch, job: SendingJob, part: int, first: int, rank: int
+) -> Iterator[BulkRecord]:
+    """Rows of a plan -> the records to produce, in order; `first` is the number of the first row in
+    its part."""
     found = batch.column("headers")
     ends = found.offsets.to_pylist()
-    pairs = list(zip(found.values.field(0).to_pylist(), found.values.field(1).to_pylist(), strict=True))
+    pairs = list(
+        zip(found.values.field(0).to_pylist(), found.values.field(1).to_pylist(), strict=True)
+    )
     make = _direct if job.direct else _delayed
     run = job.run.encode()
     for at, row in enumerate(rows_of(batch)):
@@ -261,8 +315,11 @@ def _spelled(name: str) -> str:
     return folded if folded.startswith(PREFIX) else name
 
 
-def _delayed(job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int) -> BulkRecord:
-    """A record for the delay topic. A message replayed as pending keeps its id and its times, and a series goes on."""
+def _delayed(
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+) -> BulkRecord:
+    """A record for the delay topic. A message replayed as pending keeps its id and its times, and a
+    series goes on."""
     expire_at_ms = None if job.expired else row.expire_at_ms
     headers += [pair for pair in original if pair[0] in KEPT]
     if job.mode == "pending":
@@ -295,10 +352,15 @@ def _series(original: Headers, occurrence: int) -> Headers:
     if not any(name == REPEAT for name, _ in headers):
         return []
     done = occurrence - 1
-    return [(name, b"%d" % (int(value or b"") - done) if name == REPEAT_TIMES else value) for name, value in headers]
+    return [
+        (name, b"%d" % (int(value or b"") - done) if name == REPEAT_TIMES else value)
+        for name, value in headers
+    ]
 
 
-def _direct(job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int) -> BulkRecord:
+def _direct(
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+) -> BulkRecord:
     """A record for the target, with the receipt of the original."""
     headers += (
         (ID, row.id),
@@ -313,7 +375,8 @@ def _direct(job: SendingJob, row: PlannedMessage, original: Headers, headers: He
 def rows_before(
     location: str, run: str, files: Sequence[str], ends: Sequence[int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Batches with a column `id`, the number of a part -> `ledger.PLANNED_COLUMNS` of its rows before `ends[part]`."""
+    """Batches with a column `id`, the number of a part -> `ledger.PLANNED_COLUMNS` of its rows
+    before `ends[part]`."""
     columns = [column.split()[0] for column in ledger.PLANNED_COLUMNS.split(", ")]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -328,3 +391,180 @@ def rows_before(
                         yield taken
 
     return read
+
+
+STABLE_S = 120.0
+"""Most seconds to wait for the end of open transactions before the delay topic is read."""
+
+POLL_S = 0.2
+"""Seconds between two questions for the last stable offset."""
+
+
+class Reconciliation:
+    """Reconciles the runs of one archive with the log."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        storage: ArchiveStorage,
+        brokers: ArchiveBrokers,
+        opener: Opener,
+        tables: Tables,
+        *,
+        cluster: str,
+        source: Mapping[str, str],
+        watch: Watch,
+    ) -> None:
+        """`source`: options of Spark's Kafka source."""
+        self._spark = spark
+        self._storage = storage
+        self._brokers = brokers
+        self._opener = opener
+        self._tables = tables
+        self._cluster = cluster
+        self._source = source
+        self._watch = watch
+
+    def rows_sent(self, run: BackfillRun) -> list[int]:
+        """Rows of each part that were sent: 1. record a new attempt, 2. fence the earlier ones, 3.
+        read the log."""
+        before = list(run.attempts)
+        number = before[-1].number + 1 if before else 1
+        run.attempts.append(Attempt(number=number, began_ms=_now_ms()))
+        ledger.save_run(self._storage, run)
+        if not before:
+            return [0] * len(run.rows)
+        self._watch(Step(name="reading how much was sent before"))
+        if run.request.direct:
+            return ledger.sent_directly(self._storage, run)
+        for attempt in before:
+            if not attempt.is_fenced:
+                for part in ledger.started_parts(self._storage, run.run, attempt.number):
+                    transactional_id = ledger.transactional_id(
+                        self._cluster, run.run, attempt.number, part
+                    )
+                    self._opener.open(transactional_id).close()
+                attempt.is_fenced = True
+        ledger.save_run(self._storage, run)
+        return self._in_log(run)
+
+    def _in_log(self, run: BackfillRun) -> list[int]:
+        """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
+        info = self._brokers.describe([run.topic])[run.topic]
+        shards = [int(shard) for shard in run.begin]
+        is_same = (
+            info is not None and info.id == run.topic_id
+        )  # a topic created again may have fewer partitions
+        watermarks = (
+            {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
+        )
+        starts = {shard: seen.start for shard, seen in watermarks.items()}
+        offsets = self._tables.offsets.where("table = 'messages'")
+        archived: dict[int, int] = {}
+        if run.topic == run.source:
+            archived = {
+                row["shard"]: row["through"]
+                for row in archived_through(self._tables.offsets).collect()
+            }
+        lost = (
+            f.col("gap")
+            & ~f.col("gap_reason").eqNullSafe(UNREADABLE)
+            & (f.col("read_ms") >= run.planned_ms)
+        )
+        gaps = {row["partition"] for row in offsets.where(lost).collect()}
+        ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
+        begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
+        stable = {shard: watermarks[shard].stable for shard in shards}
+        found = _positions(raw(self._around(run, begin, stable)))
+        if any(begin[int(shard)] > first for shard, first in run.begin.items()):
+            first = f.create_map(
+                *(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1]))
+            )
+            of_run = self._tables.messages.where(f.col("offset") >= first[f.col("shard")])
+            found = found.unionByName(_positions(of_run))
+        return ledger.rows_committed(found, run)
+
+    def _around(
+        self, run: BackfillRun, begin: Mapping[int, int], stable: Mapping[int, int]
+    ) -> DataFrame:
+        """The committed records of the run's delay topic between these offsets, without those in
+        ranges that the archive knows to be unreadable."""
+        ranges = (
+            known_ranges(self._spark, self._brokers, self._storage, run.topic)
+            if run.topic == run.source
+            else {}
+        )
+        parts = parts_around({str(shard): (begin[shard], stable[shard]) for shard in begin}, ranges)
+        if parts is None:
+            return self._source_of({run.topic: begin}, {run.topic: stable})
+        nothing = self._source_of({run.topic: begin}, {run.topic: begin})
+        return records_around(
+            self._spark, self._brokers, run.topic, parts, self._options(), nothing
+        )
+
+    def records(self, partitions: Mapping[str, int]) -> DataFrame:
+        """All committed records of some topics, with the columns of `rows.raw`."""
+        watermarks = {
+            topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
+            for topic, count in partitions.items()
+        }
+        begin = {
+            topic: {partition: seen.start for partition, seen in of.items()}
+            for topic, of in watermarks.items()
+        }
+        until = {
+            topic: {partition: seen.stable for partition, seen in of.items()}
+            for topic, of in watermarks.items()
+        }
+        return self._read(begin, until)
+
+    def _read(
+        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
+    ) -> DataFrame:
+        if not begin:
+            return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(
+                *(name for name, *_ in RAW)
+            )
+        return raw(self._source_of(begin, until))
+
+    def _source_of(
+        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
+    ) -> DataFrame:
+        options = {
+            **self._options(),
+            "assign": json.dumps({topic: list(of) for topic, of in begin.items()}),
+            "startingOffsets": json.dumps(begin),
+            "endingOffsets": json.dumps(until),
+        }
+        return self._spark.read.format("kafka").options(**options).load()
+
+    def _options(self) -> dict[str, str]:
+        return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
+
+    def _stable_ends(self, topic: str, shard: int) -> Any:
+        """The watermarks of a partition, once every transaction before its present end has
+        ended."""
+        high: int | None = None
+        deadline = time.monotonic() + STABLE_S
+        while True:
+            watermarks = self._brokers.watermarks(topic, shard)
+            high = watermarks.high if high is None else high
+            if watermarks.stable >= high:
+                return watermarks
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(
+                    f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for "
+                    f"more than {STABLE_S:.0f} s; end its producer, or wait for its timeout, and "
+                    "run the same command again"
+                )
+            time.sleep(POLL_S)
+
+
+def _positions(records: DataFrame) -> DataFrame:
+    return records.select(header_text(REPLAY_POSITION).alias("position")).where(
+        f.col("position").isNotNull()
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -24,7 +24,10 @@ def write(bootstrap: str, topic: str, records: list[Record], ending: str) -> Non
 
 async def _write(bootstrap: str, topic: str, records: list[Record]) -> None:
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
-        reports = [await producer.send(topic, each.value, each.key, headers=each.headers) for each in records]
+        reports = [
+            await producer.send(topic, each.value, each.key, headers=each.headers)
+            for each in records
+        ]
         await producer.flush()
         await asyncio.gather(*reports)
 
@@ -35,7 +38,9 @@ def read(bootstrap: str, topic: str, seen: Callable[[bytes], bool]) -> None:
 
 
 async def _read(bootstrap: str, topic: str, seen: Callable[[bytes], bool]) -> None:
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False
+    )
     async with consumer:
         place = TopicPartition(topic, 0)
         consumer.assign([place])

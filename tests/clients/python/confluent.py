@@ -47,7 +47,9 @@ def write(bootstrap: str, topic: str, records: list[Record], ending: str) -> Non
 
 def read(bootstrap: str, topic: str, seen: Callable[[bytes], bool]) -> None:
     """Read the first partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "clients", "isolation.level": "read_committed"})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "clients", "isolation.level": "read_committed"}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     while True:
         message = consumer.poll(1.0)

@@ -1,4 +1,5 @@
-"""kafka-python and its fork kafka-python-ng, which have one package name; which of them depends on the path."""
+"""kafka-python and its fork kafka-python-ng, which have one package name; which of them depends on
+the path."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def write(bootstrap: str, topic: str, records: list[Record], ending: str) -> Non
 
 def read(bootstrap: str, topic: str, seen: Callable[[bytes], bool]) -> None:
     """Read the first partition; kafka-python-ng has no setting for the isolation level."""
-    settings = {"isolation_level": "read_committed"} if "isolation_level" in KafkaConsumer.DEFAULT_CONFIG else {}
+    settings = (
+        {"isolation_level": "read_committed"}
+        if "isolation_level" in KafkaConsumer.DEFAULT_CONFIG
+        else {}
+    )
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, **settings)
     place = TopicPartition(topic, 0)
     consumer.assign([place])

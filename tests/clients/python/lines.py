@@ -22,9 +22,11 @@ class Program(NamedTuple):
 
     version: Callable[[], str]
     write: Callable[[str, str, list[Record], str], None]
-    """Takes the broker, the topic, the records, and the end of the transaction: `commit`, `abort` or empty for none."""
+    """Takes the broker, the topic, the records, and the end of the transaction: `commit`, `abort`
+    or empty for none."""
     read: Callable[[str, str, Callable[[bytes], bool]], None]
-    """Takes the broker, the topic, and a function that is called with each value until it returns False."""
+    """Takes the broker, the topic, and a function that is called with each value until it returns
+    False."""
 
 
 def records() -> list[Record]:

@@ -1,4 +1,5 @@
-"""Chronos over HTTP: records of the delay topic as requests. The address of the service takes the place of the broker's."""
+"""Chronos over HTTP: records of the delay topic as requests. The address of the service takes the
+place of the broker's."""
 
 from __future__ import annotations
 
@@ -22,10 +23,17 @@ def write(address: str, topic: str, records: list[Record], ending: str) -> None:
     with Client(address) as client:
         many: list[dict[str, Any]] = []
         for record in records:
-            name, headers = record.key, {header: (value or b"").decode() for header, value in record.headers}
-            action = headers.get("chronos-action", "schedule" if "chronos-deliver-at" in headers else "cancel")
+            name, headers = (
+                record.key,
+                {header: (value or b"").decode() for header, value in record.headers},
+            )
+            action = headers.get(
+                "chronos-action", "schedule" if "chronos-deliver-at" in headers else "cancel"
+            )
             assert name is not None
-            due = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(headers.get("chronos-deliver-at", 0)))
+            due = datetime.fromtimestamp(0, UTC) + timedelta(
+                milliseconds=int(headers.get("chronos-deliver-at", 0))
+            )
             if action == "cancel":
                 assert client.cancel(name), name
             elif action == "reschedule":

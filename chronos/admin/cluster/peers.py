@@ -1,0 +1,211 @@
+"""Forwards requests to other nodes for the shards that this node does not hold.
+
+With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It
+forwards a request for any other shard to a node that holds it, with the parameter `shards`. A
+request with `shards` is answered from that node's own replicas or not at all, so a request is
+forwarded once and never in a circle."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import structlog
+
+from chronos.admin.http.access import ASKER_HEADER, NODE_HEADER, TOKEN_HEADER, reach_header
+from chronos.admin.http.problems import ProblemError, wrong_field
+from chronos.admin.http.waiting import asker
+from chronos.core.cluster.roles import Member
+from chronos.core.reach import Reach
+from chronos.node import Node
+from chronos.workers.cluster.membership import holders
+from chronos.workers.replica.state import ReplicaState
+
+log = structlog.get_logger("chronos.http")
+
+CONNECT_S = 2.0
+"""How long a node may take to accept a connection; then the next one is asked."""
+
+ANSWER_S = 8.0
+"""How long a node may take to answer; an action waits at most 5 s there."""
+
+PREFERRED = (ReplicaState.MASTER, ReplicaState.FOLLOWER)
+"""States of replicas whose nodes are asked first; then those whose state is changing."""
+
+T = TypeVar("T")
+
+
+class PeerClient:
+    """Lives as long as the server, in its event loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._session: aiohttp.ClientSession | None = None
+
+    def holds(self, shard: int) -> bool:
+        """True if this node can answer for the shard; a standalone node can for every shard."""
+        if self._node.membership is None:
+            return True
+        driver = self._node.shards[shard]
+        return driver.role != ReplicaState.NONE and driver.replica.known
+
+    def requested(self, shards: object) -> list[int]:
+        """The shards of the parameter `shards`, all of which this node must hold; without the
+        parameter all shards."""
+        count = len(self._node.shards)
+        if not isinstance(shards, str):
+            return list(range(count))
+        numbers = sorted({int(number) for number in shards.split(",")})
+        if numbers[-1] >= count:
+            raise wrong_field("shards", f"there are shards 0 to {count - 1}, not {numbers[-1]}")
+        for number in numbers:
+            if not self.holds(number):
+                raise ProblemError(503, "not-held", f"this node holds nothing of shard {number}")
+        return numbers
+
+    def split(self, shards: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The shards this node holds, and the other ones."""
+        held: list[int] = []
+        missing: list[int] = []
+        for shard in shards:
+            (held if self.holds(shard) else missing).append(shard)
+        return held, missing
+
+    def holders(self, shard: int) -> list[Member]:
+        """Other nodes that hold the shard: its master first, then the one that has applied most."""
+        membership = self._node.membership
+        if membership is None:
+            return []
+        found = holders(
+            membership.snapshot(), shard, besides=self._node.config.node.id, order=PREFERRED
+        )
+        return [member for member, _ in found]
+
+    def groups(self, shards: Iterable[int]) -> list[list[int]]:
+        """The shards, grouped by the node that is asked for them first."""
+        found: dict[str, list[int]] = {}
+        for shard in shards:
+            first = next((member.node for member in self.holders(shard)), "")
+            found.setdefault(first, []).append(shard)
+        return list(found.values())
+
+    async def gather(
+        self,
+        shards: Sequence[int],
+        path: str,
+        query: Mapping[str, object],
+        kind: type[T],
+        *,
+        reach: Reach,
+    ) -> list[tuple[list[int], T]]:
+        """The answers of nodes that hold the shards, each with its shards. ProblemError when no
+        node answers for one."""
+        groups = self.groups(shards)
+        parts = await asyncio.gather(
+            *(self.ask(numbers, "GET", path, query, reach=reach) for numbers in groups)
+        )
+        found = []
+        for numbers, (status, body) in zip(groups, parts, strict=True):
+            if status >= 400:
+                raise _forwarded(status, body)
+            found.append((numbers, msgspec.json.decode(body, type=kind)))
+        return found
+
+    async def ask(
+        self,
+        shards: Sequence[int],
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: bytes | None = None,
+        *,
+        reach: Reach,
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer of a node that holds the shards. ProblemError when no node
+        answers.
+
+        `reach`: of the sender for whom this node asks; the other node applies them. The nodes that
+        hold the first of the shards are asked one after the other until one answers for all."""
+        parameters = {
+            name: value if isinstance(value, list) else str(value)
+            for name, value in query.items()
+            if value is not msgspec.UNSET
+        }
+        parameters["shards"] = ",".join(map(str, shards))
+        for member in self.holders(shards[0]):
+            try:
+                status, answer = await self.ask_member(
+                    member, method, path, parameters, body, reach=reach
+                )
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                log.warning(
+                    "another node does not answer",
+                    node=member.node,
+                    why=str(error) or type(error).__name__,
+                )
+                if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
+                    # The node may have done it.
+                    break
+                continue
+            if status != 503:
+                return status, answer
+        raise self._no_holder(shards[0])
+
+    async def ask_member(
+        self,
+        member: Member,
+        method: str,
+        path: str,
+        query: Mapping[str, str | list[str]],
+        body: bytes | None = None,
+        *,
+        reach: Reach,
+    ) -> tuple[int, bytes]:
+        """One request to one node; raises the errors of aiohttp, and OSError."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+            # Another node admits what this one has checked, by the token that only the coordinator
+            # has besides.
+            identity = {NODE_HEADER: self._node.config.node.id, TOKEN_HEADER: self._node.token}
+            self._session = aiohttp.ClientSession(timeout=timeout, headers=identity)
+        url = member.address.rstrip("/") + path
+        headers = reach_header(reach) | (
+            {} if body is None else {"Content-Type": "application/json"}
+        )
+        if (token := asker.get()) is not None:
+            headers[ASKER_HEADER] = token
+        tls = self._node.tls.client()
+        async with self._session.request(
+            method, url, params=query, data=body, headers=headers, ssl=tls
+        ) as answer:
+            return answer.status, await answer.read()
+
+    def _no_holder(self, shard: int) -> ProblemError:
+        membership = self._node.membership
+        roles = None if membership is None else membership.snapshot().roles
+        assigned = None if roles is None else roles.shards.get(shard)
+        nodes = () if assigned is None else assigned.replicas
+        return ProblemError(
+            503,
+            "no-holder",
+            (
+                f"no node with a replica of shard {shard} answers (its replicas: "
+                f"{', '.join(nodes) or 'not known'})"
+            ),
+            hint="try again; if it persists, run `chronos status`",
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _forwarded(status: int, body: bytes) -> ProblemError:
+    """The problem of another node, as one of this node."""
+    try:
+        detail = str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
+    except (msgspec.MsgspecError, KeyError):
+        detail = f"another node answered {status}"
+    return ProblemError(503, "no-holder", detail)

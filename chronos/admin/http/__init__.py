@@ -1,0 +1,5 @@
+"""The HTTP interface: connections, senders and their tokens, routes, schemas, checks, problems, the
+audit trail.
+
+In: bytes of clients. Out: a checked `context.Call` for a handler, and its answer as JSON or a
+problem. What requests do is in `admin.messages`, `admin.letters` and `admin.cluster`."""

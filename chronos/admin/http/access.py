@@ -1,0 +1,338 @@
+"""Who may send a request: where it comes from, the tokens of users, and the nodes of the cluster.
+
+A browser sends requests for any web page that a person opens. Two checks keep such pages away from
+the service: the name in the Host header must be one of the node (DNS rebinding), and a request must
+not be marked as one of another site."""
+
+import binascii
+import hmac
+import ipaddress
+import re
+import socket
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import hdrs, web
+from msgspec.structs import replace
+
+from chronos.admin.http.audit import SENDER
+from chronos.admin.http.connections import SparseLog
+from chronos.admin.http.encoding import id_text
+from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.tokens import (
+    ANYBODY,
+    MEMBER,
+    Issuer,
+    Role,
+    Sender,
+    TokenFile,
+    Untrusted,
+    names_shown,
+)
+from chronos.config import Config
+from chronos.core.cluster.roles import Member
+from chronos.core.query import WILDCARDS
+from chronos.core.reach import EVERYTHING, Reach
+
+PAGE = "/"
+"""The only path that a link on another site may lead to."""
+
+HOST = re.compile(r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", re.ASCII)
+"""A Host header: a name or an address, and a port."""
+
+
+class Hosts:
+    """The host names under which a node is served. Addresses always are: DNS rebinding needs a
+    name."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(_plain(name) for name in names)
+
+    @classmethod
+    def of(cls, config: Config) -> "Hosts":
+        """The names of a node: its id, the name of its machine, those in `admin`."""
+        admin = config.admin
+        advertised = None if admin.advertised is None else urlsplit(admin.advertised).hostname
+        return cls(
+            name
+            for name in (
+                config.node.id,
+                socket.gethostname(),
+                admin.host,
+                advertised,
+                *admin.allowed_hosts,
+            )
+            if name
+        )
+
+    def serves(self, name: str) -> bool:
+        """Return whether the name, without a port, is an address, that of this machine, or one of
+        the node."""
+        name = _plain(name)
+        return (
+            name == "localhost"
+            or name.endswith(".localhost")
+            or name in self._names
+            or _is_address(name)
+        )
+
+    def check(self, request: web.Request) -> str | None:
+        """Return the Host header; None for a client of HTTP/1.0 that sent none. ProblemError if it
+        names another host."""
+        given = request.headers.getall(hdrs.HOST, [])
+        if not given and request.version < (1, 1):
+            return None
+        parts = HOST.fullmatch(given[0]) if len(given) == 1 else None
+        if parts is None:
+            raise ProblemError(
+                400,
+                "bad-request",
+                "the Host header is missing, or is not one host name with a port",
+            )
+        if not self.serves(parts[1]):
+            raise ProblemError(
+                421,
+                "wrong-host",
+                f"{given[0][:200]} is not a name of this node",
+                hint=(
+                    "use an address, localhost or the node's own name, or add the name to "
+                    "admin.allowed_hosts"
+                ),
+            )
+        return given[0]
+
+
+def check_site(request: web.Request, host: str | None) -> None:
+    """Refuse a request that a browser sends for a page of another site: it may change, start and
+    read nothing.
+
+    Only a link to the page of the service is followed. A browser sends `Sec-Fetch-Site` to
+    addresses it trusts, which are HTTPS and loopback; elsewhere `Origin` protects everything except
+    reads, whose answers the other site cannot see."""
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    origin = request.headers.get(hdrs.ORIGIN)
+    is_link = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and request.path == PAGE
+    if (site not in ("same-origin", "none") and not is_link) or (
+        origin is not None and _netloc(origin) != host
+    ):
+        raise ProblemError(
+            403, "cross-site", f"this request comes from {(origin or 'another web site')[:200]}"
+        )
+
+
+def check_encoding(request: web.Request) -> None:
+    """Refuse a body that must be decompressed: a small one may take any amount of memory."""
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+    if coding.strip().lower() != "identity":
+        raise ProblemError(
+            415, "encoded", f"Content-Encoding is {coding[:100]}, and bodies are not decompressed",
+            hint="send the body as it is",
+        )  # fmt: skip
+
+
+@lru_cache(1_000)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _plain(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
+
+
+NODE_HEADER = "Chronos-Node"
+"""Name of the node that sends the request."""
+
+TOKEN_HEADER = "Chronos-Token"
+"""The token that this node gave the coordinator."""
+
+REACH_HEADER = "Chronos-Reach"
+"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not
+limited."""
+
+ASKER_HEADER = "Chronos-Asker"
+"""Name of the token whose request a node forwards: its work takes turns with that of other
+tokens."""
+
+
+class Access:
+    """Finds the sender of a request, and decides what it may do. For one event loop."""
+
+    def __init__(
+        self,
+        path: str | None,
+        members: Callable[[], Mapping[str, Member]],
+        sparse_log: SparseLog,
+        *,
+        with_certificates: bool = False,
+        issuer: Issuer | None = None,
+    ) -> None:
+        """`path`: the file of tokens; None: there are none. `members`: the nodes of the cluster, by
+        name. `with_certificates`: the certificates of clients were checked. `issuer`: whose tokens
+        are valid too.
+
+        Raises ConfigurationError if the file cannot be used.
+        """
+        self.tokens = (
+            None
+            if path is None
+            else TokenFile(
+                path, with_certificates=with_certificates, with_claims=issuer is not None
+            )
+        )
+        self._issuer = issuer
+        self._members = members
+        self._log = sparse_log
+
+    def admit(self, request: web.Request, role: Role, *, concerns_targets: bool) -> Sender:
+        """The sender. ProblemError: 401 without a valid token, 403 with one that may not do this.
+
+        `concerns_targets`: the handler checks the targets of each message. Any other request
+        concerns the whole service: a token that is limited to some targets may read the answer, but
+        change nothing."""
+        if self.tokens is None or role in ("open", "node"):
+            # A route for nodes checks the node itself, and waits for one that has just joined.
+            request[SENDER] = MEMBER if self._is_member(request) else ANYBODY
+            return ANYBODY
+        sender = self._sender(request)
+        if sender is None:
+            self._log.warn(
+                "request without a valid token", method=request.method, path=request.path[:200]
+            )
+            raise ProblemError(
+                401,
+                "no-token",
+                "this service needs a valid token",
+                hint=(
+                    "send it as `Authorization: Bearer TOKEN`; for the command line use "
+                    "--token-file or CHRONOS_TOKEN"
+                ),
+            )
+        request[SENDER] = sender
+        if role not in sender.roles:
+            raise forbidden(sender, f"does not have the role {role}")
+        if sender.is_limited and not concerns_targets and role != "read":
+            raise forbidden(sender, "is for some targets only, and this concerns the whole service")
+        return sender
+
+    def _sender(self, request: web.Request) -> Sender | None:
+        if self._is_member(request):
+            return replace(MEMBER, **_forwarded_reach(request))
+        assert self.tokens is not None
+        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        if scheme.lower() == "bearer" and token:
+            # A token counts before a certificate: a proxy shows its own, and passes on the tokens
+            # of users.
+            return self.tokens.sender(token.strip()) or self._of_issuer(token.strip())
+        return self.tokens.sender_with_certificate(names_shown(request))
+
+    def _of_issuer(self, token: str) -> Sender | None:
+        """The sender with a token of the issuer; ProblemError with 401 and the reason if it is not
+        valid, with 403 if it permits nothing."""
+        if self._issuer is None or token.count(".") != 2:
+            return None
+        assert self.tokens is not None
+        try:
+            claims = self._issuer.claims(token)
+        except Untrusted as error:
+            self._log.warn("token of the issuer refused", why=str(error))
+            raise ProblemError(401, "no-token", f"the token is not valid: {error}") from None
+        sender = self.tokens.sender_with_claims(claims)
+        if sender is None:
+            self._log.warn(
+                "token of the issuer without an entry", subject=str(claims.get("sub"))[:200]
+            )
+            raise ProblemError(
+                403, "forbidden", "no entry in the file of tokens has claims of this token"
+            )
+        return sender
+
+    def _is_member(self, request: web.Request) -> bool:
+        node = request.headers.get(NODE_HEADER)
+        return bool(node) and is_token_of(
+            self._members().get(str(node)), request.headers.get(TOKEN_HEADER, "")
+        )
+
+
+def is_token_of(member: Member | None, token: str) -> bool:
+    """Return whether a node gave this token to the coordinator."""
+    # A header that is not UTF-8 comes as half surrogate pairs.
+    given = token.encode("utf-8", "surrogateescape")
+    return bool(
+        member is not None and member.token and hmac.compare_digest(member.token.encode(), given)
+    )
+
+
+def reach_header(reach: Reach) -> dict[str, str]:
+    """The header of a request that is forwarded for a sender with this reach."""
+    if not reach.is_limited:
+        return {}
+    return {REACH_HEADER: b64encode(msgspec.json.encode([reach.targets, reach.ids])).decode()}
+
+
+def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
+    """Targets and ids of the sender for whom a node asks. ProblemError if they cannot be read."""
+    given = request.headers.get(REACH_HEADER)
+    if given is None:
+        return {}
+    try:
+        targets, ids = msgspec.json.decode(
+            b64decode(given, validate=True), type=tuple[tuple[str, ...], tuple[str, ...]]
+        )
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise ProblemError(
+            400, "bad-request", f"the header {REACH_HEADER} cannot be read"
+        ) from None
+    return {"targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
+            "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids}  # fmt: skip
+
+
+def check_id(sender: Sender, message_id: bytes) -> None:
+    """403 for a request that asks for an id which is not for the sender, whether there is such a
+    message or not."""
+    if not sender.reach.admits_id(message_id):
+        raise _forbidden_id(sender, message_id)
+
+
+def check_given_id(sender: Sender, message_id: bytes) -> None:
+    """403 for a request that gives a message an id which is not for the sender."""
+    if not sender.reach.admits_given_id(message_id):
+        raise _forbidden_id(sender, message_id)
+
+
+def check_target(sender: Sender, topic: str) -> None:
+    """403 for a request that names a target topic which is not for the sender."""
+    if not sender.reach.admits_target(topic):
+        raise forbidden(sender, f"is not for the target {topic[:249]}")
+
+
+def check_targets(sender: Sender, pattern: str) -> None:
+    """403 for a filter that names a target topic which is not for the sender. A pattern finds only
+    what is its own."""
+    if WILDCARDS.isdisjoint(pattern):
+        check_target(sender, pattern)
+
+
+def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
+    return forbidden(
+        sender, f"is not for the id {id_text(message_id)[:200]}",
+        hint="its ids are those of `ids` in the file of tokens, and those that Chronos makes",
+    )  # fmt: skip
+
+
+def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:
+    """403; `why`: what the sender may not do."""
+    return ProblemError(403, "forbidden", f"the token {sender.name} {why}", hint=hint)

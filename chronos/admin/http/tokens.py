@@ -1,0 +1,732 @@
+"""Bearer tokens, client certificates and tokens of an OIDC issuer: whether they are genuine, and
+what each permits.
+
+What a token of an issuer permits is in the token file. The keys of the issuer (JWKS) are those of a
+file, read again when it changes, or of a URL, read again every REFRESH_S, and at once for a token
+with an unknown key. Keys that cannot be read leave those of before in force.
+
+Entries of the token file name a certificate by its subject or by an alternative name:
+
+    certificate: CN=shop,O=Example           the whole subject, as in RFC 4514
+    certificate: dns:shop.internal           one of its alternative names
+    certificate: uri:spiffe://example.org/shop
+
+The authority was checked in the handshake (`admin.tls.client_ca`).
+
+The token file is YAML:
+
+format: 2
+tokens:
+  - name: shop
+    sha256: <64 hexadecimal digits: the SHA-256 of the token>
+    roles: [read, payload, write]
+    targets: ["orders.*"]       # optional; without it, all
+    limits: {polls: 100}        # optional; see `Limits`
+    ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
+  - name: billing
+    certificate: uri:spiffe://example.org/billing     # instead of `sha256`: see `chronos.admin.http.tokens`
+    roles: [write]
+  - name: support
+    claims: {groups: support}   # instead of `sha256`: of a token of the issuer, see `chronos.admin.http.tokens`
+    roles: [read]
+
+A file without `format` has format 1: `read` shows payloads too, and there are no `ids`. It is read
+for one more release."""  # noqa: E501
+
+import asyncio
+import hashlib
+import json
+import os
+import ssl
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import aiohttp
+import jwt
+import msgspec
+import structlog
+import yaml
+from aiohttp import web
+from cryptography import x509
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from chronos.admin.http.problems import ProblemError
+from chronos.config.model import AdminJwtConfig
+from chronos.core.reach import ALL, EVERYTHING, Reach
+from chronos.errors import ConfigurationError
+
+log = structlog.get_logger("chronos.http")
+
+ALGORITHMS = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "P-256": ("ES256",),
+    "P-384": ("ES384",),
+    "P-521": ("ES512",),
+    "Ed25519": ("EdDSA",),
+}
+"""Algorithms by the curve or the type of a key. Neither `none` nor a shared secret: whoever can
+check such a token can make one."""
+
+LEEWAY_S = 30
+"""How far the clocks of the issuer and of this node may differ."""
+
+REFRESH_S = 300.0
+"""Time between two reads of a URL."""
+
+PAUSE_S = 10.0
+"""Least time between two reads of a URL, whatever tokens arrive."""
+
+FETCH_S = 10.0
+"""How long a read of a URL may take."""
+
+JWKS_BYTES_MAX = 1024 * 1024
+"""Largest set of keys."""
+
+KNOWN_MAX = 1_000
+"""Most valid tokens that are remembered: a signature costs some tenths of a millisecond, and a
+client sends its token often."""
+
+REQUIRED = ("exp", "iss", "aud")
+"""Claims that every token must have."""
+
+
+class Untrusted(Exception):
+    """A token that is not valid; the text says why."""
+
+
+class _Key(Struct, frozen=True, kw_only=True):
+    id: str | None
+    algorithms: tuple[str, ...]
+    public: Any
+
+
+class Issuer:
+    """Checks the tokens of one issuer. For one event loop."""
+
+    def __init__(self, config: AdminJwtConfig) -> None:
+        """Raises ConfigurationError for a file that cannot be used. A URL is not read yet."""
+        assert config.issuer is not None
+        assert config.audience is not None
+        assert config.jwks is not None
+        self._issuer = config.issuer
+        self._audience = config.audience
+        self._place = config.jwks
+        self._is_url = "://" in config.jwks
+        self._keys: tuple[_Key, ...] = ()
+        self._is_stale = False
+        self._known: dict[bytes, dict[str, Any]] = {}
+        """Claims of valid tokens by the hash of the token, oldest first."""
+        self._wanted = asyncio.Event()
+        self._is_reading = False
+        self._asked_s = float("-inf")
+        self._stamp: object = None
+        if not self._is_url:
+            try:
+                self._stamp = self._state()
+                self._keys = self._read_file()
+            except (OSError, ValueError) as error:
+                raise ConfigurationError([f"admin.jwt.jwks: {_why(self._place, error)}"]) from None
+
+    @property
+    def is_stale(self) -> bool:
+        """True while the keys cannot be read as they are now: those of before are in force, or
+        there are none yet."""
+        self._refresh_file()
+        return self._is_stale
+
+    async def run(self) -> None:
+        """Read the keys of a URL again and again, until it is cancelled."""
+        while self._is_url:
+            self._wanted.clear()
+            self._asked_s, self._is_reading = time.monotonic(), True
+            try:
+                keys = read_keys(await _fetch(self._place))
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                self._failed(error)
+            else:
+                if {key.id for key in keys} != {key.id for key in self._keys} or self._is_stale:
+                    log.info("keys of the issuer read", keys=len(keys), jwks=self._place)
+                self._use(keys)
+            self._is_reading = False
+            # Both waits are bounded: an unknown key ends the second one only.
+            await asyncio.sleep(PAUSE_S)
+            try:
+                async with asyncio.timeout(0.0 if self._is_stale else REFRESH_S - PAUSE_S):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+
+    def claims(self, token: str) -> dict[str, Any]:
+        """The claims of a valid token. Untrusted for any other; ProblemError with status 503 while
+        its key may still come."""
+        self._refresh_file()
+        name = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        if (known := self._known.get(name)) is not None and time.time() < int(known["exp"]):
+            return known
+        found = self._known[name] = self._checked(token)
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        return found
+
+    def _use(self, keys: tuple[_Key, ...]) -> None:
+        self._keys, self._is_stale = keys, False
+        # A token may be signed with a key that is gone.
+        self._known.clear()
+
+    def _checked(self, token: str) -> dict[str, Any]:
+        try:
+            header = jwt.get_unverified_header(token)
+            for key in self._candidates(header.get("kid"), header.get("alg")):
+                try:
+                    found: dict[str, Any] = jwt.decode(
+                        token,
+                        key.public,
+                        algorithms=list(key.algorithms),
+                        issuer=self._issuer,
+                        audience=self._audience,
+                        leeway=LEEWAY_S,
+                        options={"require": list(REQUIRED)},
+                    )
+                except jwt.InvalidSignatureError:
+                    continue
+                return found
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            # The library reads the header before the signature, and an untrusted client writes it.
+            raise Untrusted(str(error)[:200] or type(error).__name__) from None
+        raise Untrusted("no key of the issuer has signed it")
+
+    def _candidates(self, key_id: object, algorithm: object) -> list[_Key]:
+        """The keys that may have signed it; a token need not name its key."""
+        found = [key for key in self._keys if key_id is None or key.id == key_id]
+        if found or not self._is_url:
+            return [key for key in found if algorithm in key.algorithms]
+        may_come = self._is_reading or self._is_stale or not self._keys
+        if may_come or time.monotonic() - self._asked_s > PAUSE_S:
+            self._wanted.set()
+            raise ProblemError(
+                503,
+                "unavailable",
+                "the keys of the issuer of this token are being read",
+                hint="try again",
+            )
+        return []
+
+    def _refresh_file(self) -> None:
+        if self._is_url:
+            return
+        try:
+            stamp: object = self._state()
+        except OSError as error:
+            stamp = str(error)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._use(self._read_file())
+            log.info("keys of the issuer read", keys=len(self._keys), jwks=self._place)
+        except (OSError, ValueError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._is_stale = True
+        consequence = (
+            "those of before stay in force" if self._keys else "no token of the issuer is valid"
+        )
+        log.error(
+            "keys of the issuer not read", why=_why(self._place, error), consequence=consequence
+        )
+
+    def _state(self) -> tuple[object, ...]:
+        found = os.stat(self._place)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read_file(self) -> tuple[_Key, ...]:
+        with open(self._place, "rb") as file:
+            return read_keys(file.read(JWKS_BYTES_MAX))
+
+
+def read_keys(data: bytes) -> tuple[_Key, ...]:
+    """The public keys for signatures in a JWKS; ValueError if there are none. Other keys in it are
+    left out."""
+    try:
+        listed = json.loads(data)["keys"]
+        found = [
+            key for each in listed if isinstance(each, Mapping) and (key := _key(each)) is not None
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("is not a JWKS") from None
+    if not found:
+        raise ValueError(
+            "has no public key for signatures with one of the algorithms that are accepted"
+        )
+    return tuple(found)
+
+
+def _key(given: Mapping[str, Any]) -> _Key | None:
+    algorithms = ALGORITHMS.get(str(given.get("crv", given.get("kty"))), ())
+    if (only := given.get("alg")) is not None:
+        algorithms = tuple(each for each in algorithms if each == only)
+    if not algorithms or given.get("use", "sig") != "sig":
+        return None
+    try:
+        key = jwt.PyJWK.from_dict(dict(given), algorithm=algorithms[0])
+    except jwt.PyJWTError:
+        return None
+    if hasattr(key.key, "private_bytes"):
+        # A file may hold pairs; only what is public is used, and kept.
+        return _Key(id=key.key_id, algorithms=algorithms, public=key.key.public_key())
+    return _Key(id=key.key_id, algorithms=algorithms, public=key.key)
+
+
+async def _fetch(url: str) -> bytes:
+    # A context of each read: the authorities may have changed.
+    context = ssl.create_default_context()
+    timeout = aiohttp.ClientTimeout(total=FETCH_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.get(url, ssl=context, allow_redirects=False) as answer,
+    ):
+        if answer.status != 200:
+            raise ValueError(f"answered with status {answer.status}")
+        content = bytearray()
+        async for part in answer.content.iter_any():
+            content += part
+            if len(content) > JWKS_BYTES_MAX:
+                raise ValueError("is too large")
+        return bytes(content)
+
+
+def _why(place: str, error: Exception) -> str:
+    if isinstance(error, ValueError):
+        return f"{place} {error}"
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"{place} cannot be read: {reason}"
+
+
+CERTIFICATES_KEPT = 1_024
+"""Most certificates that are kept in their decoded form."""
+
+
+class _Certificate(Struct, frozen=True, kw_only=True):
+    names: tuple[str, ...]
+    ends_s: float
+    """End of its validity, in seconds since the epoch."""
+
+
+def name_of(text: str) -> str:
+    """The name in an entry, in the form in which names are compared; ValueError with a text for
+    users."""
+    kind, _, name = text.partition(":")
+    if kind == "dns" and name:
+        return f"dns:{name.lower()}"
+    if kind == "uri" and name:
+        return text
+    try:
+        subject = x509.Name.from_rfc4514_string(text).rfc4514_string()
+    except ValueError:
+        subject = ""
+    if not subject:
+        raise ValueError(
+            f"the certificate {text!r}: write its subject, such as CN=shop,O=Example, or one of "
+            "its alternative names, such as dns:shop.internal or uri:spiffe://example.org/shop"
+        )
+    return subject
+
+
+def names_shown(request: web.Request) -> tuple[str, ...]:
+    """The names in the certificate that the client has shown; none without one, and none of one
+    that has expired since."""
+    found = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    if not isinstance(found, ssl.SSLObject | ssl.SSLSocket):
+        return ()
+    encoded = found.getpeercert(binary_form=True)
+    if not encoded:
+        return ()
+    certificate = _decoded(encoded)
+    return certificate.names if time.time() < certificate.ends_s else ()
+
+
+@lru_cache(CERTIFICATES_KEPT)
+def _decoded(encoded: bytes) -> _Certificate:
+    try:
+        found = x509.load_der_x509_certificate(encoded)
+        names = [subject] if (subject := found.subject.rfc4514_string()) else []
+        ends_s = found.not_valid_after_utc.timestamp()
+        try:
+            others = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return _Certificate(names=tuple(names), ends_s=ends_s)
+        names += [f"dns:{name.lower()}" for name in others.get_values_for_type(x509.DNSName)]
+        names += [
+            f"uri:{name}" for name in others.get_values_for_type(x509.UniformResourceIdentifier)
+        ]
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        # OpenSSL has read it, but not everything in it has a form that can be compared.
+        return _Certificate(names=(), ends_s=0.0)
+    return _Certificate(names=tuple(names), ends_s=ends_s)
+
+
+Role = Literal["open", "read", "payload", "write", "operate", "node"]
+"""What a route needs: nothing, one of the roles of tokens, or to be another node of the cluster."""
+
+ROLES = ("read", "payload", "write", "operate")
+"""`payload` shows the payloads and headers of what `read` shows without them."""
+
+ALL_TARGETS = ALL_IDS = ALL
+
+PATTERNS_BYTES_MAX = 5_000
+"""The patterns of one token go to other nodes in a header."""
+
+FORMAT = 2
+"""The newest format of the file."""
+
+SUBJECT_MAX = 200
+"""Most characters of the subject of a token of the issuer in the name of its sender."""
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much one token may have at a time on one node, so that something is left for the
+    others."""
+
+    polls: Annotated[int, Meta(ge=1, le=500)] = 100
+    """Long polls; all tokens together may have 500."""
+    connections: Annotated[int, Meta(ge=1, le=2_000)] = 200
+    """Connections, idle ones included: an idle one is closed for one too many."""
+    jobs: Annotated[int, Meta(ge=1, le=10)] = 3
+    """Running jobs; all tokens together may have ten."""
+
+
+class Sender(Struct, frozen=True, kw_only=True):
+    """The sender of a request, and what it may do."""
+
+    name: str | None
+    """Name of its token; None: the service has no tokens, or the sender is another node."""
+    roles: frozenset[str]
+    targets: tuple[str, ...] = ALL_TARGETS
+    """Patterns of the target topics it may see and change."""
+    ids: tuple[str, ...] = ALL_IDS
+    """Patterns of the ids that it may see and change; a generated id belongs to whoever has its
+    target."""
+    limits: Limits | None = None
+    """None: only those of all senders together."""
+
+    @property
+    def reach(self) -> Reach:
+        """What is its own."""
+        reach = Reach(targets=self.targets, ids=self.ids)
+        return reach if reach.is_limited else EVERYTHING
+
+    @property
+    def is_limited(self) -> bool:
+        """True if some targets or ids are not for it."""
+        return self.reach.is_limited
+
+    @property
+    def is_member(self) -> bool:
+        """True for another node of the cluster."""
+        return "node" in self.roles
+
+    @property
+    def sees_payloads(self) -> bool:
+        """True if payloads and headers are shown to it."""
+        return "payload" in self.roles
+
+
+ANYBODY = Sender(name=None, roles=frozenset(ROLES))
+"""Every sender while the service has no tokens."""
+
+MEMBER = Sender(name=None, roles=frozenset((*ROLES, "node")))
+"""Another node of the cluster, which has checked the sender of the request that it forwards."""
+
+
+_Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
+
+class _Token(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
+    targets: _Patterns | None = None
+    ids: _Patterns | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    certificate: str | None = None
+    claims: Annotated[dict[str, Any], Meta(min_length=1)] | None = None
+    limits: Limits | None = None
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: list[_Token]
+    format: Annotated[int, Meta(ge=1, le=FORMAT)] = 1
+
+
+def digest(token: str) -> str:
+    """Return the hash of a token as the file has it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Tokens(Struct, frozen=True, kw_only=True):
+    """What a file holds."""
+
+    format: int
+    senders: dict[str, Sender]
+    """By the hashes of their tokens."""
+    certificates: dict[str, Sender]
+    """By a name in their certificates, in the order of the file."""
+    claims: tuple[tuple[dict[str, Any], Sender], ...]
+    """By the claims that a token of the issuer must have, in the order of the file."""
+
+
+def parse_tokens(data: bytes) -> Tokens:
+    """The senders of a file; ValueError with a text for users."""
+    if not data.strip():
+        raise ValueError("is empty; to have no tokens, write `tokens: []`")
+    try:
+        found = msgspec.convert(yaml.safe_load(data), _File)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        # The parser's text shows what is in the file.
+        raise ValueError("is not YAML") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"is not a list of tokens: {error}") from None
+    senders = {token.name: _sender(token, found.format) for token in found.tokens}
+    certificates = [
+        (_name(token), senders[token.name])
+        for token in found.tokens
+        if token.certificate is not None
+    ]
+    _check_unique("name", (token.name for token in found.tokens))
+    _check_unique("sha256", (token.sha256 for token in found.tokens if token.sha256 is not None))
+    _check_unique("certificate", (name for name, _ in certificates))
+    return Tokens(
+        format=found.format,
+        senders={
+            token.sha256: senders[token.name] for token in found.tokens if token.sha256 is not None
+        },
+        certificates=dict(certificates),
+        claims=tuple(
+            (token.claims, senders[token.name])
+            for token in found.tokens
+            if token.claims is not None
+        ),
+    )
+
+
+def _name(token: _Token) -> str:
+    assert token.certificate is not None
+    try:
+        return name_of(token.certificate)
+    except ValueError as error:
+        raise ValueError(f"gives the token {token.name} {error}") from None
+
+
+def _has(claims: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a token has these claims: each is the value, or a list with the value in it; a
+    mapping is compared by its keys."""
+    for name, value in wanted.items():
+        found = claims.get(name)
+        if isinstance(value, Mapping):
+            if not (isinstance(found, Mapping) and _has(found, value)):
+                return False
+        elif not (
+            _is_same(found, value)
+            or (isinstance(found, list) and any(_is_same(each, value) for each in found))
+        ):
+            return False
+    return True
+
+
+def _is_same(found: object, value: object) -> bool:
+    # True is 1 in Python, and nobody means that.
+    return type(found) is type(value) and found == value
+
+
+def difference(tokens: Tokens) -> list[str]:
+    """What must be written into a file of an older format so that its tokens mean the same in the
+    newest one."""
+    found = [] if tokens.format == FORMAT else [f"begin the file with `format: {FORMAT}`"]
+    for sender in tokens.senders.values():
+        if tokens.format == FORMAT:
+            continue
+        if "payload" in sender.roles:
+            found.append(
+                f"{sender.name}: add `payload` to its roles if it may see payloads and headers, "
+                "as it does now"
+            )
+        if sender.is_limited and "write" in sender.roles:
+            found.append(
+                f"{sender.name}: add the ids that it may write, such as `ids: "
+                f'["{sender.name}-*"]`; now it may write all'
+            )
+    return found
+
+
+def _sender(token: _Token, file_format: int) -> Sender:
+    roles = frozenset(token.roles)
+    if [token.sha256, token.certificate, token.claims].count(None) != 2:
+        raise ValueError(f"must give the token {token.name} one of sha256, certificate and claims")
+    if file_format == 1 and token.sha256 is None:
+        raise ValueError(
+            f"gives the token {token.name} a certificate or claims: begin the file with `format: 2`"
+        )
+    if token.claims is not None and not _is_plain(token.claims):
+        raise ValueError(
+            f"gives the token {token.name} claims that are no text, number, switch or mapping of "
+            "these"
+        )
+    if file_format == 1:
+        if "payload" in roles or token.ids is not None or token.limits is not None:
+            raise ValueError(
+                f"gives the token {token.name} the role payload, ids or limits: begin the file "
+                "with `format: 2`"
+            )
+        roles |= {"payload"} if "read" in roles else set()
+    elif token.targets is not None and token.ids is None and "write" in roles:
+        raise ValueError(
+            f"limits the token {token.name} to targets, and not to ids: name the ids that it may "
+            f'write, such as `ids: ["{token.name}-*"]`'
+        )
+    patterns = [*(token.targets or ()), *(token.ids or ())]
+    if sum(len(pattern.encode()) + 3 for pattern in patterns) > PATTERNS_BYTES_MAX:
+        raise ValueError(
+            f"has more than {PATTERNS_BYTES_MAX} bytes of targets and ids for the token "
+            f"{token.name}"
+        )
+    return Sender(
+        name=token.name,
+        roles=roles,
+        targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
+        ids=ALL_IDS if token.ids is None else tuple(token.ids),
+        limits=token.limits or Limits(),
+    )
+
+
+def _is_plain(claims: Mapping[Any, Any]) -> bool:
+    return all(
+        isinstance(name, str)
+        and (
+            _is_plain(value)
+            if isinstance(value, Mapping) and value
+            else isinstance(value, str | int)
+        )
+        for name, value in claims.items()
+    )
+
+
+def _check_unique(field: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"has two tokens with the {field} {value}")
+        seen.add(value)
+
+
+class TokenFile:
+    """The tokens of a file, read again when it changes."""
+
+    def __init__(
+        self, path: str, *, with_certificates: bool = True, with_claims: bool = True
+    ) -> None:
+        """`with_certificates`: clients show certificates of an authority. `with_claims`: there is
+        an issuer.
+
+        Raises ConfigurationError if the file cannot be used.
+        """
+        self._path = path
+        self._with_certificates = with_certificates
+        self._with_claims = with_claims
+        self.problem: str | None = None
+        """Why the file in its present form is not used; None: it is."""
+        try:
+            self._stamp = self._state()
+            self._found = self._read()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError([f"admin.tokens: {_text(path, error)}"]) from None
+
+    def sender(self, token: str) -> Sender | None:
+        """The sender with the token; None: no token of the file."""
+        self._refresh()
+        # The hash is found by its value: comparing hashes tells nothing about a token.
+        return self._found.senders.get(digest(token))
+
+    def sender_with_certificate(self, names: Sequence[str]) -> Sender | None:
+        """The sender of the first entry with one of the names in a certificate; None: there is no
+        such entry."""
+        self._refresh()
+        if not names:
+            return None
+        return next(
+            (sender for name, sender in self._found.certificates.items() if name in names), None
+        )
+
+    def sender_with_claims(self, claims: Mapping[str, Any]) -> Sender | None:
+        """The sender of the first entry whose claims a token of the issuer has; its name has the
+        token's `sub`. None: no such entry."""
+        self._refresh()
+        found = next(
+            (sender for wanted, sender in self._found.claims if _has(claims, wanted)), None
+        )
+        subject = str(claims.get("sub", ""))[:SUBJECT_MAX]
+        return (
+            None
+            if found is None
+            else replace(found, name=f"{found.name}:{quote(subject, safe='@')}")
+        )
+
+    @property
+    def format(self) -> int:
+        """The format of the tokens in force."""
+        return self._found.format
+
+    def _refresh(self) -> None:
+        """Read a changed file; one that cannot be used leaves the tokens as they are."""
+        try:
+            stamp = self._state()
+        except OSError as error:
+            stamp = (str(error),)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._found, self.problem = self._read(), None
+            log.info("tokens read", tokens=len(self._found.senders))
+        except (OSError, ValueError) as error:
+            self.problem = _text(self._path, error)
+            log.error(
+                "tokens not read",
+                why=self.problem,
+                consequence="the tokens of before stay in force",
+            )
+
+    def _state(self) -> tuple[object, ...]:
+        found = os.stat(self._path)
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+    def _read(self) -> Tokens:
+        with open(self._path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ValueError("may be written by every user of this machine: chmod o-w")
+            found = parse_tokens(file.read())
+        if found.certificates and not self._with_certificates:
+            raise ValueError("has entries with `certificate`, and admin.tls.client_ca is not set")
+        if found.claims and not self._with_claims:
+            raise ValueError("has entries with `claims`, and admin.jwt is not set")
+        if found.format < FORMAT:
+            log.warning(
+                "tokens of an old format",
+                path=self._path,
+                format=found.format,
+                newest=FORMAT,
+                consequence=(
+                    "every token with the role read sees payloads, and no token is limited to "
+                    "ids; the next release refuses the format"
+                ),
+                hint=f"chronos doctor --tokens {self._path}",
+            )
+        return found
+
+
+def _text(path: str, error: Exception) -> str:
+    return f"{path} {f'cannot be read: {error.strerror}' if isinstance(error, OSError) else error}"

@@ -1,0 +1,600 @@
+"""Dead letters and rejected records over HTTP: list, show, count, replay, discard.
+
+Each request reads a bounded part of its topic; its answer says where the next request continues.
+
+Each request reads and writes a bounded part of the dead-letter topic; its answer says where the
+next request continues. A replay is written before the marker that resolves its letters. Between the
+two a request may be lost, and is repeated: the shard accepts only the first replay of a letter."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby, islice
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from msgspec import UNSET, UnsetType
+
+from chronos.admin.http.access import check_id, check_targets
+from chronos.admin.http.context import Call, Context
+from chronos.admin.http.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
+from chronos.admin.http.problems import ProblemError, converted, decode_body, invalid, wrong_field
+from chronos.admin.http.schemas import (
+    DeadLetter,
+    DeadLetterCount,
+    DeadLetterInfo,
+    DeadLetterPage,
+    DeadLetterQuery,
+    DeadLetterRefusal,
+    DeadLetterResult,
+    DeadLetterSelection,
+    Destination,
+    Fault,
+    RejectedCount,
+    RejectedCountQuery,
+    RejectedCounts,
+    RejectedInfo,
+    RejectedPage,
+    RejectedQuery,
+    RejectedRecord,
+)
+from chronos.admin.http.tokens import Sender
+from chronos.admin.letters.scan import Found, LetterTopic, Part, Wanted, Window
+from chronos.admin.messages.messages import id_of
+from chronos.admin.messages.scheduling import time_ms
+from chronos.admin.messages.targets import TopicInfos, delivered_bytes, objection
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.letters import (
+    Letter,
+    control_headers,
+    marker_headers,
+    own_headers,
+    producer_headers,
+    replay,
+    source_of,
+)
+from chronos.core.message import TARGET_KEY, Reason, Rejection
+from chronos.core.size import memory_bytes
+from chronos.core.timefmt import format_time
+from chronos.errors import LogUnavailable
+from chronos.ports import Outgoing
+
+PART_BYTES = 8_000_000
+"""Bytes of the letters that one request reads whole, at least one letter."""
+
+FIND_S = 5.0
+"""How long the newest letter of an id is looked for."""
+
+Answer = tuple[int, object]
+Selection = DeadLetterQuery | DeadLetterSelection | RejectedQuery | RejectedCountQuery
+Handlers = TypeVar("Handlers")
+
+
+def repeatable(
+    handler: Callable[[Handlers, Call], Awaitable[Answer]],
+) -> Callable[[Handlers, Call], Awaitable[Answer]]:
+    """The handler, whose answer while the log does not answer says that its request may be
+    repeated."""
+
+    async def handle(self: Handlers, call: Call) -> Answer:
+        try:
+            return await handler(self, call)
+        except LogUnavailable as error:
+            raise ProblemError(
+                503, "unavailable", str(error), hint="repeat the request: nothing is replayed twice"
+            ) from None
+
+    return handle
+
+
+class LetterRequests:
+    """Reads one of the two topics for requests."""
+
+    def __init__(self, context: Context, topic: LetterTopic) -> None:
+        self._context = context
+        self._topic = topic
+
+    async def part(
+        self,
+        call: Call,
+        query: Selection,
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        limit: int,
+        whole: bool = False,
+    ) -> Part:
+        """One part, from where the request says, or of everything that is there now."""
+        topic = self._topic
+        numbers = (
+            None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
+        )
+
+        def scan() -> Part:
+            windows = (
+                topic.windows(wanted.since_ms, wanted.until_ms)
+                if numbers is None
+                else _windows(numbers)
+            )
+            return topic.scan(
+                windows,
+                wanted,
+                newest_first=newest_first,
+                limit=limit,
+                bytes_max=PART_BYTES if whole else None,
+            )
+
+        return await self._context.in_thread(scan)
+
+    def after(self, call: Call, query: Selection, part: Part) -> str | None:
+        """The page key of what is still to be read."""
+        if part.windows is None:
+            return None
+        return self._context.cursors.seal(
+            call, query, [offset for window in part.windows for offset in window]
+        )
+
+    async def newest(
+        self, call: Call, wanted: Wanted, *, kind: str, noun: str, older: str
+    ) -> tuple[Letter, str | None]:
+        """The newest letter, whole, and its resolution.
+
+        ProblemError with status 404 if there is none, or none is found in FIND_S. `kind`, `noun`:
+        of the problem. `older`: how older ones are found."""
+        topic = self._topic
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + FIND_S
+        rest: list[Window] | None = await self._context.in_thread(topic.windows)
+        offsets = sum(end - first for first, end in rest or ())
+
+        def scan(windows: list[Window]) -> Part:
+            return topic.scan(windows, wanted, newest_first=True, limit=1)
+
+        while rest is not None and loop.time() < deadline_s:
+            part: Part = await self._context.in_thread(scan, rest)
+            rest = part.windows
+            for found in part.found:
+                letter = await self._context.in_thread(
+                    topic.letter, found.letter.partition, found.letter.offset
+                )
+                if letter is not None:
+                    return letter, found.resolution
+        read = f"{offsets - sum(end - first for first, end in rest or ())} "
+        raise ProblemError(
+            404,
+            kind,
+            (
+                f"the newest {'' if call.sender.is_limited else read}offsets of {topic.topic} "
+                f"hold no {noun}"
+            ),
+            hint=None if rest is None else older,
+        )
+
+
+def id_in(
+    query: DeadLetterQuery | DeadLetterSelection | RejectedQuery, sender: Sender
+) -> bytes | None:
+    """The id that a request gives; ProblemError with status 403 if it is not for the sender."""
+    if query.id is UNSET:
+        return None
+    message_id = converted("id", whole_id_bytes, query.id)
+    check_id(sender, message_id)
+    return message_id
+
+
+def wanted_of(query: Selection, sender: Sender, **more: Any) -> Wanted:
+    """The letters that a request selects, all of them the sender's own."""
+    fields: dict[str, Any] = {}
+    if query.target is not UNSET:
+        check_targets(sender, query.target)
+    for name in ("since", "until"):
+        value = getattr(query, name)
+        if value is not UNSET:
+            fields[f"{name}_ms"] = converted(name, time_ms, value)
+    if "until_ms" in fields and fields.get("since_ms", 0) > fields["until_ms"]:
+        raise wrong_field("until", "lies before since, so that nothing is in between")
+    return Wanted(
+        target=None if query.target is UNSET else query.target,
+        reason=None if query.reason is UNSET else query.reason,
+        reach=sender.reach,
+        **fields,
+        **more,
+    )
+
+
+def records_read(call: Call, part: Part) -> int:
+    """The records that were read: for a sender with limits only those that it may know of."""
+    return len(part.found) if call.sender.is_limited else part.records
+
+
+def _windows(numbers: list[int]) -> list[Window]:
+    return [
+        (min(first, OFFSET_MAX), min(end, OFFSET_MAX))
+        for first, end in zip(numbers[::2], numbers[1::2], strict=False)
+    ]
+
+
+log = structlog.get_logger("chronos.http")
+
+MARKER_RANGES = 500
+"""Ranges of offsets in one marker: at most about 20 kB."""
+
+FILTERS = ("target", "reason", "since", "until")
+
+_decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
+
+
+Refused = tuple[Letter, Rejection]
+"""A letter that is not replayed, and why."""
+
+
+class DeadLetters:
+    """The handlers under `/v1/dead-letters`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def _requests(self) -> LetterRequests:
+        return LetterRequests(self._context, self._context.dead_letters)
+
+    @repeatable
+    async def page(self, call: Call) -> Answer:
+        """Dead letters of all partitions, the newest first."""
+        query: DeadLetterQuery = call.query
+        wanted = wanted_of(
+            query, call.sender, id=id_in(query, call.sender), resolved=query.resolved
+        )
+        part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
+        letters = [_info(DeadLetterInfo, found.letter, found.resolution) for found in part.found]
+        after = self._requests.after(call, query, part)
+        return 200, DeadLetterPage(letters=letters, after=after, records=records_read(call, part))
+
+    @repeatable
+    async def get(self, call: Call) -> Answer:
+        """The newest dead letter of a message."""
+        message_id = id_of(call)
+        letter, resolution = await self._requests.newest(
+            call,
+            Wanted(id=message_id, resolved=True, reach=call.sender.reach),
+            kind="no-dead-letter",
+            noun=f"dead letter of {id_text(message_id)}",
+            older="older ones: GET /v1/dead-letters with `id` and `until`",
+        )
+        return 200, _whole(letter, resolution)
+
+    @repeatable
+    async def replay(self, call: Call) -> Answer:
+        """Schedule dead letters again, due at once, and mark them as replayed; not those whose
+        cause is still there."""
+        return await self._resolve(call, "replayed", self._replayed, self._causes)
+
+    @repeatable
+    async def discard(self, call: Call) -> Answer:
+        """Mark dead letters as discarded."""
+        return await self._resolve(call, "discarded", lambda _: ([], []))
+
+    # --- resolve
+
+    async def _resolve(
+        self,
+        call: Call,
+        resolution: str,
+        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[Refused]]],
+        causes_of: Callable[[Sequence[Letter]], Awaitable[list[Refused]]] | None = None,
+    ) -> Answer:
+        """1. read a part, 2. leave out those whose cause is still there, 3. write the replays, 4.
+        write the markers of those that were not refused."""
+        selection = decode_body(_decode_selection, DeadLetterSelection, call.body)
+        _check(selection)
+        context = self._context
+        is_one = selection.id is not UNSET
+        part = await self._requests.part(
+            call,
+            selection,
+            wanted_of(selection, call.sender, id=id_in(selection, call.sender)),
+            newest_first=is_one,
+            limit=1 if is_one else selection.limit,
+            whole=not (is_one or selection.dry_run),
+        )
+        after = None if is_one and part.found else self._requests.after(call, selection, part)
+        letters = [found.letter for found in part.found]
+        refused: list[Refused] = []
+        if causes_of is not None and not selection.anyway:
+            refused = await causes_of(letters)
+        resolved = 0
+        if letters and not selection.dry_run:
+            left_out = {_place(letter) for letter, _ in refused}
+            records, more = await context.in_thread(
+                records_of, [letter for letter in letters if _place(letter) not in left_out]
+            )
+            refused += more
+            if records:
+                size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
+                call.hold.grow(size_bytes)
+                await context.appender.append(records, size_bytes)
+            left = {_place(letter) for letter, _ in refused}
+            markers = _markers(context.dead_letters.topic, part.found, left, resolution)
+            if markers:
+                await context.appender.append(markers, 20_000 * len(markers))
+            resolved = len(part.found) - len(refused)
+            log.info(
+                "dead letters resolved",
+                resolution=resolution,
+                letters=resolved,
+                refused=len(refused),
+            )
+        counts = Counter((found.letter.reason, found.letter.target) for found in part.found)
+        return 200, DeadLetterResult(
+            matched=len(part.found),
+            resolved=resolved,
+            counts=[
+                DeadLetterCount(reason=reason, topic=target, letters=count)
+                for (reason, target), count in counts.most_common()
+            ],
+            refused=_refusals(refused),
+            after=after,
+            records=records_read(call, part),
+        )
+
+    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[Refused]]:
+        """The records that schedule the letters again, and the letters that cannot be, with the
+        reasons."""
+        context = self._context
+        records: list[Outgoing] = []
+        refused = []
+        now_ms, bytes_max = context.now_ms(), context.node.config.topics.message_bytes_max
+        for letter in letters:
+            if letter.record is None:
+                letter = self._read(letter)
+            found = replay(letter, context.rules, context.delay_topic, bytes_max, now_ms)
+            if isinstance(found, Rejection):
+                refused.append((letter, found))
+                continue
+            shard, key, headers = found
+            assert letter.record is not None
+            records.append((context.delay_topic, key, letter.record.value, headers, shard))
+        return records, refused
+
+    async def _causes(self, letters: Sequence[Letter]) -> list[Refused]:
+        """The letters whose cause is still there, as far as that is known, with the reasons."""
+        context = self._context
+        described = await context.targets.look(
+            {letter.target for letter in letters if letter.target}
+        )
+        found = ((letter, _cause(letter, described, context)) for letter in letters)
+        return [(letter, cause) for letter, cause in found if cause is not None]
+
+    def _read(self, letter: Letter) -> Letter:
+        """The same letter as a whole."""
+        whole = self._context.dead_letters.letter(letter.partition, letter.offset)
+        if whole is None:
+            raise LogUnavailable(f"the dead letter of {id_text(letter.id)} was deleted just now")
+        return whole
+
+
+def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection | None:
+    """Why the letter would fail again now; of a letter in a list, its reason and the size of its
+    payload are known."""
+    if letter.target and not context.rules[0].allows(letter.target):
+        return Rejection(
+            Reason.FORBIDDEN_TARGET,
+            f"{letter.target} is not allowed by targets.allow and targets.deny",
+        )
+    record, payload_bytes = letter.record, letter.value_bytes or 0
+    key = None if record is None else control_headers(letter).get(TARGET_KEY)
+
+    def size() -> int:
+        return (
+            payload_bytes
+            if record is None
+            else delivered_bytes(letter.id, key, record.value, own_headers(letter))
+        )
+
+    found = objection(
+        letter.target,
+        described,
+        bytes_about=2**31
+        if record is None
+        else memory_bytes(record.key, record.value, record.headers),
+        has_key=lambda: letter.reason != Reason.NO_KEY.label if record is None else key is not None,
+        size=size,
+        creates=context.creates_targets,
+    )
+    return None if found is None else Rejection(found[0], f"the cause is still there: {found[1]}")
+
+
+def _place(letter: Letter) -> tuple[int, int]:
+    return letter.partition, letter.offset
+
+
+def _markers(
+    topic: str, part: Sequence[Found], left: set[tuple[int, int]], resolution: str
+) -> list[Outgoing]:
+    """The markers for the letters of a part, without those in `left`; letters that follow each
+    other are one range."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    in_order = sorted(part, key=lambda found: (found.letter.partition, found.letter.offset))
+    for (partition, _, is_left), run in groupby(in_order, key=_run_without(left)):
+        if not is_left:
+            offsets = [found.letter.offset for found in run]
+            ranges.setdefault(partition, []).append((offsets[0], offsets[-1]))
+    markers: list[Outgoing] = []
+    for partition, of_partition in ranges.items():
+        rest = iter(of_partition)
+        while some := list(islice(rest, MARKER_RANGES)):
+            markers.append((topic, None, None, marker_headers(resolution, some), partition))
+    return markers
+
+
+def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int, bool]]:
+    def key(found: Found) -> tuple[int, int, bool]:
+        return (
+            found.letter.partition,
+            found.run,
+            (found.letter.partition, found.letter.offset) in left,
+        )
+
+    return key
+
+
+def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
+    found: dict[str, DeadLetterRefusal] = {}
+    for letter, rejection in refused:
+        reason = rejection.reason.label
+        if reason in found:
+            found[reason].letters += 1
+        else:
+            found[reason] = DeadLetterRefusal(
+                reason=reason, letters=1, id=id_text(letter.id), detail=rejection.detail
+            )
+    return list(found.values())
+
+
+# --- requests
+
+
+def _check(selection: DeadLetterSelection) -> None:
+    """ProblemError with status 422 unless exactly one way of selection is used."""
+    filters = [name for name in FILTERS if getattr(selection, name) is not UNSET]
+    given = [name for name in ("id", "all") if getattr(selection, name) is not UNSET]
+    if selection.all is False:
+        raise wrong_field("all", "only true is valid")
+    if len(given) + bool(filters) != 1:
+        detail = "give `id`, or `all`, or at least one of `target`, `reason`, `since` and `until`"
+        raise invalid(detail, [Fault(field=(given or filters or ["id"])[0], detail=detail)])
+
+
+# --- answers
+
+
+def _info(kind: type[Any], letter: Letter, resolution: str | None, **more: Any) -> Any:
+    return kind(
+        id=id_text(letter.id),
+        reason=letter.reason,
+        detail=letter.detail,
+        topic=letter.target,
+        dead_at=format_time(letter.timestamp_ms),
+        due_at=None if letter.due_ms is None else format_time(letter.due_ms),
+        attempt=letter.attempt,
+        source=letter.source,
+        partition=letter.partition,
+        offset=letter.offset,
+        value_bytes=letter.value_bytes,
+        occurrence=letter.occurrence,
+        replayed=UNSET if letter.replayed is None else letter.replayed,
+        resolution=UNSET if resolution is None else resolution,
+        **more,
+    )
+
+
+def _whole(letter: Letter, resolution: str | None) -> Any:
+    assert letter.record is not None
+    key, key_base64 = text_or_base64(control_headers(letter).get(TARGET_KEY))
+    value, value_base64 = text_or_base64(letter.record.value)
+    own = own_headers(letter)
+    target = Destination(
+        topic=letter.target,
+        key=UNSET if key is None else key,
+        key_base64=key_base64,
+        headers=headers_out(own) if own else UNSET,
+    )
+    return _info(
+        DeadLetter, letter, resolution, target=target, value_base64=value_base64,
+        value=UNSET if value_base64 is not UNSET else value,
+    )  # fmt: skip
+
+
+class RejectedRecords:
+    """The handlers under `/v1/rejected`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def _requests(self) -> LetterRequests:
+        return LetterRequests(self._context, self._context.rejected)
+
+    @repeatable
+    async def page(self, call: Call) -> Answer:
+        """Rejected records of all partitions, the newest first."""
+        query: RejectedQuery = call.query
+        message_id = id_in(query, call.sender)
+        wanted = wanted_of(
+            query,
+            call.sender,
+            id=message_id,
+            origin=self._origin(message_id),
+            source=_given(query.source),
+        )
+        part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
+        found = [_rejected_info(RejectedInfo, each.letter) for each in part.found]
+        after = self._requests.after(call, query, part)
+        return 200, RejectedPage(rejected=found, after=after, records=records_read(call, part))
+
+    @repeatable
+    async def get(self, call: Call) -> Answer:
+        """The newest rejected record of an id."""
+        message_id = id_of(call)
+        letter, _ = await self._requests.newest(
+            call,
+            Wanted(id=message_id, origin=self._origin(message_id), reach=call.sender.reach),
+            kind="no-rejection",
+            noun=f"rejected record of {id_text(message_id)}",
+            older="older ones: GET /v1/rejected with `id` and `until`",
+        )
+        assert letter.record is not None
+        value, value_base64 = text_or_base64(letter.record.value)
+        return 200, _rejected_info(
+            RejectedRecord,
+            letter,
+            headers=headers_out(producer_headers(letter)),
+            value_base64=value_base64,
+            value=UNSET if value_base64 is not UNSET else value,
+        )
+
+    @repeatable
+    async def counts(self, call: Call) -> Answer:
+        """The number of rejected records by reason, target and source, in one part."""
+        query: RejectedCountQuery = call.query
+        wanted = wanted_of(query, call.sender, source=_given(query.source))
+        part = await self._requests.part(call, query, wanted, newest_first=False, limit=query.limit)
+        letters = [found.letter for found in part.found]
+        counts = Counter((one.reason, one.target, one.source.rpartition("/")[0]) for one in letters)
+        after = self._requests.after(call, query, part)
+        return 200, RejectedCounts(
+            counts=[
+                RejectedCount(reason=reason, topic=target, source=source, records=count)
+                for (reason, target, source), count in counts.most_common()
+            ],
+            after=after,
+            records=records_read(call, part),
+        )
+
+    def _origin(self, message_id: bytes | None) -> str | None:
+        context = self._context
+        return (
+            None
+            if message_id is None
+            else source_of(message_id, len(context.shards), context.delay_topic)
+        )
+
+
+def _given(source: str | UnsetType) -> str | None:
+    return None if source is UNSET else source
+
+
+def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:
+    return kind(
+        id=id_text(letter.id),
+        reason=letter.reason,
+        detail=letter.detail,
+        topic=letter.target,
+        rejected_at=format_time(letter.timestamp_ms),
+        source=letter.source,
+        partition=letter.partition,
+        offset=letter.offset,
+        value_bytes=letter.value_bytes,
+        **more,
+    )

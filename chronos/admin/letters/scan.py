@@ -1,0 +1,588 @@
+"""Reads the dead-letter or the rejected topic in bounded parts, knows which dead letters are
+resolved, and keeps an index of the newest rejected records by id.
+
+A dead letter is resolved if a marker behind it in its partition names it, so the markers up to the
+end of a partition are read before any of its letters is shown. Of them only ranges of offsets are
+kept, so every record is read for its markers once, by each node.
+
+It is read from the end of the rejected topic when it is asked, and holds nothing that the topic
+does not: so any node has the same, also after a restart. What it no longer holds, a scan of the
+topic finds."""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.keys import partition_of
+from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets
+from chronos.core.message import Record
+from chronos.core.query import is_like
+from chronos.core.reach import Reach
+from chronos.core.size import memory_bytes
+from chronos.errors import BatchUnreadable, LogMismatch, LogUnavailable
+from chronos.ports import Log, Reader, TopicInfo
+
+PART_S = 2.0
+"""How long one part may take; at least one block of records is read."""
+
+BLOCK_RECORDS = 20_000
+"""Offsets that are read for their markers at once: every reading backwards makes a consumer fetch
+anew."""
+
+CHUNK_RECORDS_MIN = 100
+CHUNK_RECORDS_MAX = 10_000
+"""Records that are read for their letters at once, of one partition: its share of the letters that
+are asked for, and twice as many after a chunk without any."""
+
+READ_BYTES = 2_000_000
+"""Bytes of one read of one partition; at least one record."""
+
+SILENCE_S = 10.0
+"""How long a read waits for the log."""
+
+FAR_BEHIND = 100_000
+"""Records behind which a node does not read the markers one after another, but from the end
+again."""
+
+Window = tuple[int, int]
+"""Offsets of a partition that are still to be read: the first, and the one after the last."""
+
+
+Read = Callable[[int, Record, bool], Letter | Marker | None]
+"""What a record of the topic is: given its partition, the record, and whether the letter has the
+record itself."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which dead letters, or which rejected records."""
+
+    id: bytes | None = None
+    origin: str | None = None
+    """With `id`: or without an id, and from this position."""
+    source: str | None = None
+    """Where their records come from: topic/partition/offset, or topic/partition."""
+    target: str | None = None
+    """Name of the target topic, or a pattern."""
+    reason: str | None = None
+    since_ms: int = 0
+    """Written at or after this time (epoch ms)."""
+    until_ms: int | None = None
+    """Written before this time (epoch ms)."""
+    resolved: bool = False
+    """Also those that were replayed or discarded."""
+    reach: Reach
+    """They are the sender's own."""
+
+    def matches(self, letter: Letter) -> bool:
+        """Return whether the letter is one of them, whether resolved or not."""
+        return (
+            (self.id is None or self._names(letter))
+            and (self.source is None or f"{letter.source}/".startswith(f"{self.source}/"))
+            and (self.target is None or is_like(letter.target, self.target))
+            and (self.reason is None or letter.reason == self.reason)
+            and is_own(letter, self.reach)
+            and self.since_ms <= letter.timestamp_ms
+            and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
+        )
+
+    def _names(self, letter: Letter) -> bool:
+        return letter.id == self.id or (
+            not letter.id and self.origin is not None and letter.source == self.origin
+        )
+
+
+def is_own(letter: Letter, reach: Reach) -> bool:
+    """Return whether a letter is within the reach: its target is, and its id.
+
+    One without a target belongs to no limited sender: its record names none, or several. One
+    without an id, but with a target, is a rejected record without a key: had it been accepted,
+    Chronos would have made its id."""
+    if not reach.is_limited:
+        return True
+    return (
+        bool(letter.target)
+        and reach.admits_target(letter.target)
+        and (not letter.id or reach.admits_id(letter.id))
+    )
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """A letter of a part."""
+
+    letter: Letter
+    resolution: str | None
+    """`replayed` or `discarded`; None if it is not resolved."""
+    run: int
+    """Letters of one partition in the same run follow each other with no other letter between
+    them."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """The answer of one scan."""
+
+    found: list[Found]
+    windows: list[Window] | None
+    """The offsets of each partition that are still to be read; None: everything was read."""
+    records: int
+    """Records read."""
+
+
+class _Folded:
+    """The markers of one partition, in the offsets read so far."""
+
+    def __init__(self, end: int) -> None:
+        self.low = self.high = end
+        self.resolved = {resolution: Offsets() for resolution in RESOLUTIONS}
+
+    def resolution(self, offset: int) -> str | None:
+        return next((name for name, offsets in self.resolved.items() if offset in offsets), None)
+
+    def unresolved(self, window: Window) -> Window:
+        """Return the window without the resolved letters at its two ends."""
+        first, end = window
+        sets = tuple(self.resolved.values())
+        while first < end and (
+            found := next(filter(None, (each.range_of(first) for each in sets)), None)
+        ):
+            first = found[1] + 1
+        while first < end and (
+            found := next(filter(None, (each.range_of(end - 1) for each in sets)), None)
+        ):
+            end = found[0]
+        return first, max(first, end)
+
+
+_NO_MARKERS = _Folded(0)
+
+
+class _Budget:
+    """The bound of one part."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_s = time.monotonic() + seconds
+        self.records = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.records > 0 and time.monotonic() >= self._ends_s
+
+
+class LetterTopic:
+    """The dead-letter or the rejected topic of a log. Any thread may call; one scan at a time."""
+
+    def __init__(self, log: Log, topic: str, read: Read, *, has_markers: bool) -> None:
+        """`has_markers`: its letters may be resolved."""
+        self.topic = topic
+        self.read = read
+        self._has_markers = has_markers
+        self._log = log
+        self._lock = threading.Lock()
+        self._topic_id = ""
+        self._folded: dict[int, _Folded] = {}
+
+    def windows(self, since_ms: int = 0, until_ms: int | None = None) -> list[Window]:
+        """Return the offsets that were written in a period, by partition. Raises LogUnavailable."""
+        found = []
+        for partition in range(self._described().partitions):
+            watermarks = self._log.watermarks(self.topic, partition)
+            first, end = watermarks.start, watermarks.stable
+            if since_ms > 0:
+                first = max(first, self._log.offset_at(self.topic, partition, since_ms))
+            if until_ms is not None:
+                end = min(end, self._log.offset_at(self.topic, partition, until_ms))
+            found.append((min(first, end), end))
+        return found
+
+    def scan(
+        self,
+        windows: Sequence[Window],
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        limit: int,
+        bytes_max: int | None = None,
+        seconds: float = PART_S,
+    ) -> Part:
+        """Return at most `limit` letters in the order of their times, and the windows that are
+        still to be read.
+
+        With `bytes_max` the letters are whole and have at most so many bytes of payload together,
+        at least one letter. Raises LogUnavailable."""
+        with self._lock, ExitStack() as readers:
+            info = self._described()
+            windows = [
+                self._kept(partition, window)
+                for partition, window in enumerate(windows[: info.partitions])
+            ]
+            budget = _Budget(seconds)
+            scans = [
+                _Scan(
+                    self,
+                    readers,
+                    partition,
+                    window,
+                    wanted,
+                    newest_first=newest_first,
+                    whole=bytes_max is not None,
+                    budget=budget,
+                    chunk_records=min(
+                        max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX
+                    ),
+                )
+                for partition, window in enumerate(windows)
+            ]
+            try:
+                found = _merged(
+                    scans,
+                    newest_first=newest_first,
+                    limit=limit,
+                    bytes_max=bytes_max,
+                    budget=budget,
+                )
+            except LogMismatch as error:
+                raise LogUnavailable(
+                    f"{error}; records of {self.topic} were deleted just now: ask again"
+                ) from None
+            rest = [scan.window for scan in scans]
+            is_all = all(first >= end for first, end in rest)
+            return Part(found=found, windows=None if is_all else rest, records=budget.records)
+
+    def letter(self, partition: int, offset: int) -> Letter | None:
+        """Return the whole letter at a position; None if there is none. Raises LogUnavailable."""
+        with ExitStack() as readers:
+            for record in self.records(
+                self.reader(readers, partition, offset), partition, (offset, offset + 1)
+            ):
+                found = self.read(partition, record, True)
+                return found if isinstance(found, Letter) else None
+        return None
+
+    def reader(self, readers: ExitStack, partition: int, offset: int) -> Reader:
+        """Return a reader of a partition, which `readers` closes."""
+        reader = self._log.reader(self.topic, partition, offset)
+        readers.callback(reader.close)
+        return reader
+
+    def records(
+        self, reader: Reader, partition: int, window: Window, most: int = BLOCK_RECORDS
+    ) -> Iterator[Record]:
+        """Return at most `most` records of a window of offsets; steps over what cannot be read.
+        Raises LogUnavailable."""
+        first, end = window
+        if reader.position != first:
+            reader.seek(first)
+        silent_s = time.monotonic() + SILENCE_S
+        while reader.position < end and most > 0:
+            try:
+                records = reader.read(min(most, end - reader.position), READ_BYTES)
+            except BatchUnreadable as error:
+                _, last = self._log.batch_bounds(self.topic, partition, error.offset)
+                reader.seek(last + 1)
+                continue
+            for record in records:
+                if record.offset >= end:
+                    return
+                yield record
+            most -= len(records)
+            if records:
+                silent_s = time.monotonic() + SILENCE_S
+            elif reader.position < end and not reader.wait(0.1) and time.monotonic() >= silent_s:
+                raise LogUnavailable(
+                    f"no record of {self.topic}/{partition} came within {SILENCE_S:g} s"
+                )
+
+    # --- markers
+
+    def unresolved(self, partition: int, window: Window) -> Window:
+        """Return the window without the letters at its two ends that are known to be resolved."""
+        folded = self._folded.get(partition)
+        return window if folded is None else folded.unresolved(window)
+
+    def fold(
+        self, reader: Reader, partition: int, window: Window, budget: _Budget, *, skips: bool
+    ) -> _Folded | None:
+        """Read the markers for the letters in a window, as far as they were not read; None if the
+        time was over.
+
+        `skips`: those before the first letter that is not resolved are not needed.
+        """
+        if not self._has_markers:
+            return _NO_MARKERS
+        first = window[0]
+        end = self._log.watermarks(self.topic, partition).stable
+        folded = self._folded.get(partition)
+        if folded is None or not end - FAR_BEHIND <= folded.high <= end:
+            folded = self._folded[partition] = _Folded(end)
+        while folded.high < end or folded.low > first:
+            if budget.is_spent:
+                return None
+            if folded.high < end:
+                block = (folded.high, min(end, folded.high + BLOCK_RECORDS))
+            else:
+                block = (max(first, folded.low - BLOCK_RECORDS), folded.low)
+            for record in self.records(reader, partition, block):
+                budget.records += 1
+                marker = self.read(partition, record, False)
+                if isinstance(marker, Marker):
+                    for resolved in marker.ranges:
+                        folded.resolved[marker.resolution].add(*resolved)
+            folded.low, folded.high = min(folded.low, block[0]), max(folded.high, block[1])
+            if skips:
+                first = folded.unresolved(window)[0]
+        return folded
+
+    def _described(self) -> TopicInfo:
+        """Return the topic's description; forget the markers if it was deleted and created again.
+        Raises LogUnavailable."""
+        info = self._log.describe([self.topic])[self.topic]
+        if info is None:
+            raise LogUnavailable(f"the topic {self.topic} does not exist")
+        if info.id != self._topic_id:
+            self._topic_id = info.id
+            self._folded.clear()
+        return info
+
+    def _kept(self, partition: int, window: Window) -> Window:
+        """Return what the partition still holds of a window."""
+        if window[0] >= window[1]:
+            return window
+        watermarks = self._log.watermarks(self.topic, partition)
+        return max(window[0], watermarks.start), min(window[1], watermarks.stable)
+
+
+class _Scan:
+    """One partition in one part."""
+
+    def __init__(
+        self,
+        topic: LetterTopic,
+        readers: ExitStack,
+        partition: int,
+        window: Window,
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        whole: bool,
+        budget: _Budget,
+        chunk_records: int,
+    ) -> None:
+        self._topic = topic
+        self._readers = readers
+        self._partition = partition
+        self._first, self._end = window
+        self._wanted = wanted
+        self._newest_first = newest_first
+        self._whole = whole
+        self._budget = budget
+        self._chunk_records = chunk_records
+        self._opened: Reader | None = None
+        self._run = 0
+        self.queue: deque[Found] = deque()
+
+    @property
+    def window(self) -> Window:
+        """The offsets that are still to be read, those of the queue included."""
+        if not self.queue:
+            return self._first, max(self._first, self._end)
+        offset = self.queue[0].letter.offset
+        return (self._first, offset + 1) if self._newest_first else (offset, self._end)
+
+    def fill(self) -> None:
+        """Read until a letter is in the queue, everything was read, or the time is over."""
+        while not self.queue and self._first < self._end and not self._budget.is_spent:
+            if self._skip():
+                continue
+            first = (
+                max(self._first, self._end - self._chunk_records)
+                if self._newest_first
+                else self._first
+            )
+            if self._opened is None:
+                self._opened = self._topic.reader(self._readers, self._partition, first)
+            # Oldest first, the markers are read down to the first letter at once; newest first,
+            # only as far as is shown.
+            skips = not self._wanted.resolved
+            folded = self._topic.fold(
+                self._opened, self._partition, (first, self._end), self._budget, skips=skips
+            )
+            if folded is None:
+                return
+            if self._skip():
+                continue
+            self._read(self._opened, first, folded)
+            if not self.queue:
+                self._chunk_records = min(2 * self._chunk_records, CHUNK_RECORDS_MAX)
+
+    def _skip(self) -> bool:
+        """Leave out the letters at both ends that are known to be resolved; return whether there
+        were any."""
+        before = (self._first, self._end)
+        if not self._wanted.resolved:
+            self._first, self._end = self._topic.unresolved(self._partition, before)
+        is_moved = (self._first, self._end) != before
+        self._run += is_moved
+        return is_moved
+
+    def _read(self, reader: Reader, first: int, folded: _Folded) -> None:
+        """Read the records from `first` on: newest first, up to the end of the window; oldest
+        first, a number of them."""
+        size = count = 0
+        last = first
+        window = (first, self._end)
+        for record in self._topic.records(reader, self._partition, window, self._chunk_records):
+            self._budget.records += 1
+            count += 1
+            last = record.offset
+            letter = self._topic.read(self._partition, record, self._whole)
+            if not isinstance(letter, Letter):
+                continue
+            resolution = folded.resolution(letter.offset)
+            if (resolution is not None and not self._wanted.resolved) or not self._wanted.matches(
+                letter
+            ):
+                self._run += 1
+                continue
+            found = Found(letter=letter, resolution=resolution, run=self._run)
+            if self._newest_first:
+                self.queue.appendleft(found)
+                continue
+            self.queue.append(found)
+            if not self._whole:
+                continue
+            size += memory_bytes(record.key, record.value, record.headers)
+            if size >= READ_BYTES:
+                break
+        if self._newest_first:
+            self._end = first
+        elif size >= READ_BYTES or count >= self._chunk_records:
+            self._first = last + 1
+        else:
+            self._first = self._end
+
+
+def _merged(
+    scans: Sequence[_Scan],
+    *,
+    newest_first: bool,
+    limit: int,
+    bytes_max: int | None,
+    budget: _Budget,
+) -> list[Found]:
+    """Return the letters of all partitions in the order of their times, as far as every partition
+    was read."""
+    found: list[Found] = []
+    size = 0
+    while len(found) < limit:
+        for scan in scans:
+            scan.fill()
+        ready = [scan for scan in scans if scan.queue]
+        # A partition whose next letter is not known yet may hold the next one of all.
+        if not ready or any(scan.window[0] < scan.window[1] and not scan.queue for scan in scans):
+            break
+        chosen = (max if newest_first else min)(
+            ready, key=lambda scan: _order(scan.queue[0].letter)
+        )
+        size += chosen.queue[0].letter.value_bytes or 0
+        if bytes_max is not None and found and size > bytes_max:
+            break
+        found.append(chosen.queue.popleft())
+    return found
+
+
+def _order(letter: Letter) -> tuple[int, int, int, int]:
+    """The order in which messages failed; those of one step by their due times."""
+    return letter.timestamp_ms, letter.due_ms or 0, letter.partition, letter.offset
+
+
+log = structlog.get_logger("chronos.http")
+
+IDS_MAX = 10_000
+"""Ids in the index, at about 700 bytes each; so many records, shared by the partitions, are read
+when it begins."""
+
+PARTITION_RECORDS_MIN = 100
+"""Records of one partition that are read when it begins, however many partitions there are."""
+
+READ_S = 1.0
+"""How long one look-up may read; the next one goes on from there."""
+
+
+class RecentRejections:
+    """The index of one node. Any thread may call."""
+
+    def __init__(self, log: Log, topic: LetterTopic) -> None:
+        self._log = log
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._topic_id = ""
+        self._next: dict[int, int] = {}
+        """Partition -> offset of the next record to read."""
+        self._letters: OrderedDict[bytes | str, Letter] = OrderedDict()
+        """By id, or by source for a record without a key; the newest last."""
+
+    def find(self, message_id: bytes, origin: str | None, *, reach: Reach) -> Letter | None:
+        """Return the newest rejected record of an id, or without a key from the position `origin`;
+        None if none is known.
+
+        One that is out of reach is not known. While the topic cannot be read, only what was read
+        before is known."""
+        with self._lock:
+            try:
+                self._read_on(message_id, origin)
+            except (LogUnavailable, LogMismatch) as error:
+                log.info("rejected topic not read", topic=self._topic.topic, why=str(error))
+            found = self._letters.get(message_id)
+            if found is None and origin is not None:
+                found = self._letters.get(origin)
+        return found if found is not None and is_own(found, reach) else None
+
+    def _read_on(self, message_id: bytes, origin: str | None) -> None:
+        """Read what is new in the partition of the id; in all of them for a record without a
+        key."""
+        info = self._log.describe([self._topic.topic])[self._topic.topic]
+        if info is None:
+            return
+        if info.id != self._topic_id:
+            self._topic_id = info.id
+            self._next.clear()
+            self._letters.clear()
+        ends_s = time.monotonic() + READ_S
+        records_max = max(PARTITION_RECORDS_MIN, IDS_MAX // info.partitions)
+        partitions = (
+            [partition_of(message_id, info.partitions)]
+            if origin is None
+            else range(info.partitions)
+        )
+        for partition in partitions:
+            if time.monotonic() >= ends_s:
+                return
+            self._read_partition(partition, records_max, ends_s)
+
+    def _read_partition(self, partition: int, records_max: int, ends_s: float) -> None:
+        watermarks = self._log.watermarks(self._topic.topic, partition)
+        end = watermarks.stable
+        first = max(self._next.get(partition, 0), watermarks.start, end - records_max)
+        if first >= end:
+            return
+        with ExitStack() as readers:
+            reader = self._topic.reader(readers, partition, first)
+            for record in self._topic.records(reader, partition, (first, end)):
+                self._next[partition] = record.offset + 1
+                found = self._topic.read(partition, record, False)
+                if isinstance(found, Letter):
+                    self._add(found)
+                if time.monotonic() >= ends_s:
+                    return
+        self._next[partition] = end
+
+    def _add(self, letter: Letter) -> None:
+        name = letter.id or letter.source
+        self._letters[name] = letter
+        self._letters.move_to_end(name)
+        if len(self._letters) > IDS_MAX:
+            self._letters.popitem(last=False)

@@ -1,0 +1,764 @@
+"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from chronos.admin.http.access import check_id, forbidden
+from chronos.admin.http.context import Call, Context
+from chronos.admin.http.encoding import (
+    BASE64_ID,
+    headers_out,
+    id_path,
+    id_text,
+    text_or_base64,
+    whole_id_bytes,
+)
+from chronos.admin.http.problems import (
+    PROBLEM_JSON,
+    ProblemError,
+    converted,
+    decode_body,
+    from_error,
+    wrong_field,
+)
+from chronos.admin.http.schemas import (
+    Accepted,
+    ActionResult,
+    Destination,
+    Fault,
+    MessageInfo,
+    MessageQuery,
+    Outcome,
+    OutcomeQuery,
+    Repeats,
+    Reschedule,
+    ScheduleQuery,
+    ShardsQuery,
+)
+from chronos.admin.messages.lateness import tell_lateness
+from chronos.admin.messages.scheduling import (
+    ManyExpressions,
+    Planned,
+    duration_ms,
+    new_time,
+    past_warnings,
+    plan_action,
+)
+from chronos.admin.messages.targets import TopicInfos, objection, planned_bytes
+from chronos.core.cron import next_cron
+from chronos.core.keys import generated_id, parse_generated_id, partition_of
+from chronos.core.letters import Letter, source_of
+from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
+from chronos.core.query import Found, find, holds_for
+from chronos.core.reach import EVERYTHING, Reach
+from chronos.core.series import format_repetition
+from chronos.core.timefmt import format_duration, format_time
+from chronos.core.values import label_of
+from chronos.errors import ChronosError, LogUnavailable
+from chronos.node.shards import ShardDriver
+from chronos.ports import Appended
+
+FIND_S = 1.0
+"""How long a look-up waits until the shard has applied the records that were in the log when the
+request came."""
+
+ACT_S = 5.0
+"""How long an action waits to be applied."""
+
+SCHEDULE_AGAIN = (
+    "try again with the same id: the message is scheduled once; without an id it may be scheduled "
+    "twice"
+)
+ACT_AGAIN = "the action may be in the log all the same: look the message up before you repeat it"
+
+LOOKS_AT_ONCE = 50
+"""Messages of a batch that are looked up at a time, to replace them."""
+
+ACTION_BYTES = 1_024
+"""Estimate of the memory for the record of an action."""
+
+IN_LOOP_BYTES = 32_768
+"""A body up to this size is checked in the event loop; a larger one in a thread, so that it delays
+no other request."""
+
+IN_LOOP_EXPRESSIONS = 8
+"""Different cron expressions that are checked in the event loop; each takes up to 0.3 ms."""
+
+WORK_S, PAUSE_S = 0.001, 0.0005
+"""A thread that checks a body pauses for PAUSE_S after WORK_S, so that no other thread waits longer
+for the interpreter's lock."""
+
+EXPRESSIONS_MAX = 500
+"""Different cron expressions in one request."""
+
+Answer = tuple[int, object] | web.Response
+
+_decode_message_info = msgspec.json.Decoder(MessageInfo).decode
+_decode_action_result = msgspec.json.Decoder(ActionResult).decode
+_decode_outcome = msgspec.json.Decoder(Outcome).decode
+_decode_reschedule = msgspec.json.Decoder(Reschedule).decode
+
+
+class Messages:
+    """The handlers under `/v1/messages`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    # --- schedule
+
+    async def schedule(self, call: Call) -> tuple[int, object]:
+        """Schedule a message, or up to 10,000 at once."""
+        context = self._context
+        query: ScheduleQuery = call.query
+        wait_s = None if query.wait is UNSET else _wait_s(query.wait)
+        planned, is_batch = await self._plan(call)
+        if call.sender.is_limited:
+            await self._check_replaced(call, [one for one in planned if one.replaces])
+        self._check_followers(planned)
+        topics = {one.target for one in planned}
+        context.targets.request(topics)
+        records = [one.record for one in planned]
+        size_bytes = sum(one.bytes for one in planned)
+        call.hold.grow(size_bytes)
+        try:
+            appended = await context.appender.append(records, size_bytes)
+        except LogUnavailable as error:
+            raise from_error(error, hint=SCHEDULE_AGAIN) from None
+        described = await context.targets.known(topics)
+
+        def answers() -> list[Accepted]:
+            creates = context.creates_targets
+            return [
+                _accepted(one, where, described, creates)
+                for one, where in zip(planned, appended, strict=True)
+            ]
+
+        in_loop = sum(one.first is not None for one in planned) <= IN_LOOP_EXPRESSIONS
+        accepted = answers() if in_loop else await context.in_plan_thread(answers)
+        if wait_s is not None:
+            await self._add_outcomes(accepted, wait_s, call.sender.reach)
+        is_known = all(answer.result != "accepted" for answer in accepted)
+        return 200 if is_known else 202, accepted if is_batch else accepted[0]
+
+    async def _add_outcomes(self, accepted: list[Accepted], wait_s: float, reach: Reach) -> None:
+        """Complete the answers with what became of the messages, for all shards at once; those
+        whose shard cannot be asked stay as they are, because they are in the log."""
+
+        async def add_one(answer: Accepted, ends_s: float) -> None:
+            left_s = max(0.0, ends_s - loop.time())
+            with suppress(ProblemError, ChronosError):
+                message_id = whole_id_bytes(answer.id)
+                found = await self._outcome(
+                    answer.shard, message_id, answer.offset, left_s, reach=reach, is_own=True
+                )
+                answer.result, answer.detail = found.result, found.detail
+
+        async def add_all(answers: list[Accepted]) -> None:
+            # The first look waits for the last record of the shard: the shard has applied all of
+            # them then.
+            ends_s = loop.time() + wait_s
+            for start in range(0, len(answers), LOOKS_AT_ONCE):
+                await asyncio.gather(
+                    *(add_one(answer, ends_s) for answer in answers[start : start + LOOKS_AT_ONCE])
+                )
+
+        loop = asyncio.get_running_loop()
+        by_shard: dict[int, list[Accepted]] = {}
+        for answer in reversed(accepted):
+            by_shard.setdefault(answer.shard, []).append(answer)
+        await asyncio.gather(*map(add_all, by_shard.values()))
+
+    async def outcome(self, call: Call) -> tuple[int, object]:
+        """Return what became of a record that schedules a message, once its shard has applied
+        it."""
+        query: OutcomeQuery = call.query
+        message_id = id_of(call)
+        shard, _ = self._shards_of(message_id)
+        context_shards = self._context.peers.requested(query.shards)
+        if query.shards is not UNSET:
+            (shard, *_) = context_shards
+        generated = parse_generated_id(message_id, len(self._context.shards))
+        is_own = generated is not None and generated[2] == query.offset
+        wait_s, reach = _wait_s(query.wait), call.sender.reach
+        found = await self._outcome(
+            shard, message_id, query.offset, wait_s, reach=reach, is_own=is_own
+        )
+        return 202 if found.result == "accepted" else 200, found
+
+    async def _outcome(
+        self,
+        shard: int,
+        message_id: bytes,
+        offset: int,
+        wait_s: float,
+        *,
+        reach: Reach,
+        is_own: bool,
+    ) -> Outcome:
+        """1. Wait until the shard has applied the record, 2. look for its refusal, 3. look for the
+        message that has the id.
+
+        A replica knows the last refusals since its process began; for an earlier one the message
+        that has the id decides. Runs on a node that holds the shard. `is_own`: the record is known
+        to be the one of the id. ProblemError with status 404 if nothing is known of the id."""
+        context = self._context
+        if not context.peers.holds(shard):
+            asked = {"offset": offset, "wait": int(wait_s * 1_000)}
+            status, body = await context.peers.ask(
+                [shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach
+            )
+            if status >= 300:
+                raise ProblemError(
+                    503, "no-holder", f"another node answered {status} for shard {shard}"
+                )
+            return _decode_outcome(body)
+        answer = Outcome(result="accepted", id=id_text(message_id), shard=shard, offset=offset)
+        # 1.
+        if not await context.pull_waiters[shard].wait(offset + 1, wait_s):
+            return answer
+        # 2.
+        driver = context.shards[shard]
+        reason = driver.refusal(offset)
+        # 3.
+        found = await context.in_thread(self._find, driver, message_id, reach)
+        if found is None and (reach.is_limited and not is_own):
+            # The record at the offset may be that of another sender.
+            raise _not_found(message_id, [])
+        if reason in (Reason.FORWARDED, Reason.HELD):
+            answer.detail = "it is written on to the partition of its id"
+        elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
+            answer.result, answer.detail = "rejected", Reason(reason).label
+        elif reason is None and found is None and not (is_own and driver.remembers(offset)):
+            raise _not_found(message_id, [])
+        elif reason is None and (found is None or found.offset >= offset):
+            answer.result = "scheduled"
+        else:
+            answer.result = "ignored" if reason == Reason.IGNORED else "conflict"
+            answer.detail = "another message has this id" + (
+                "" if found is None else f" and is {found.state}"
+            )
+        return answer
+
+    async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
+        """ProblemError with status 403 if a message that would be replaced is for a target that is
+        not the sender's own.
+
+        Its id is: so nothing is told that the sender would not learn from the message that is
+        refused as taken."""
+        for start in range(0, len(planned), LOOKS_AT_ONCE):
+            deadline_s = asyncio.get_running_loop().time() + FIND_S
+            await asyncio.gather(
+                *(
+                    self._check_replaced_one(call, one, deadline_s)
+                    for one in planned[start : start + LOOKS_AT_ONCE]
+                )
+            )
+
+    async def _check_replaced_one(self, call: Call, planned: Planned, deadline_s: float) -> None:
+        message_id = planned.record[1]
+        assert message_id is not None
+        home, _ = self._shards_of(message_id)
+        found, behind = await self._look_in(
+            [home], message_id, deadline_s, payload=False, reach=EVERYTHING
+        )
+        if (
+            found is not None
+            and found.target is not None
+            and not call.sender.reach.admits_target(found.target.topic)
+        ):
+            raise forbidden(
+                call.sender, f"is not for the message that has the id {id_text(message_id)[:200]}"
+            )
+        if found is None and behind:
+            raise _not_found(message_id, behind)
+
+    def _check_followers(self, planned: list[Planned]) -> None:
+        """ProblemError with status 503 if a shard has too few followers in sync, and `replication`
+        refuses messages for it."""
+        watch = self._context.node.in_sync
+        if watch is None or not watch.rules.refuses:
+            return
+        for shard in sorted({one.record[4] for one in planned}):
+            if (why := watch.shortage(shard)) is not None:
+                raise ProblemError(
+                    503,
+                    "too-few-in-sync",
+                    f"shard {shard} has {why}; none of the messages was written",
+                    hint="try again; `chronos status` shows the followers of each shard",
+                )
+
+    async def _plan(self, call: Call) -> tuple[list[Planned], bool]:
+        """The messages of the body as records. What takes long is done in a thread, and ends when
+        its client leaves or the node stops."""
+        context, body, request = self._context, call.body, call.request
+        pauses_s = 0.0
+
+        def go_on() -> None:
+            nonlocal pauses_s
+            if context.stopping.is_set():
+                raise ProblemError(503, "stopping", "nothing of this request was written")
+            if request.transport is None:
+                raise ConnectionAbortedError("the client has left")
+            if time.perf_counter() >= pauses_s:
+                time.sleep(PAUSE_S)
+                pauses_s = time.perf_counter() + WORK_S
+
+        if len(body) <= IN_LOOP_BYTES:
+            with suppress(ManyExpressions):
+                return context.planner.plan_body(
+                    body,
+                    context.now_ms(),
+                    sender=call.sender,
+                    expressions_max=IN_LOOP_EXPRESSIONS,
+                    go_on=lambda: None,
+                )
+        plan = partial(
+            context.planner.plan_body,
+            sender=call.sender,
+            expressions_max=EXPRESSIONS_MAX,
+            go_on=go_on,
+        )
+        try:
+            return await context.in_plan_thread(plan, body, context.now_ms())
+        except ManyExpressions:
+            raise wrong_field(
+                "repeat",
+                (
+                    f"more than {EXPRESSIONS_MAX} different cron expressions in one request; send "
+                    "several requests"
+                ),
+            ) from None
+
+    # --- find
+
+    async def get(self, call: Call) -> tuple[int, object]:
+        """Return state, times and target of a message, and why it was not delivered."""
+        query: MessageQuery = call.query
+        message_id = id_of(call)
+        deadline_s = asyncio.get_running_loop().time() + FIND_S
+        _, found, behind = await self._look(
+            call, message_id, deadline_s, pending_first=False, payload=query.payload
+        )
+        if found is None and not behind and query.shards is UNSET:
+            origin = source_of(message_id, len(self._context.shards), self._context.delay_topic)
+            index = self._context.recent_rejections
+            rejected = await self._context.in_thread(
+                partial(index.find, message_id, origin, reach=call.sender.reach)
+            )
+            if rejected is not None:
+                raise _was_rejected(message_id, rejected)
+        if found is None:
+            raise _not_found(message_id, behind)
+        return 200, found
+
+    async def _look(
+        self,
+        call: Call,
+        message_id: bytes,
+        deadline_s: float,
+        *,
+        pending_first: bool,
+        payload: bool = False,
+    ) -> tuple[int, MessageInfo | None, list[int]]:
+        """`(shard, message, shards that had not applied their log in time)`.
+
+        Looks in the id's home shard first. What is unknown there may still be forwarded from
+        another shard: so it looks again once the others have pulled what they hold now. A message
+        that is not the sender's own is unknown, in every step and in the time that it takes."""
+        query: ShardsQuery = call.query
+        reach = call.sender.reach
+        allowed = set(self._context.peers.requested(query.shards))
+        home, others = self._shards_of(message_id)
+        found: MessageInfo | None = None
+        behind: list[int] = []
+        if home in allowed:
+            found, behind = await self._look_in(
+                [home], message_id, deadline_s, payload=payload, reach=reach
+            )
+            if behind or (found is not None and (found.state == "pending" or not pending_first)):
+                return home, found, behind
+        others = [shard for shard in others if shard in allowed]
+        if others:
+            _, behind = await self._look_in(
+                others, message_id, deadline_s, payload=False, reach=reach
+            )
+            if home in allowed:
+                found, home_behind = await self._look_in(
+                    [home], message_id, deadline_s, payload=payload, reach=reach
+                )
+                behind = behind or home_behind
+        return home, found, behind
+
+    async def _look_in(
+        self,
+        shards: list[int],
+        message_id: bytes,
+        deadline_s: float,
+        *,
+        payload: bool,
+        reach: Reach,
+    ) -> tuple[MessageInfo | None, list[int]]:
+        """The message as one of these shards knows it, a pending one first; those that had not
+        applied their log in time, or that hold records for the partition of its id."""
+        context = self._context
+        held, missing = context.peers.split(shards)
+        groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
+        caught_up, answers = await asyncio.gather(
+            asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
+            asyncio.gather(
+                *(
+                    context.peers.ask(group, "GET", id_path(message_id), asked, reach=reach)
+                    for group in groups
+                )
+            ),
+        )
+        home, _ = self._shards_of(message_id)
+        found, holding = await context.in_thread(
+            lambda: (
+                [self._message_info(shard, message_id, payload, reach) for shard in held],
+                [
+                    holds_for(context.shards[shard].store, context.shards[shard].state, home)
+                    for shard in held
+                ],
+            )
+        )
+        for status, body in answers:
+            if status == 200:
+                found += own([_decode_message_info(body)], reach)
+            elif status != 404:
+                raise ProblemError(
+                    503, "no-holder", f"another node answered {status} for shards {missing}"
+                )
+        known = sorted(
+            (each for each in found if each is not None), key=lambda each: each.state != "pending"
+        )
+        behind = [
+            shard
+            for shard, is_current, holds in zip(held, caught_up, holding, strict=True)
+            if holds or not is_current
+        ]
+        return known[0] if known else None, behind
+
+    def _message_info(
+        self, shard: int, message_id: bytes, payload: bool, reach: Reach
+    ) -> MessageInfo | None:
+        driver = self._context.shards[shard]
+        found = self._find(driver, message_id, reach)
+        if found is None:
+            return None
+        answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
+        tell_state(answer, found, partitions_of=driver.replica.target_partitions)
+        tell_lateness(answer, found, self._context, driver, reach)
+        if payload and found.entry is not None:
+            answer.value, answer.value_base64 = text_or_base64(found.entry.value)
+            if answer.value_base64 is not UNSET:
+                answer.value = UNSET
+        return answer
+
+    def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
+        """The id's home shard, and the other shards from which records of it may still be
+        forwarded."""
+        count = len(self._context.shards)
+        address = parse_generated_id(message_id, count)
+        if address is not None:
+            return address[0], []
+        home = partition_of(message_id, count)
+        if self._context.rules[home].misplaced != "forward":
+            return home, []
+        return home, [shard for shard in range(count) if shard != home]
+
+    def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> Found | None:
+        return find(
+            shard.store,
+            shard.state,
+            shard.number,
+            len(self._context.shards),
+            message_id,
+            reach=reach,
+        )
+
+    # --- act
+
+    async def cancel(self, call: Call) -> Answer:
+        """Cancel a message."""
+        return await self._act(call, "cancel", "cancelled", None)
+
+    async def fire(self, call: Call) -> Answer:
+        """Deliver a message now."""
+        return await self._act(call, "fire-now", "fired", None)
+
+    async def reschedule(self, call: Call) -> Answer:
+        """Give a message a new time."""
+        request = decode_body(_decode_reschedule, Reschedule, call.body)
+        return await self._act(call, "reschedule", "rescheduled", new_time(request))
+
+    async def _act(
+        self, call: Call, verb: str, success: str, time: tuple[str, bytes] | None
+    ) -> Answer:
+        """1. find the shard, 2. write the action, 3. wait until it is applied, 4. answer with its
+        result.
+
+        Steps 2 to 4 run on a node that holds the shard, because only its replica shows the result.
+        """
+        context = self._context
+        query: ShardsQuery = call.query
+        reach = call.sender.reach
+        message_id = id_of(call)
+        loop = asyncio.get_running_loop()
+        shard, others = self._shards_of(message_id)
+        behind: list[int] = []
+        if reach.is_limited or (others and query.shards is UNSET):
+            shard, found, behind = await self._look(
+                call, message_id, loop.time() + FIND_S, pending_first=True
+            )
+            if reach.is_limited and found is None:
+                raise _not_found(message_id, behind)
+        if query.shards is not UNSET:
+            (shard, *_) = context.peers.requested(query.shards)
+        if not context.peers.holds(shard):
+            path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
+            status, body = await context.peers.ask(
+                [shard], call.request.method, path, {}, call.body or None, reach=reach
+            )
+            if (
+                status == 200
+                and behind
+                and (told := _decode_action_result(body)).result == "unknown"
+            ):
+                told.result = "accepted"
+                return 202, told
+            kind = "application/json" if status < 400 else PROBLEM_JSON
+            return web.Response(status=status, body=body, content_type=kind)
+        record = plan_action(
+            message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms()
+        )
+        call.hold.grow(ACTION_BYTES)
+        try:
+            (appended,) = await context.appender.append([record], ACTION_BYTES)
+        except LogUnavailable as error:
+            raise from_error(error, hint=ACT_AGAIN) from None
+        answer = ActionResult(
+            result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset
+        )
+        if time is not None and time[0] == DELIVER_AT:
+            answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)
+        if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
+            return 202, answer
+        reason = context.shards[shard].refusal(appended.offset)
+        if reason is None:
+            answer.result = success  # type: ignore[assignment]
+        elif verb == "cancel" and await self._is_cancelled(context.shards[shard], message_id):
+            answer.result = "cancelled"
+        elif reason == Reason.TOO_LATE:
+            answer.result = "too_late"
+        elif reason == Reason.UNKNOWN and behind:
+            return 202, answer  # the message may still be forwarded here
+        elif reason == Reason.UNKNOWN:
+            answer.result = "unknown"
+        else:
+            answer.result, answer.detail = "refused", Reason(reason).label
+        return 200, answer
+
+    async def _is_cancelled(self, shard: ShardDriver, message_id: bytes) -> bool:
+        """True if the message is cancelled: then a cancel that had no effect, whatever the reason,
+        succeeds all the same."""
+        # The message was the sender's own before; one that is cancelled has no target.
+        found = await self._context.in_thread(self._find, shard, message_id, EVERYTHING)
+        return found is not None and found.state == "cancelled"
+
+
+def own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
+    """Those within the reach, of the answer of another node: one of the version before does not
+    know them."""
+    if not reach.is_limited:
+        return messages
+    return [
+        one
+        for one in messages
+        if one.target is not None and reach.admits(whole_id_bytes(one.id), one.target.topic)
+    ]
+
+
+def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
+    """`behind`: shards whose records, not applied yet, may be about the id."""
+    if behind:
+        return ProblemError(
+            503,
+            "not-applied",
+            f"nothing is known of {id_text(message_id)} so far: {_shards(behind)} in time",
+            hint="try again; if it persists, run `chronos status`",
+        )
+    return ProblemError(
+        404,
+        "not-found",
+        f"nothing is known of {id_text(message_id)}",
+        hint=(
+            "it was never scheduled, was rejected before (`chronos rejected show` looks in the "
+            "rejected topic), or its retention is over"
+        ),
+    )
+
+
+def _was_rejected(message_id: bytes, rejected: Letter) -> ProblemError:
+    """404 for an id of which no message is known, and whose record was rejected."""
+    text = f"{rejected.reason}: {rejected.detail}"
+    return ProblemError(
+        404,
+        "not-found",
+        (
+            f"the record of {id_text(message_id)} was rejected at "
+            f"{format_time(rejected.timestamp_ms)}: {text}"
+        ),
+        hint="`chronos rejected show` has the record",
+        errors=[Fault(detail=rejected.detail, reason=rejected.reason)],
+    )
+
+
+def _shards(behind: list[int]) -> str:
+    named = ", ".join(map(str, sorted(behind)))
+    return (
+        f"shard {named} has not applied its log"
+        if len(behind) == 1
+        else f"shards {named} have not applied their logs"
+    )
+
+
+def _wait_s(wait: int | str) -> float:
+    """The wait of a request in seconds; ProblemError if it is too long."""
+    wait_ms = converted("wait", duration_ms, wait)
+    if wait_ms > ACT_S * 1_000:
+        raise wrong_field("wait", f"must be at most {ACT_S:g}s; ask again with the offset")
+    return wait_ms / 1_000
+
+
+def _accepted(
+    planned: Planned, appended: Appended, described: TopicInfos, creates: bool
+) -> Accepted:
+    due_ms = planned.due_ms + appended.timestamp_ms if planned.is_delay else planned.due_ms
+    first_ms = None if planned.first is None else next_cron(*planned.first, appended.timestamp_ms)
+    return Accepted(
+        id=planned.id or generated_id(appended.partition, due_ms, appended.offset).decode(),
+        shard=appended.partition,
+        offset=appended.offset,
+        due_at=format_time(due_ms if first_ms is None else first_ms),
+        warnings=_warnings(
+            planned,
+            UNSET if planned.is_delay else past_warnings(due_ms, appended.timestamp_ms),
+            described,
+            creates,
+        ),
+    )
+
+
+def _warnings(
+    planned: Planned, past: list[str] | UnsetType, described: TopicInfos, creates: bool
+) -> list[str] | UnsetType:
+    """What the sender should know, `past` and why its target would not take it; nearly always
+    nothing."""
+    record = planned.record
+    found = objection(
+        planned.target,
+        described,
+        bytes_about=planned.bytes,
+        has_key=lambda: any(name == TARGET_KEY for name in dict(record[3])),
+        size=lambda: planned_bytes(record),
+        creates=creates,
+    )
+    if found is None:
+        return past
+    return [found[1], *(past or ())]
+
+
+def message_info(
+    message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None
+) -> MessageInfo:
+    """A message as the API shows it, as a pending one."""
+    answer = MessageInfo(
+        id=id_text(message_id),
+        state="pending",
+        shard=shard,
+        offset=offset,
+        due_at=format_time(place_ms if entry is None else entry.due_ms),
+        planned_at=format_time(place_ms),
+        settled_at=None,
+    )
+    if entry is None:
+        return answer
+    key, key_base64 = text_or_base64(entry.key)
+    answer.target = Destination(
+        topic=entry.target,
+        key=UNSET if key is None else key,
+        key_base64=key_base64,
+        headers=headers_out(entry.headers) if entry.headers else UNSET,
+    )
+    answer.accepted_at = format_time(entry.timestamp_ms)
+    answer.expire_at = None if entry.expire_at_ms is None else format_time(entry.expire_at_ms)
+    answer.occurrence, answer.attempt = entry.occurrence, entry.attempt
+    if entry.options is not None and entry.options.attempts_max:
+        answer.attempts_max = entry.options.attempts_max
+    answer.value_bytes = None if entry.value is None else len(entry.value)
+    if entry.options is not None:
+        _show_options(answer, entry.options)
+    return answer
+
+
+def _show_options(answer: MessageInfo, options: Options) -> None:
+    answer.spread = format_duration(options.spread_ms) if options.spread_ms else None
+    repetition = options.repetition
+    if repetition is not None:
+        answer.repetition = Repeats(
+            repeat=format_repetition(repetition),
+            times=repetition.times or None,
+            until=format_time(repetition.until_ms) if repetition.until_ms else None,
+            time_zone=repetition.zone or None,
+            late_policy=label_of(LATE_POLICIES, repetition.late_policy),  # type: ignore[arg-type]
+        )
+
+
+def tell_state(
+    answer: MessageInfo, found: Found, *, partitions_of: Callable[[str], int | None]
+) -> None:
+    """Add the state of a message that was looked up, and why it was not delivered.
+
+    `partitions_of`: returns the number of partitions of a target topic, if it is known.
+    """
+    answer.state = found.state  # type: ignore[assignment]
+    answer.settled_at = None if found.settled_ms is None else format_time(found.settled_ms)
+    answer.parked = found.lane is not None
+    failure, entry = found.failure, found.entry
+    if failure is not None:
+        answer.reason, answer.detail = Reason(failure.reason).label, failure.detail or None
+        answer.attempts, answer.last_try_at = failure.attempts, format_time(failure.tried_ms)
+        if found.settled_ms is None and found.lane is None:
+            answer.next_try_at = answer.planned_at
+    if answer.target is None or entry is None or entry.key is None:
+        return
+    if found.lane is not None and found.lane[1] >= 0:
+        answer.target.partition = found.lane[1]
+    elif (partitions := partitions_of(entry.target)) is not None:
+        answer.target.partition = partition_of(entry.key, partitions)
+
+
+def id_of(call: Call) -> bytes:
+    """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64. ProblemError
+    with status 403 if it is not for the sender."""
+    data = unquote_to_bytes(call.request.rel_url.raw_path.split("/")[3])
+    try:
+        message_id = whole_id_bytes(data.decode())
+    except UnicodeDecodeError:
+        raise wrong_field(
+            "id", f"is not UTF-8; write other bytes as {BASE64_ID} and their base64"
+        ) from None
+    except ValueError as error:
+        raise wrong_field("id", str(error)) from None
+    check_id(call.sender, message_id)
+    return message_id

@@ -1,0 +1,331 @@
+"""`chronos dead-letters`: list, show, replay, discard."""
+
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import typer
+
+from chronos.cli.options import moment
+from chronos.cli.output import (
+    NOT_SHOWN,
+    Format,
+    connect,
+    counted,
+    given,
+    local,
+    note,
+    number,
+    printable,
+    put,
+    put_json,
+    relative,
+    size,
+    table,
+)
+from chronos.client import (
+    Client,
+    DeadLetterTotals,
+    NotFound,
+    WholeDeadLetter,
+    dead_letters,
+    requests,
+)
+from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Verb
+
+SHOWN_CHARACTERS = 1_000
+"""Characters of a payload that are shown."""
+
+
+def read_pages(
+    ask: Callable[[int, str | None], dict[str, Any]], name: str, limit: int
+) -> tuple[list[dict[str, Any]], str | None, int]:
+    """At most `limit` letters of as many pages as that takes, the key of the next page, and the
+    number of records read.
+
+    `ask`: returns a page of at most so many letters, after a key. `name`: of the letters in it.
+    """
+    found: list[dict[str, Any]] = []
+    after, records = None, 0
+    while len(found) < limit:
+        page = ask(min(PAGE_LETTERS, limit - len(found)), after)
+        found += page[name]
+        after, records = page["after"], records + page["records"]
+        if after is None:
+            break
+    return found, after, records
+
+
+def note_more(after: str | None, limit: int) -> None:
+    """Say how more letters are shown, if there may be more."""
+    if after is not None:
+        note(
+            f"there may be more; show them with -n {limit * 10}, or --until the time of the last "
+            "one"
+        )
+
+
+def header_facts(headers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """One row for each header."""
+    for name, content in headers.items():
+        for one in content if isinstance(content, list) else [content]:
+            yield "header", printable(f"{name}={one if isinstance(one, str) else repr(one)}")
+
+
+def payload_facts(
+    value_bytes: int | None, value: str | None, value_base64: str | None
+) -> Iterator[tuple[str, str]]:
+    """The size of a payload and its beginning; neither `value` nor `value_base64`: it is not
+    shown."""
+    yield "payload", "null" if value_bytes is None else size(value_bytes)
+    if value_bytes:
+        text = value if value_base64 is None else str(base64.b64decode(value_base64))
+        yield "", NOT_SHOWN if text is None else printable(text[:SHOWN_CHARACTERS])
+
+
+RETRIES = 6
+"""Repetitions of one part, within about 6 s: a long replay outlasts a short failure of the log."""
+
+LINE_EVERY_S = 2.0
+"""Seconds between two lines of progress where stderr is not a terminal."""
+
+DONE = {"replay": "replayed", "discard": "discarded"}
+
+
+def list_(server: str, output: Format, *, resolved: bool, limit: int, **which: str | None) -> None:
+    """At most `limit` dead letters; as JSON one object, that of the HTTP interface."""
+    with connect(server) as client:
+        filter_ = _filter(which)
+
+        def page(letters: int, after: str | None) -> dict[str, Any]:
+            asked = dead_letters.page(filter_, resolved=resolved, limit=letters, after=after)
+            answer: dict[str, Any] = client.call(asked.as_json())
+            return answer
+
+        letters, after, records = read_pages(page, "letters", limit)
+    if output is Format.json:
+        put_json({"letters": letters, "after": after, "records": records})
+        return
+    if letters:
+        headings = ("DEAD", "", "REASON", "TARGET", "ID", "SIZE", "RESOLVED" if resolved else "")
+        put(table([(heading, "left") for heading in headings], [_row(one) for one in letters]))
+    else:
+        note(f"no dead letters{'' if resolved else ' that are not resolved'}; {_read(records)}")
+    note_more(after, limit)
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        local(one["dead_at"]),
+        relative(one["dead_at"]),
+        printable(one["reason"]),
+        printable(one["topic"]) or "-",
+        printable(one["id"]) or "-",
+        size(one["value_bytes"]),
+        one.get("resolution", ""),
+    )
+
+
+def show(server: str, output: Format, id: str) -> None:
+    """The newest dead letter of a message."""
+    with connect(server) as client:
+        found = client.call(dead_letters.get(given(id)).as_json())
+    if output is Format.json:
+        put_json(found)
+        return
+    put(table(None, list(_facts(msgspec.convert(found, WholeDeadLetter)))))
+
+
+def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
+    yield "id", printable(found.id) or "-"
+    yield "reason", printable(found.reason)
+    yield "detail", printable(found.detail)
+    yield "resolved", found.resolution or "no"
+    yield "dead", f"{local(found.dead_at)}  ({relative(found.dead_at)})"
+    yield (
+        "due",
+        "-" if found.due_at is None else f"{local(found.due_at)}  ({relative(found.due_at)})",
+    )
+    yield "target", printable(found.topic) or "-"
+    key = (
+        found.target.key if found.target.key_base64 is None else f"base64:{found.target.key_base64}"
+    )
+    if key is not None:
+        yield "key", printable(key)
+    yield from header_facts(found.target.headers)
+    yield "attempt", str(found.attempt)
+    if found.occurrence > 1:
+        yield "occurrence", str(found.occurrence)
+    yield "source", printable(found.source)
+    if found.replayed is not None:
+        yield "replay of", printable(found.replayed)
+    yield "stored", f"partition {found.partition}, offset {found.offset} of the dead-letter topic"
+    yield from payload_facts(found.value_bytes, found.value, found.value_base64)
+
+
+def resolve(
+    server: str,
+    output: Format,
+    verb: Verb,
+    *,
+    id: str | None,
+    all: bool,
+    rate: float | None,
+    dry_run: bool,
+    yes: bool,
+    anyway: bool = False,
+    **which: str | None,
+) -> None:
+    """1. count, 2. ask, 3. replay or discard part by part."""
+    filter_ = _filter(which)
+    if (id is not None) + all + bool(filter_) != 1:
+        raise typer.BadParameter(
+            "give an ID, or a filter (--target, --reason, --since, --until), or --all"
+        )
+    named = None if id is None else given(id)
+    with connect(server) as client:
+        steps = partial(dead_letters.resolve_all, verb, filter_, id=named, all=all)
+        shown = _Progress("counted")
+        count = _run(client, steps(dry_run=True, progress=shown), shown)
+        if id is not None and not count.matched:
+            raise NotFound(
+                f"no dead letter of {printable(id)} that is not resolved; {_read(count.records)}"
+            )
+        if output is Format.text and (dry_run or id is None):
+            _put_counts(count)
+        _tell_refused(count, anyway=anyway, done=False)
+        if dry_run or not count.matched:
+            if output is Format.json:
+                put_json(count)
+            return
+        left = count.matched - (0 if anyway else sum(each.letters for each in count.refused))
+        if not left:
+            if output is Format.json:
+                put_json(count)
+            else:
+                print(f"0 dead letters {DONE[verb]}")
+            raise typer.Exit(1)
+        if id is None:
+            _confirm(f"{verb} {counted(left, 'dead letter')}?", verb, yes=yes)
+    with connect(server, RETRIES) as client:
+        shown = _Progress(DONE[verb], count.matched)
+        done = _run(client, steps(rate=rate, anyway=anyway, progress=shown), shown)
+    if output is Format.json:
+        put_json(done)
+    else:
+        print(f"{counted(done.resolved, 'dead letter')} {DONE[verb]}")
+    _tell_refused(count if anyway else done, anyway=anyway, done=True)
+    if done.refused:
+        raise typer.Exit(1)
+
+
+def _tell_refused(totals: DeadLetterTotals, *, anyway: bool, done: bool) -> None:
+    """Dead letters that are not replayed, with the reason; with `anyway` those that will fail
+    again. On stderr."""
+    for refused in totals.refused:
+        what = "will fail again" if anyway else "cannot be replayed"
+        note(
+            f"{counted(refused.letters, 'dead letter')} {what}: {refused.reason}; the first is"
+            f" {printable(refused.id) or 'without an id'}: {printable(refused.detail)}"
+        )
+    if totals.refused and not (anyway or done):
+        note("remove the cause first; --anyway replays them all the same")
+
+
+def _run(
+    client: Client, steps: requests.Steps[DeadLetterTotals], shown: "_Progress"
+) -> DeadLetterTotals:
+    """Run all parts; an interrupt ends the command between two of them or within one."""
+    try:
+        return client.run(steps)
+    except KeyboardInterrupt:
+        shown.end()
+        note("stopped; the command can be repeated")
+        raise typer.Exit(130) from None
+    finally:
+        shown.end()
+
+
+def _read(records: int) -> str:
+    return f"{counted(records, 'record')} of the topic read"
+
+
+def _put_counts(count: DeadLetterTotals) -> None:
+    rows = [
+        (printable(each.reason), printable(each.topic) or "-", number(each.letters))
+        for each in count.counts
+    ]
+    if rows:
+        put(table([("REASON", "left"), ("TARGET", "left"), ("DEAD LETTERS", "right")], rows))
+        sys.stdout.flush()
+    else:
+        note(f"no dead letters that are not resolved; {_read(count.records)}")
+
+
+def _confirm(question: str, verb: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
+            "counts with --dry-run first"
+        )
+    if not typer.confirm(question, err=True):
+        note(f"nothing was {DONE[verb]}")
+        raise typer.Exit(1)
+
+
+def _filter(which: dict[str, str | None]) -> DeadLetterFilter:
+    """The filter of the options that were given."""
+    found: dict[str, Any] = {
+        "target": which["target"],
+        "reason": which["reason"],
+        "since": moment(which["since"], "--since"),
+        "until": moment(which["until"], "--until"),
+    }
+    filter_ = cast(
+        DeadLetterFilter, {name: value for name, value in found.items() if value is not None}
+    )
+    try:
+        dead_letters.fields(filter_)
+    except ValueError as error:
+        raise typer.BadParameter(
+            str(error).replace("until", "--until").replace("since", "--since")
+        ) from None
+    return filter_
+
+
+class _Progress:
+    """Shows the totals so far on stderr: one line that changes on a terminal, elsewhere a line now
+    and then."""
+
+    def __init__(self, done: str, total: int | None = None) -> None:
+        self._done = done
+        self._total = total
+        self._began_s = self._shown_s = time.monotonic()
+
+    def __call__(self, totals: DeadLetterTotals) -> None:
+        now_s = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        if not is_terminal and now_s - self._shown_s < LINE_EVERY_S:
+            return
+        self._shown_s = now_s
+        seconds = now_s - self._began_s
+        count = totals.resolved if self._total is not None else totals.matched
+        of = "" if self._total is None else f" of {number(max(self._total, count))}"
+        rate = f", {number(round(count / seconds))}/s" if seconds >= 1 else ""
+        text = f"{number(count)}{of} {self._done}, {counted(totals.records, 'record')} read{rate}"
+        if is_terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            note(text)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if sys.stderr.isatty() and self._shown_s > self._began_s:
+            print(file=sys.stderr)
+            self._shown_s = self._began_s

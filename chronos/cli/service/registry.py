@@ -1,0 +1,243 @@
+"""`chronos registry`: registered nodes, routes to them, configuration by namespace, and write
+permissions."""
+
+from typing import Any
+
+from chronos.cli.output import (
+    RETRIES,
+    Format,
+    connect,
+    note,
+    printable,
+    put,
+    put_json,
+    relative,
+    table,
+)
+from chronos.client import Client, ClientError, NotFound, Unreachable, servers
+from chronos.client.connection import addresses, authorization
+
+
+def show_nodes(server: str, output: Format, cluster: str | None) -> None:
+    """One line for each registered node."""
+    with connect(server) as client:
+        found = client.call(servers.nodes(cluster))
+    if output is Format.json:
+        put_json(found)
+        return
+    columns = [
+        ("NODE", "left"),
+        ("CLUSTER", "left"),
+        ("ADDRESS", "left"),
+        ("MASTER OF", "left"),
+        ("FOLLOWS", "left"),
+        ("WRITES", "left"),
+        ("REGISTERED", "left"),
+    ]
+    put(table(columns, [_node(node) for node in found["nodes"]]))
+
+
+def _node(node: dict[str, Any]) -> list[str]:
+    led, followed = (
+        ranges([shard["shard"] for shard in node["shards"] if shard["role"] == role])
+        for role in ("master", "follower")
+    )
+    writes = "yes" if node["writable"] else "no"
+    names = [printable(node[name]) for name in ("node", "cluster", "address")]
+    return [*names, led, followed, writes, relative(node["registered_at"])]
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers in their order, those that follow each other as `3-7`; `-` for none."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, each)) for each in found) or "-"
+
+
+def show_routes(server: str, output: Format, query: dict[str, Any]) -> None:
+    """One line for each shard."""
+    with connect(server) as client:
+        found = client.call(servers.routes(**query))
+    if output is Format.json:
+        put_json(found)
+        return
+    columns = [
+        ("SHARD", "right"),
+        ("MASTER", "left"),
+        ("ADDRESS", "left"),
+        ("FOLLOWERS", "left"),
+        ("PERMITS", "left"),
+    ]
+    put(table(columns, [_route(route) for route in found["routes"]]))
+    missing = found["partitions"] - len(found["routes"])
+    if missing and query["shard"] is None:
+        note(f"no node is registered for {missing} of {found['partitions']} shards")
+
+
+def _route(route: dict[str, Any]) -> list[str]:
+    master = route["master"] or {"node": "-", "address": "-"}
+    followers = ", ".join(printable(follower["node"]) for follower in route["followers"]) or "-"
+    permits = ", ".join(route["permissions"]) or "-"
+    return [
+        str(route["shard"]),
+        printable(master["node"]),
+        printable(master["address"]),
+        followers,
+        permits,
+    ]
+
+
+def show_topics(server: str, output: Format, cluster: str | None) -> None:
+    """One line for each registered topic."""
+    with connect(server) as client:
+        found = client.call(servers.topics(cluster))
+    if output is Format.json:
+        put_json(found)
+        return
+    columns = [("TOPIC", "left"), ("CLUSTER", "left"), ("PARTITIONS", "right"), ("PERMITS", "left")]
+    rows = [
+        [
+            printable(each["topic"]),
+            printable(each["cluster"]),
+            str(each["partitions"]),
+            ", ".join(each["permissions"]),
+        ]
+        for each in found["topics"]
+    ]
+    put(table(columns, rows))
+
+
+def remove_topic(server: str, output: Format, topic: str, cluster: str | None) -> None:
+    """Remove a topic from one registry."""
+    with connect(server) as client:
+        found = client.call(servers.remove_topic(topic, cluster))
+    put_json(found) if output is Format.json else print(
+        f"{printable(topic)} is removed from the registry of {server}"
+    )
+
+
+def show_clusters(server: str, output: Format) -> None:
+    """One line for each cluster."""
+    with connect(server) as client:
+        found = client.call(servers.clusters())
+    if output is Format.json:
+        put_json(found)
+        return
+    rows = [
+        [
+            printable(each["cluster"]),
+            ", ".join(map(printable, each["nodes"])),
+            ranges(each["shards"]),
+        ]
+        for each in found["clusters"]
+    ]
+    put(table([("CLUSTER", "left"), ("NODES", "left"), ("SHARDS", "left")], rows))
+
+
+def allow_writes(
+    server: str, output: Format, node: str, cluster: str | None, *, allowed: bool
+) -> None:
+    """Wipe or restore the write permission of a node."""
+    with connect(server) as client:
+        found = client.call(servers.allow_writes(node, cluster, allowed=allowed))
+    if output is Format.json:
+        put_json(found)
+    else:
+        print(f"{printable(found['what'])}: {found['result']}")
+
+
+def show_config(server: str, output: Format, namespace: str | None, key: str | None) -> None:
+    """The namespaces, the values of one, or one value."""
+    with connect(server) as client:
+        found = client.call(servers.config(namespace, key))
+    if output is Format.json:
+        put_json(found)
+    elif key is not None:
+        print(printable(found["value"]))
+    elif namespace is not None:
+        put(
+            table(
+                [("KEY", "left"), ("VALUE", "left")],
+                [[*map(printable, pair)] for pair in found["values"].items()],
+            )
+        )
+    else:
+        for name in found["namespaces"]:
+            print(printable(name))
+
+
+def change_config(server: str, output: Format, namespace: str, key: str, value: str | None) -> None:
+    """Set or delete a value in the registries of all nodes of the cluster that are registered with
+    the node asked.
+
+    Registries exchange nothing. The error of one of them is raised when all were asked. A
+    registered address without TLS, or that the node itself did not register, gets no token unless
+    the user gave it: it may be the address of any machine. Behind a load balancer another node may
+    answer than the one that was asked: its name is in the answer."""
+    change = (
+        servers.delete_config(namespace, key)
+        if value is None
+        else servers.set_config(namespace, key, value)
+    )
+    with connect(server) as client:
+        nodes = client.call(servers.nodes(None))
+        asked = client.server
+    given = {asked, *addresses(server)[0]}
+    clusters = {node["cluster"] for node in nodes["nodes"] if node["node"] == nodes["registry"]}
+    results: list[dict[str, str]] = []
+    failure: ClientError | None = None
+    for node in nodes["nodes"]:
+        if node["cluster"] not in clusters:
+            continue
+        # The registry asked is reached by the address that the user gave.
+        address = asked if node["node"] == nodes["registry"] else node["address"]
+        is_announced = node.get("announced") is True
+        is_trusted = address in given or (is_announced and address.startswith("https://"))
+        try:
+            with (
+                connect(address)
+                if is_trusted
+                else Client(address, retries=RETRIES, token="") as client
+            ):
+                answered = client.call(change).get("registry", node["node"])
+            result = "done"
+            if answered != node["node"]:
+                result = f"{answered} answered instead of it"
+                failure = failure or Unreachable(
+                    f"{address} does not lead to node {node['node']}, whose registry was not "
+                    f"changed: {answered} answered. Ask a node by an address of its own, not by "
+                    "that of a load balancer: --server, and admin.advertised of each node"
+                )
+        except NotFound:
+            # The registries of one cluster share their configuration: the first one that was asked
+            # has deleted it for all.
+            result = (
+                "done" if any(each["result"] == "done" for each in results) else "has no such value"
+            )
+        except ClientError as error:
+            result, failure = str(error), error
+            if not is_trusted and authorization(None):
+                why = (
+                    "has no TLS: name it with --server, or use TLS"
+                    if is_announced
+                    else "its node did not register: name it with --server"
+                )
+                result += f"; no token was sent to {address}, which {why}"
+        results.append({"node": node["node"], "address": node["address"], "result": result})
+    if output is Format.json:
+        put_json({"registries": results})
+    else:
+        put(
+            table(
+                [("REGISTRY", "left"), ("RESULT", "left")],
+                [[printable(r["node"]), printable(r["result"])] for r in results],
+            )
+        )
+    if failure is not None:
+        raise failure
+    if all(each["result"] == "has no such value" for each in results):
+        raise NotFound(f"no registry has a value {key} in namespace {namespace}")

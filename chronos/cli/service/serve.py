@@ -1,0 +1,140 @@
+"""`chronos serve`: settings, node, HTTP; and in the opposite order when it stops.
+
+1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
+5. HTTP, first          6. the node
+"""  # noqa: E501
+
+import asyncio
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+from chronos.cli.output import complain
+from chronos.client import SERVER
+from chronos.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from chronos.admin import Server
+    from chronos.node import Node
+
+log = structlog.get_logger("chronos.serve")
+
+SWITCH_S = 0.0005
+"""How long a thread may hold the GIL: shards and HTTP share it, and wait for milliseconds."""
+
+GC_THRESHOLDS = (200_000, 20, 100)
+"""A step makes thousands of short-lived values and no cycles: collections are rare."""
+
+FAILURE_LOOK_S = 0.2
+"""How often to check for a failure of the node."""
+
+
+class _Signals:
+    """SIGINT and SIGTERM, from the start to the very end: the first one stops in order, a second
+    one at once."""
+
+    def __init__(self) -> None:
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def set_event(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """From now on the first signal sets the event; before, it raises KeyboardInterrupt."""
+        self._loop, self._stop = loop, stop
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._stopping:
+            complain("stopped at once; the next start completes the work that was interrupted")
+            os._exit(1)
+        self._stopping = True
+        if self._loop is None or self._stop is None:
+            raise KeyboardInterrupt
+        log.info("stopping", signal=signal.Signals(number).name)
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+
+def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False) -> None:
+    """Serve until a signal; raises what made the node fail."""
+    if not __debug__:
+        raise ConfigurationError(
+            ["python -O switches off the assertions that keep the guarantees; run without -O"]
+        )
+    from chronos.config import load
+    from chronos.logs import set_up
+
+    config = load(path, os.environ, overrides)
+    set_up(config.logging.level, config.logging.format)
+    faulthandler.enable()  # a crash inside a native library then shows where it was called from
+    # All native libraries are loaded before the threads of any of them run.
+    from chronos.admin import Server
+    from chronos.node import Node
+
+    sys.setswitchinterval(SWITCH_S)
+    signals = _Signals()
+    node = Node(config, from_checkpoint=from_checkpoint)
+    try:
+        node.start()
+    except KeyboardInterrupt:
+        # The node has stopped everything it had started.
+        return
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        asyncio.run(_serve(node, Server(node), signals))
+    except KeyboardInterrupt:
+        log.info("stopping", why="a signal came before it listened")
+    finally:
+        node.stop()
+    if node.failure is not None:
+        raise node.failure
+
+
+async def _serve(node: "Node", server: "Server", signals: _Signals) -> None:
+    stop = asyncio.Event()
+    signals.set_event(asyncio.get_running_loop(), stop)
+    try:
+        await server.start()
+        if sys.stdout.isatty():
+            _welcome(node, server.url)
+        while not stop.is_set() and not node.failed.is_set():
+            try:
+                async with asyncio.timeout(FAILURE_LOOK_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+    finally:
+        await server.stop()
+
+
+def _welcome(node: "Node", url: str) -> None:
+    """The address, and three commands to try; each of them works as it is printed."""
+    config = node.config
+    option = "" if url == SERVER else f" --server {url}"
+    lines = [
+        f"chronos send{option} --to hello --in 5s 'hello, later'",
+        f"chronos tail{option} hello --from beginning",
+        f"chronos status{option} --watch",
+    ]
+    if config.log.kind == "kafka":
+        lines[1] = f"chronos list{option}"
+        if not config.delivery.create_topics:
+            servers = config.log.kafka.bootstrap_servers
+            # Chronos creates no targets here: without its topic the message would be dead-lettered.
+            lines.insert(0, f"kafka-topics.sh --bootstrap-server {servers} --create --topic hello")
+    commands = "\n  ".join(lines)
+    print(f"""
+Chronos listens on {url}  (web page, HTTP interface, metrics)
+  {config.log.kind} log, {config.shards} shards, data in {config.node.data_dir}
+
+Try in another terminal:
+  {commands}
+
+Ctrl-C stops it in order.
+""", flush=True)  # fmt: skip

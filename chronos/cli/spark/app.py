@@ -1,0 +1,496 @@
+"""The verbs that run on Spark: their options and their help. `app` adds them to the command
+line."""
+
+from typing import Annotated
+
+import typer
+
+from chronos.cli.options import ConfigFile, Output, Settings
+from chronos.cli.output import Format
+
+Location = Annotated[
+    str,
+    typer.Option(
+        "--location",
+        "-l",
+        envvar="CHRONOS_ARCHIVE",
+        metavar="URI",
+        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+    ),
+]
+Master = Annotated[
+    str,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Spark's master; auto: the one of spark-submit, otherwise this machine.",
+        show_default=True,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A Spark property. May be repeated."),
+]
+Reader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kafka",
+        metavar="KEY=VALUE",
+        help=(
+            "A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be "
+            "repeated."
+        ),
+    ),
+]
+OtherCluster = Annotated[
+    bool,
+    typer.Option(
+        "--other-cluster",
+        help=(
+            "Accept a Kafka cluster with another cluster id than the one that was archived, such "
+            "as a new one after a loss."
+        ),
+    ),
+]
+DueFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help=(
+            "Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two "
+            "hours ago."
+        ),
+    ),
+]
+DueTo = Annotated[
+    str | None,
+    typer.Option(
+        "--to", metavar="TIME", help="Only messages due before this time; the same forms."
+    ),
+]
+TargetPatterns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="TOPIC",
+        help="Only messages for this target: a name or a shell-style pattern. May be repeated.",
+    ),
+]
+WantedHeaders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME=VALUE",
+        help="Only messages with this header. May be repeated: a message must have all of them.",
+    ),
+]
+AUTO_MASTER = "auto"
+
+archive_app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="""Copy the logs to Parquet with Spark: incrementally, each record exactly once.
+
+    Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
+    when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
+    The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files,
+    `chronos archive verify` looks for lost ones, and `chronos archive find` for messages.
+
+    \b
+    Examples:
+      chronos archive --config chronos.yaml --location /var/lib/chronos-archive
+      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --continuous --master spark://spark:7077
+      chronos archive compact -l /var/lib/chronos-archive
+      chronos archive verify -l /var/lib/chronos-archive
+    """,  # noqa: E501
+)
+
+
+@archive_app.callback()
+def archive(
+    context: typer.Context,
+    location: Annotated[
+        str | None,
+        typer.Option(
+            "--location",
+            "-l",
+            envvar="CHRONOS_ARCHIVE",
+            metavar="URI",
+            help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            "--targets",
+            metavar="TOPIC,...",
+            help=(
+                "Target topics to archive: names or shell-style patterns. Default: those that the "
+                "archived messages name."
+            ),
+        ),
+    ] = None,
+    all_records: Annotated[
+        bool,
+        typer.Option(
+            "--all-records", help="Also records of target topics that Chronos did not deliver."
+        ),
+    ] = False,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Keep running: start another run after each one.")
+    ] = False,
+    every: Annotated[
+        str,
+        typer.Option(
+            "--every", metavar="DURATION", help="With --continuous: the pause between two runs."
+        ),
+    ] = "1m",
+    batch_records: Annotated[
+        int,
+        typer.Option(
+            "--batch-records",
+            metavar="N",
+            min=1,
+            help="At most this many records in a micro-batch.",
+        ),
+    ] = 2_000_000,
+    reader: Reader = None,
+    other_cluster: OtherCluster = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    from chronos.cli.spark.archive import run
+
+    run(
+        config,
+        settings or [],
+        output,
+        location=location,
+        targets=targets,
+        all_records=all_records,
+        every=every if continuous else None,
+        batch_records=batch_records,
+        reader=reader or [],
+        master=master,
+        conf=conf or [],
+        other_cluster=other_cluster,
+    )
+
+
+@archive_app.command()
+def compact(
+    location: Location,
+    file_bytes: Annotated[
+        str,
+        typer.Option(
+            "--file-size",
+            metavar="SIZE",
+            help="Files of at least this size are left as they are.",
+            show_default=True,
+        ),
+    ] = "128MiB",
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Merge small files into large ones. Do not read the archive at the same time.
+
+    If the command is killed at any point, run it again, or `chronos archive`: either completes it.
+    """
+    from chronos.cli.spark.archive import compact_archive
+
+    compact_archive(
+        output, location=location, file_bytes=file_bytes, master=master, conf=conf or []
+    )
+
+
+@archive_app.command()
+def verify(location: Location, output: Output = Format.text) -> None:
+    """Compare the files of the archive with the record of them: names, sizes and numbers of rows.
+
+    Each missing, changed or added file is named, and the exit code is 1. `chronos audit` and
+    `backfill` compare names and sizes before they read, and refuse an archive that is not whole.
+    Starts no Spark."""
+    from chronos.cli.spark.archive import verify_archive
+
+    verify_archive(output, location=location)
+
+
+@archive_app.command()
+def find(
+    location: Location,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Ids; bytes that are not UTF-8 as base64:...."),
+    ] = None,
+    id_prefix: Annotated[
+        str, typer.Option("--id-prefix", metavar="TEXT", help="Only ids that begin so.")
+    ] = "",
+    targets: TargetPatterns = None,
+    headers: WantedHeaders = None,
+    start: DueFrom = None,
+    end: DueTo = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N.")
+    ] = 100,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Find messages that `chronos list` no longer knows, and what became of them.
+
+    Each is judged as `chronos audit` does: delivered, missing, cancelled, expired, dead-lettered,
+    rejected, pending and so on. The window is the last 30 archived days unless --from and --to name
+    another; a shorter one is found sooner. Exit code 1 if nothing is found.
+
+    \b
+    Examples:
+      chronos archive find order-17-reminder -l /var/lib/chronos-archive
+      chronos archive find -l s3a://bucket/chronos --id-prefix order-17 --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z
+      chronos archive find -l /var/lib/chronos-archive --target 'mail*' --header customer=42 --from -2d -o json
+    """  # noqa: E501
+    from chronos.cli.spark.archive import find_in_archive
+
+    find_in_archive(
+        output,
+        location=location,
+        ids=ids or [],
+        id_prefix=id_prefix,
+        targets=targets or [],
+        headers=headers or [],
+        start=start,
+        end=end,
+        limit=limit,
+        master=master,
+        conf=conf or [],
+    )
+
+
+def audit(
+    location: Location,
+    start: DueFrom = None,
+    end: DueTo = None,
+    details: Annotated[
+        str | None,
+        typer.Option(
+            "--details",
+            metavar="URI",
+            help="Write one row per message as Parquet, to a folder that does not exist yet.",
+        ),
+    ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            "--report", metavar="FILE", help="Write a report with plots, as one HTML file."
+        ),
+    ] = None,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Prove from the archive the outcome of every message that was due in a window.
+
+    Each message is delivered, missing, duplicated, early, cancelled, replaced, expired,
+    dead-lettered, rejected, pending or unknown. The lateness of deliveries is shown per target and
+    hour. Without --from and --to the window is the last 24 archived hours. A message is called
+    missing only where the logs prove that it was settled; the summary shows up to which time they
+    do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated
+    or early, and 6 if none is, but the archive does not prove the outcome of every message of the
+    window.
+
+    \b
+    Examples:
+      chronos audit --location /var/lib/chronos-archive
+      chronos audit -l s3a://bucket/chronos --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z --report audit.html
+      chronos audit -l /var/lib/chronos-archive --from -2h -o json --details /tmp/audit-details
+    """  # noqa: E501
+    from chronos.cli.spark.audit import run
+
+    run(
+        output,
+        location=location,
+        start=start,
+        end=end,
+        details=details,
+        report=report,
+        master=master,
+        conf=conf or [],
+    )
+
+
+def backfill(
+    location: Location,
+    start: DueFrom = None,
+    end: DueTo = None,
+    missing_only: Annotated[
+        bool,
+        typer.Option(
+            "--missing-only",
+            help="Messages that the audit proves missing, never unknown ones; the default.",
+        ),
+    ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="All messages that were to be delivered in the window, delivered or not."
+        ),
+    ] = False,
+    gone: Annotated[
+        bool,
+        typer.Option(
+            "--gone",
+            help="Messages that are not in their target now: after a topic was deleted or trimmed.",
+        ),
+    ] = False,
+    pending: Annotated[
+        bool,
+        typer.Option(
+            "--pending",
+            help=(
+                "Pending messages that are no longer in the delay topic: after Chronos lost all "
+                "its disks."
+            ),
+        ),
+    ] = False,
+    targets: TargetPatterns = None,
+    headers: WantedHeaders = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Only this id; bytes that are not UTF-8 as base64:.... May be repeated.",
+        ),
+    ] = None,
+    purpose: Annotated[
+        str,
+        typer.Option(
+            "--purpose",
+            metavar="NAME",
+            help="Name of the occasion; for the same purpose no message is sent twice.",
+        ),
+    ] = "backfill",
+    over: Annotated[
+        str | None,
+        typer.Option(
+            "--over",
+            metavar="DURATION",
+            help="Spread the due times evenly over this time, beginning now.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="N", help="Make N messages due per second, beginning now."),
+    ] = None,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            help="Send straight to the targets, without Chronos: at least once, not exactly once.",
+        ),
+    ] = False,
+    ignore_expiry: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-expiry", help="Include messages that are past their chronos-expire-at."
+        ),
+    ] = False,
+    compacted: Annotated[
+        bool,
+        typer.Option(
+            "--compacted",
+            help=(
+                "Include messages for compacted targets, where a replay takes the place of a "
+                "newer record of its key."
+            ),
+        ),
+    ] = False,
+    beyond_archive: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-archive",
+            help=(
+                "Accept a window that ends after the archive does: messages that are due behind "
+                "its end may be left out."
+            ),
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the counts and some samples; send nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Only complete the unfinished run, with the options it was started with.",
+        ),
+    ] = False,
+    abandon: Annotated[
+        bool,
+        typer.Option(
+            "--abandon", help="Only end the unfinished run; its remaining messages are not sent."
+        ),
+    ] = False,
+    reader: Reader = None,
+    other_cluster: OtherCluster = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """Send archived messages again, in bulk: the missing ones, or all messages of a window.
+
+    They go through the delay topic with payload and headers byte for byte, each under a new id
+    (with --pending under its own). The archive records which messages were sent, so none is sent
+    twice for the same purpose: after a kill the same command sends the rest, and a week later it
+    finds nothing to do. Run `chronos archive` first, and once more afterwards
+    (docs/how-to/backfill.md).
+
+    \b
+    Examples:
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --dry-run
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
+      chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
+    """  # noqa: E501
+    from chronos.cli.spark.backfill import run
+
+    asked = {
+        "modes": {"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
+        "start": start,
+        "end": end,
+        "targets": targets or [],
+        "headers": headers or [],
+        "ids": ids or [],
+        "purpose": purpose,
+        "over": over,
+        "rate": rate,
+        "direct": direct,
+        "expired": ignore_expiry,
+        "compacted": compacted,
+    }
+    run(
+        config,
+        settings or [],
+        output,
+        location=location,
+        asked=asked,
+        dry_run=dry_run,
+        yes=yes,
+        resume=resume,
+        abandon=abandon,
+        reader=reader or [],
+        master=master,
+        conf=conf or [],
+        other_cluster=other_cluster,
+        beyond_archive=beyond_archive,
+    )

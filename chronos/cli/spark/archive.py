@@ -1,0 +1,360 @@
+"""`chronos archive`, and its verbs `compact`, `verify` and `find`."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chronos.cli.output import Format, local, note, number, printable, put, put_json, table
+from chronos.config import Config, load
+from chronos.config.values import size_bytes
+from chronos.core.timefmt import format_time, parse_duration_ms
+from chronos.errors import ArchiveFailed, ConfigurationError, Retry
+from chronos.logs import set_up
+
+if TYPE_CHECKING:
+    from chronos.spark.audit.find import Found
+
+
+def settings_of(
+    path: str | None, overrides: Sequence[str], location: str | None
+) -> tuple[Config, str]:
+    """The cluster's configuration and the archive's location; ConfigurationError if the log is not
+    Kafka."""
+    if location is None:
+        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
+    config = load(path, os.environ, list(overrides))
+    if config.log.kind != "kafka":
+        raise ConfigurationError(
+            ["log.kind: the archive reads a Kafka cluster, not the embedded log; give --config, or"
+             " --set log.kind=kafka --set log.kafka.bootstrap_servers=..."]
+        )  # fmt: skip
+    set_up("warning", config.logging.format)
+    return config, location
+
+
+def pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    """`KEY=VALUE` options as a mapping."""
+    found = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{option} {each}: write KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def header_pairs(given: Sequence[str]) -> list[tuple[str, str]]:
+    """`--header NAME=VALUE` options; a name may be repeated."""
+    return [pair for each in given for pair in pairs([each], "--header").items()]
+
+
+def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The librdkafka properties that the Java client has under the same name, as options of Spark's
+    Kafka source."""
+    shared = ("security.protocol", "client.id")
+    return {f"kafka.{name}": value for name, value in properties.items() if name in shared}
+
+
+def run(
+    path: str | None,
+    overrides: list[str],
+    output: Format,
+    *,
+    location: str | None,
+    targets: str | None,
+    all_records: bool,
+    every: str | None,
+    batch_records: int,
+    reader: list[str],
+    master: str,
+    conf: list[str],
+    other_cluster: bool,
+) -> None:
+    """Run the archive once, or again and again with a pause of `every`."""
+    config, location = settings_of(path, overrides, location)
+    pause_s = None if every is None else _pause_s(every)
+    reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.node.opening import open_kafka
+    from chronos.spark.archive.job import ArchivePlan, archive
+    from chronos.spark.storage import ArchiveStorage
+
+    assert config.log.kafka.bootstrap_servers is not None
+    plan = ArchivePlan(
+        cluster=config.cluster,
+        bootstrap_servers=config.log.kafka.bootstrap_servers,
+        delay=config.topics.delay,
+        progress=config.topics.progress,
+        rejected=config.topics.rejected,
+        dead_letter=config.topics.dead_letter,
+        targets=None if targets is None else [name for name in targets.split(",") if name],
+        all_records=all_records,
+        batch_records=batch_records,
+        other_cluster=other_cluster,
+        reader={**java_properties(config.log.kafka.properties), **reading},
+    )
+    storage = ArchiveStorage(location)
+    brokers = open_kafka(config)
+    try:
+        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        brokers.names()
+        with spark_job("archive", master, pairs(conf, "--conf")) as (spark, display, log):
+
+            def run_once() -> None:
+                done = archive(spark, brokers, storage, plan, display)
+                display.pause()
+                _show(done, output)
+                log.empty()
+
+            if pause_s is None:
+                run_once()
+                return
+            while True:
+                try:
+                    run_once()
+                except Retry as error:
+                    display.pause()
+                    log.keep()
+                    note(f"{error}\ntrying again in {every}")
+                time.sleep(pause_s)
+    except KeyboardInterrupt:
+        note("stopped; the next run continues here")
+        if pause_s is None:
+            raise typer.Exit(1) from None
+    finally:
+        brokers.close()
+
+
+def _pause_s(every: str) -> float:
+    try:
+        return parse_duration_ms(every) / 1000
+    except ValueError as error:
+        raise typer.BadParameter(f"--every: {error}") from None
+
+
+def _show(done: list[Any], output: Format) -> None:
+    if output is Format.json:
+        put_json({"tables": done})
+        return
+    rows = [
+        (each.table, number(each.records), str(each.batches), str(each.gaps) if each.gaps else "-")
+        for each in done
+    ]
+    put(
+        table(
+            [("table", "left"), ("records", "right"), ("batches", "right"), ("gaps", "right")], rows
+        )
+    )
+    if any(each.gaps for each in done):
+        note(
+            "gaps: records that were deleted before they were archived, or topics that lost "
+            "archived ones; the table `offsets` names them with the reason"
+        )
+
+
+def compact_archive(
+    output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]
+) -> None:
+    """Compact the archive: a few large files in place of many small ones."""
+    try:
+        wanted = size_bytes(file_bytes)
+    except ValueError as error:
+        raise typer.BadParameter(f"--file-size: {error}") from None
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.spark.archive.compact import compact
+    from chronos.spark.storage import ArchiveStorage
+
+    storage = ArchiveStorage(location)
+    try:
+        with spark_job("archive compact", master, pairs(conf, "--conf"), kafka=False) as (
+            spark,
+            display,
+            _,
+        ):
+            done = compact(spark, storage, wanted, display)
+    except KeyboardInterrupt:
+        note("stopped; the next compaction, or the next run of the archive, completes it")
+        raise typer.Exit(1) from None
+    if output is Format.json:
+        put_json({"tables": done})
+        return
+    rows = [(each.table, number(each.files_before), number(each.files_after)) for each in done]
+    put(table([("table", "left"), ("files before", "right"), ("after", "right")], rows))
+
+
+def verify_archive(output: Format, *, location: str) -> None:
+    """Compare the archive's files with its record of them; exit code 1 if one is missing, was
+    changed or added."""
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.spark import inventory
+    from chronos.spark.runs import check_format
+    from chronos.spark.schema import TABLES
+    from chronos.spark.storage import ArchiveStorage
+    from chronos.spark.tables import SENT
+
+    storage = ArchiveStorage(location)
+    if check_format(storage) is None:
+        raise ArchiveFailed(
+            f"{location} holds no archive; `chronos archive --location` creates one"
+        )
+    found = inventory.take(storage, (*TABLES, SENT), rows=True)
+    if output is Format.json:
+        put_json(found)
+    else:
+        for problem in found.problems:
+            put(problem)
+        if found.unrecorded:
+            note(
+                f"{number(len(found.unrecorded))} folders of an older version, or of a run that "
+                "has not ended, have no record of their files; `chronos archive compact` makes "
+                "one"
+            )
+        if not found.problems:
+            put(
+                f"whole: {number(found.files)} files with {number(found.rows)} rows, as they were "
+                "written"
+            )
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def find_in_archive(
+    output: Format,
+    *,
+    location: str,
+    ids: list[str],
+    id_prefix: str,
+    targets: list[str],
+    headers: list[str],
+    start: str | None,
+    end: str | None,
+    limit: int,
+    master: str,
+    conf: list[str],
+) -> None:
+    """Show the archived messages that match, and their outcomes; exit code 1 if there is none."""
+    from chronos.admin.http.encoding import id_bytes
+    from chronos.cli.spark.audit import parse_window
+    from chronos.spark.ledger import Request
+
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        wanted = [id_bytes(each).hex() for each in ids]
+    except ValueError as error:
+        raise typer.BadParameter(f"ID: {error}") from None
+    from_ms, to_ms = parse_window(start, end, now_ms)
+    request = Request(
+        mode="all",
+        from_ms=from_ms,
+        to_ms=to_ms,
+        targets=targets,
+        headers=header_pairs(headers),
+        ids=wanted,
+    )
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.spark.audit.find import find
+    from chronos.spark.audit.job import EmptyWindow
+    from chronos.spark.storage import ArchiveStorage
+
+    try:
+        with spark_job("archive find", master, pairs(conf, "--conf"), kafka=False) as (
+            spark,
+            display,
+            _,
+        ):
+            try:
+                found = find(
+                    spark,
+                    ArchiveStorage(location),
+                    request,
+                    id_prefix=id_prefix,
+                    limit=limit,
+                    now_ms=now_ms,
+                    watch=display,
+                )
+            except EmptyWindow as error:
+                raise typer.BadParameter(str(error)) from None
+    except KeyboardInterrupt:
+        note("stopped; nothing was found so far")
+        raise typer.Exit(1) from None
+    _show_found(found, output)
+    if not found.deliveries:
+        raise typer.Exit(1)
+
+
+def _show_found(found: "Found", output: Format) -> None:
+    from chronos.admin.http.encoding import id_text
+
+    window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
+    if output is Format.json:
+        put_json(
+            {
+                "from": format_time(found.span.from_ms),
+                "to": format_time(found.span.to_ms),
+                "messages": [
+                    {
+                        "id": None if each.id is None else id_text(each.id),
+                        "target": each.target,
+                        "outcome": each.outcome,
+                        "reason": each.reason,
+                        "due_at": format_time(each.due_ms),
+                        "accepted_at": None
+                        if each.accepted_ms is None
+                        else format_time(each.accepted_ms),
+                        "delivered_at": None
+                        if each.delivered_ms is None
+                        else format_time(each.delivered_ms),
+                        "shard": each.shard,
+                        "offset": each.offset,
+                        "occurrence": each.occurrence,
+                        "attempt": each.attempt,
+                    }
+                    for each in found.deliveries
+                ],
+                "has_more": found.has_more,
+            }
+        )
+        return
+    if found.deliveries:
+        columns = [
+            ("id", "left"),
+            ("target", "left"),
+            ("due", "left"),
+            ("outcome", "left"),
+            ("delivered", "left"),
+        ]
+        put(
+            table(
+                columns,
+                [
+                    (
+                        "-" if each.id is None else printable(id_text(each.id)),
+                        printable(each.target or "-"),
+                        local(format_time(each.due_ms)),
+                        each.outcome if each.reason is None else f"{each.outcome} ({each.reason})",
+                        "-" if each.delivered_ms is None else local(format_time(each.delivered_ms)),
+                    )
+                    for each in found.deliveries
+                ],
+            )
+        )
+    note(f"{number(len(found.deliveries))} of the messages due {window}")
+    if found.has_more:
+        note("there are more: give a greater --limit, or a shorter window")

@@ -1,0 +1,564 @@
+"""`chronos backfill`: replay archived messages in bulk."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
+from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
+from chronos.cli.spark.audit import LOST, parse_window
+from chronos.core.timefmt import format_time, parse_duration_ms
+from chronos.errors import ArchiveFailed
+
+if TYPE_CHECKING:
+    from chronos.spark.backfill.job import Backfill
+    from chronos.spark.ledger import BackfillRun, Report, Request
+
+TARGETS_SHOWN = 20
+"""Targets shown on the terminal; `-o json` has all of the report."""
+
+PARTITIONS_SHOWN = 40
+"""Partitions of gone messages shown on the terminal; `-o json` has all of the report."""
+
+PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def request_of(
+    *,
+    modes: dict[str, bool],
+    start: str | None,
+    end: str | None,
+    targets: list[str],
+    headers: list[str],
+    ids: list[str],
+    purpose: str,
+    over: str | None,
+    rate: float | None,
+    direct: bool,
+    expired: bool,
+    compacted: bool = False,
+) -> "Request":
+    """The request that the options make; typer.BadParameter if they contradict each other."""
+    from chronos.admin.http.encoding import id_bytes
+    from chronos.spark.ledger import Request
+
+    now_ms = time.time_ns() // 1_000_000
+    mode = _mode(modes)
+    _check(mode, start, targets, purpose, over, rate, direct=direct)
+    try:
+        over_ms = None if over is None else parse_duration_ms(over)
+        wanted_headers = header_pairs(headers)
+        wanted_ids = [id_bytes(each).hex() for each in ids]
+    except ValueError as error:
+        raise typer.BadParameter(f"--over or --id: {error}") from None
+    from_ms, to_ms = parse_window(start, end, now_ms)
+    options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
+    options += map(str, (over, rate, direct, expired))
+    options += ["compacted"] if compacted else []
+    return Request(
+        mode=mode,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        targets=targets,
+        headers=wanted_headers,
+        ids=wanted_ids,
+        purpose=purpose,
+        direct=direct,
+        over_ms=over_ms,
+        rate=rate,
+        expired=expired,
+        compacted=compacted,
+        options=options,
+    )
+
+
+def _mode(modes: dict[str, bool]) -> str:
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1:
+        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+    return chosen[0] if chosen else "missing"
+
+
+def _check(
+    mode: str,
+    start: str | None,
+    targets: list[str],
+    purpose: str,
+    over: str | None,
+    rate: float | None,
+    *,
+    direct: bool,
+) -> None:
+    """Raise typer.BadParameter if options contradict each other."""
+    if mode == "gone" and not targets:
+        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
+    if mode == "all" and start is None:
+        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if PURPOSE.fullmatch(purpose) is None:
+        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
+    if over is not None and rate is not None:
+        raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and (over is not None or rate is not None or direct):
+        raise typer.BadParameter(
+            "--pending keeps due times: it cannot be combined with --over, --rate or --direct"
+        )
+    if rate is not None and rate <= 0:
+        raise typer.BadParameter("--rate: give more than 0 messages per second")
+
+
+def run(
+    path: str | None,
+    overrides: list[str],
+    output: Format,
+    *,
+    location: str | None,
+    asked: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+    resume: bool,
+    abandon: bool,
+    reader: list[str],
+    master: str,
+    conf: list[str],
+    other_cluster: bool,
+    beyond_archive: bool,
+) -> None:
+    """End an unfinished run first; then plan, ask for confirmation and send."""
+    if resume and abandon:
+        raise typer.BadParameter("choose one of --resume and --abandon")
+    config, location = settings_of(path, overrides, location)
+    reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    request = request_of(**asked)
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.node.opening import open_bulk, open_kafka
+    from chronos.spark.backfill.job import Backfill
+    from chronos.spark.storage import ArchiveStorage
+
+    kafka = config.log.kafka
+    assert kafka.bootstrap_servers is not None
+    brokers = open_kafka(config)
+    try:
+        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        brokers.names()
+        with spark_job("backfill", master, pairs(conf, "--conf")) as (spark, display, _):
+            job = Backfill(
+                spark,
+                ArchiveStorage(location),
+                brokers,
+                open_bulk(config),
+                bootstrap_servers=kafka.bootstrap_servers,
+                delay_topic=config.topics.delay,
+                reader={**java_properties(kafka.properties), **reading},
+                watch=display,
+                other_cluster=other_cluster,
+            )
+            if request.mode != "pending" and (job.cluster, job.topic) != (
+                config.cluster,
+                config.topics.delay,
+            ):
+                raise ArchiveFailed(
+                    f"{location} is the archive of {job.cluster} with {job.topic}, not of "
+                    f"{config.cluster} with {config.topics.delay}: choose another --location, or "
+                    "the --config of that cluster"
+                )
+            with job.locked():
+                left = job.unfinished()
+                if left is not None:
+                    display.pause()
+                    _end(
+                        job,
+                        left,
+                        request,
+                        output,
+                        yes=yes,
+                        resume=resume,
+                        abandon=abandon,
+                        dry_run=dry_run,
+                        pause=display.pause,
+                    )
+                elif resume or abandon:
+                    display.pause()
+                    note("there is no unfinished run")
+                if not (resume or abandon):
+                    _replay(
+                        job,
+                        request,
+                        output,
+                        yes=yes,
+                        dry_run=dry_run,
+                        beyond_archive=beyond_archive,
+                        pause=display.pause,
+                    )
+    except KeyboardInterrupt:
+        note(
+            "stopped; the archive records what was sent: the same command sends the rest, "
+            "--abandon ends the run"
+        )
+        raise typer.Exit(1) from None
+    finally:
+        brokers.close()
+
+
+def _end(
+    job: "Backfill",
+    left: "BackfillRun",
+    request: "Request",
+    output: Format,
+    *,
+    yes: bool,
+    resume: bool,
+    abandon: bool,
+    dry_run: bool,
+    pause: Callable[[], None] = lambda: None,
+) -> None:
+    """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
+    what = f"run {left.run} of {number(left.total)} messages is unfinished"
+    if dry_run:
+        note(f"{what}; it would be resumed first")
+        return
+    if abandon:
+        _confirm(f"{what}: leave the rest unsent?", yes=yes)
+        began_s = time.monotonic()
+        report = job.abandon(left)
+        pause()
+        _show_end(report, output, time.monotonic() - began_s)
+        return
+    if not resume and left.request.options != request.options:
+        raise typer.BadParameter(
+            f"{what}, and was started with other options; end it first: --resume sends the rest, "
+            "--abandon leaves it unsent"
+        )
+    _confirm(f"{what}: send the rest?", yes=yes)
+    began_s = time.monotonic()
+    report = job.send(left)
+    pause()
+    _show_end(report, output, time.monotonic() - began_s)
+
+
+def _replay(
+    job: "Backfill",
+    request: "Request",
+    output: Format,
+    *,
+    yes: bool,
+    dry_run: bool,
+    beyond_archive: bool,
+    pause: Callable[[], None] = lambda: None,
+) -> None:
+    """Plan, ask and send; the time that is shown is that of planning and sending, without the time
+    to answer."""
+    from chronos.spark.audit.job import EmptyWindow
+
+    began_s = time.monotonic()
+    try:
+        planned = job.plan(request)
+    except EmptyWindow as error:
+        raise typer.BadParameter(str(error)) from None
+    plan_s = time.monotonic() - began_s
+    pause()
+    try:
+        if output is Format.text:
+            _show_plan(planned)
+        if not dry_run:
+            check_end(planned, beyond_archive=beyond_archive)
+        if dry_run or not planned.messages:
+            if output is Format.json:
+                put_json(as_json(planned))
+            job.discard(planned)
+            return
+        _confirm(f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=yes)
+        began_s = time.monotonic()
+        run = job.begin(planned)
+    except BaseException:
+        job.discard(planned)
+        raise
+    report = job.send(run)
+    pause()
+    _show_end(report, output, plan_s + time.monotonic() - began_s)
+
+
+def check_end(report: "Report", *, beyond_archive: bool) -> None:
+    """Raise typer.BadParameter if the window ends behind the archive's end: what is due there may
+    not be in the plan."""
+    if ends_early(report) and not beyond_archive:
+        raise typer.BadParameter(
+            f"{_archive_end(report)}: messages that are due behind it may be left out. Run "
+            "`chronos archive` first, give an earlier --to, or accept it with --beyond-archive"
+        )
+
+
+def ends_early(report: "Report") -> bool:
+    """True if the archive ends before the window of a plan does; the window of --pending is all
+    times."""
+    request, end_ms = report.request, report.archived_ms
+    return (
+        request.mode != "pending"
+        and end_ms is not None
+        and request.to_ms is not None
+        and request.to_ms > end_ms
+    )
+
+
+def _archive_end(report: "Report") -> str:
+    from chronos.spark.audit.job import before_window
+
+    return before_window(report.archived_ms or 0)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the plan "
+            "with --dry-run first"
+        )
+    if not typer.confirm(question, err=True):
+        note("nothing was sent")
+        raise typer.Exit(1)
+
+
+def _how(request: "Request") -> str:
+    """The way a replay takes, and its pace, as the end of a question."""
+    if request.direct:
+        how = " straight to their targets, at least once"
+    elif request.mode == "pending":
+        how = " to the delay topic with their own due times"
+    else:
+        how = " through the delay topic"
+    if request.rate is not None:
+        return f"{how}, {request.rate:g} per second"
+    return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
+
+
+def as_json(report: "Report") -> dict[str, Any]:
+    """The object that `-o json` prints: times as RFC 3339, ids as text."""
+    from chronos.admin.http.encoding import id_text
+
+    request = report.request
+    return {
+        "run": report.run,
+        "state": report.state,
+        "mode": request.mode,
+        "purpose": request.purpose,
+        "direct": request.direct,
+        "from": _time(request.from_ms),
+        "to": _time(request.to_ms),
+        "messages": report.messages,
+        "bytes": report.bytes,
+        "sent_before": report.sent_before,
+        "expired": report.expired,
+        "too_large": report.too_large,
+        "no_target": report.no_target,
+        "compacted": report.compacted,
+        "first_due": _time(report.first_due_ms),
+        "last_due": _time(report.last_due_ms),
+        "outcomes": report.outcomes,
+        "targets": report.targets,
+        "absent_targets": report.absent_targets,
+        "samples": [
+            {
+                "source": each.source,
+                "id": id_text(each.id),
+                "target": each.target,
+                "outcome": each.outcome,
+                "due": _time(each.due_ms),
+                "bytes": each.bytes,
+            }
+            for each in report.samples
+        ],
+        "judged": report.judged,
+        "archived": _time(report.archived_ms or None),
+        "changed_targets": report.changed_targets,
+        "gone": [
+            {
+                "target": each.target,
+                "partition": each.partition,
+                "deleted": each.deleted,
+                "lost": each.lost,
+                "log_start": each.log_start,
+            }
+            for each in report.gone
+        ],
+        "planned": _time(report.planned_ms),
+        "ended": _time(report.ended_ms),
+        "attempts": report.attempts,
+    }
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None else format_time(at_ms)
+
+
+def _show_plan(report: "Report") -> None:
+    from rich.console import Group
+    from rich.text import Text
+
+    from chronos.admin.http.encoding import id_text
+
+    request = report.request
+    assert request.from_ms is not None
+    assert request.to_ms is not None
+    parts: list[Any] = [
+        Text(
+            f"{request.mode}: messages due from {format_time(request.from_ms)} to "
+            f"{format_time(request.to_ms)}"
+        ),
+        Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
+        Text(f"sent before for the purpose {request.purpose}: {number(report.sent_before)}"),
+    ]
+    if ends_early(report):
+        parts.append(
+            Text(
+                f"{_archive_end(report)}: messages that are due behind it may be left out", "yellow"
+            )
+        )
+    if report.expired:
+        parts.append(
+            Text(
+                f"past their chronos-expire-at, left out: {number(report.expired)} "
+                "(--ignore-expiry)"
+            )
+        )
+    if report.too_large:
+        parts.append(
+            Text(
+                f"larger than their topic's max.message.bytes, left out: {number(report.too_large)}"
+            )
+        )
+    if report.no_target:
+        parts.append(
+            Text(
+                "without a target topic, or without a key for a compacted one, left out: "
+                f"{number(report.no_target)}"
+            )
+        )
+    if report.compacted:
+        parts.append(
+            Text(
+                "for compacted targets, where they would replace newer records, left out: "
+                f"{number(report.compacted)} (--compacted)"
+            )
+        )
+    parts += map(Text, other_modes(report))
+    if report.gone:
+        columns = [
+            ("TARGET", "left"),
+            ("PARTITION", "right"),
+            ("DELETED", "right"),
+            ("LOST", "right"),
+            ("BEGINS AT", "right"),
+        ]
+        rows_of_partitions = [
+            (
+                printable(each.target),
+                _known(each.partition),
+                number(each.deleted),
+                number(each.lost),
+                _known(each.log_start),
+            )
+            for each in report.gone[:PARTITIONS_SHOWN]
+        ]
+        parts += [Text(""), table(columns, rows_of_partitions)]
+        if len(report.gone) > PARTITIONS_SHOWN:
+            parts.append(
+                Text(
+                    f"and {number(len(report.gone) - PARTITIONS_SHOWN)} more partitions: see -o "
+                    "json"
+                )
+            )
+        if any(each.deleted for each in report.gone):
+            parts.append(
+                Text(
+                    "deleted: before the partition's first offset, by retention or trimming; "
+                    "--from leaves them out"
+                )
+            )
+    if report.messages:
+        rows = [
+            (printable(name), number(count))
+            for name, count in list(report.targets.items())[:TARGETS_SHOWN]
+        ]
+        parts += [Text(""), table([("TARGET", "left"), ("MESSAGES", "right")], rows)]
+        if len(report.targets) > TARGETS_SHOWN:
+            parts.append(
+                Text(f"and {number(len(report.targets) - TARGETS_SHOWN)} more targets: see -o json")
+            )
+        rows_of = [
+            (
+                each.source,
+                printable(id_text(each.id)),
+                printable(each.target),
+                each.outcome,
+                format_time(each.due_ms),
+                size(each.bytes),
+            )
+            for each in report.samples
+        ]
+        columns = [
+            ("SOURCE", "left"),
+            ("ID", "left"),
+            ("TARGET", "left"),
+            ("OUTCOME", "left"),
+            ("DUE", "left"),
+            ("PAYLOAD", "right"),
+        ]
+        parts += [Text(""), table(columns, rows_of)]
+    put(Group(*parts))
+    if report.absent_targets:
+        names = ", ".join(printable(name) for name in report.absent_targets[:TARGETS_SHOWN])
+        consequence = "is left out" if request.direct else "becomes a dead letter"
+        note(
+            f"the brokers have no topic {names}: create it first; otherwise each of its messages "
+            f"{consequence}"
+        )
+
+
+def other_modes(report: "Report") -> list[str]:
+    """One line for each kind of message of the window that another mode would find."""
+    lines, judged, mode = [], report.judged, report.request.mode
+    if mode != "gone":
+        for name, what in report.changed_targets.items():
+            lines.append(
+                f"{printable(name)} {LOST[what]}: --gone --target {printable(name)} finds what "
+                "was lost with it"
+            )
+    if mode == "missing" and judged.get("delivered"):
+        lines.append(
+            f"delivered when they were archived, not sent: {number(judged['delivered'])} (--gone "
+            "--target TOPIC compares with what the target holds now)"
+        )
+    if mode == "missing" and judged.get("unknown"):
+        lines.append(
+            f"unknown, not sent: {number(judged['unknown'])} (--gone --target TOPIC sends those "
+            "that are not in their target)"
+        )
+    if mode in ("missing", "all", "gone") and judged.get("pending"):
+        lines.append(
+            f"pending, not sent: {number(judged['pending'])} (run `chronos archive` again; after "
+            "a loss of all disks: --pending)"
+        )
+    return lines
+
+
+def _known(number_: int | None) -> str:
+    return "?" if number_ is None else number(number_)
+
+
+def _show_end(report: "Report", output: Format, seconds: float) -> None:
+    """`seconds` is the time this command took, without the time it waited for an answer."""
+    if output is Format.json:
+        put_json(as_json(report))
+        return
+    verb = "sent" if report.state == "done" else "was abandoned after it sent"
+    put(
+        f"run {report.run} {verb} {number(report.messages)} messages in {seconds:.1f} s"
+        f"{f', {report.attempts} attempts' if report.attempts > 1 else ''}"
+    )

@@ -1,0 +1,138 @@
+"""Replication modes: which followers of a shard are in sync.
+
+The rules RH-* of RocketMQ, for a truth that is in Kafka. A message is durable before any follower
+has it, so a follower in sync is worth time and not safety: it takes a shard over without first
+replaying more than `max_lag` of its log.
+
+A replica is in sync if it has applied everything that the most advanced replica had applied
+`max_lag` ago, as Kafka defines it with `replica.lag.time.max.ms`. It joins once it has caught up so
+far and leaves once it lacks something for longer; a single late report changes nothing."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from chronos.core.cluster.roles import UNREACHABLE, Member, Roles
+
+ASYNC, SYNC = "async", "sync"
+"""Modes of `replication.mode`."""
+
+WARN, REFUSE = "warn", "refuse"
+"""Policies of `replication.on_too_few`."""
+
+WARM = frozenset({"follower", "recovering", "stepped down", "taking over"})
+"""States of a replica that may be in sync: its store is open and its position known. A replica that
+reports `master` without being assigned may hang."""
+
+SAMPLES = 100
+"""Most samples of one window: the lag is exact to a hundredth of `max_lag`."""
+
+
+class ReplicationRules(Struct, frozen=True, kw_only=True):
+    """The section `replication` as a value."""
+
+    mode: str = ASYNC
+    """ASYNC or SYNC."""
+    min_in_sync: int = 1
+    """Followers in sync that a shard needs in the mode SYNC; `minInSyncReplicas` of DLedger
+    counts the master too."""
+    max_lag_ms: int = 10_000
+    """Lag up to which a follower is in sync."""
+    on_too_few: str = REFUSE
+    """WARN or REFUSE."""
+
+    @property
+    def needed(self) -> int:
+        """Followers in sync without which a shard has too few."""
+        return self.min_in_sync if self.mode == SYNC else 0
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether messages for such a shard are not accepted over HTTP."""
+        return self.mode == SYNC and self.on_too_few == REFUSE
+
+
+class ProgressWindow:
+    """The greatest progress of one shard over the last `max_lag`."""
+
+    def __init__(self, max_lag_ms: int) -> None:
+        self._max_lag_ms = max_lag_ms
+        self._samples: deque[tuple[int, int]] = deque()
+        """`(time, progress)`, oldest first; the first one is the latest that is older than
+        `max_lag`, if there is one."""
+
+    def add(self, applied: int, now_ms: int) -> None:
+        """Add the greatest progress known at this time, in ms of a clock that does not step."""
+        samples = self._samples
+        if not samples or (
+            applied > samples[-1][1] and now_ms - samples[-1][0] >= self._max_lag_ms // SAMPLES
+        ):
+            samples.append((now_ms, applied))
+        while len(samples) > 1 and now_ms - samples[1][0] >= self._max_lag_ms:
+            samples.popleft()
+
+    @property
+    def needed(self) -> int:
+        """The progress that a replica in sync has at the least: that of `max_lag` ago, or the first
+        one that was added."""
+        return self._samples[0][1]
+
+
+class ProgressWindows:
+    """The windows of all shards, as one node sees them. One thread calls `observe`; any thread may
+    read `needed`."""
+
+    def __init__(self, max_lag_ms: int) -> None:
+        self._max_lag_ms = max_lag_ms
+        self._windows: dict[int, ProgressWindow] = {}
+        self.needed: Mapping[int, int] = {}
+        """Shard -> progress that a replica in sync has at the least; a shard without reports is
+        missing."""
+
+    def observe(self, members: Mapping[str, Member], roles: Roles | None, now_ms: int) -> None:
+        """Add what the members report now, in ms of a clock that does not step.
+
+        A window begins with the progress that the roles name, if that is greater: after an outage
+        the first node to come back may be far behind the others."""
+        furthest: dict[int, int] = {}
+        for member in members.values():
+            for shard, replica in member.replicas.items():
+                if replica.applied is not None:
+                    furthest[shard] = max(furthest.get(shard, 0), replica.applied)
+        for shard, applied in furthest.items():
+            if shard not in self._windows:
+                self._windows[shard] = ProgressWindow(self._max_lag_ms)
+                given = None if roles is None else roles.shards.get(shard)
+                applied = applied if given is None else max(applied, given.applied)
+            self._windows[shard].add(applied, now_ms)
+        self.needed = {shard: window.needed for shard, window in self._windows.items()}
+
+
+def is_in_sync(member: Member, shard: int, needed: int | None) -> bool:
+    """Return whether the member's replica could take the shard over soon. `needed`: see
+    `ProgressWindows`; None: not known."""
+    replica = member.replicas.get(shard)
+    if (
+        replica is None
+        or needed is None
+        or not member.eligible
+        or member.leaving
+        or member.log == UNREACHABLE
+    ):
+        return False
+    is_warm = replica.role in WARM and replica.reason is None
+    return is_warm and replica.applied is not None and replica.applied >= needed
+
+
+def followers_in_sync(
+    members: Mapping[str, Member], shard: int, *, master: str | None, needed: int | None
+) -> tuple[str, ...]:
+    """Return the nodes other than the master whose replicas of the shard are in sync, by name."""
+    return tuple(
+        sorted(
+            node
+            for node, member in members.items()
+            if node != master and is_in_sync(member, shard, needed)
+        )
+    )

@@ -1,0 +1,312 @@
+"""The values of a cluster: reports of its members, and the roles that the controller publishes.
+
+`assignment.plan` computes the roles from the reports. Safety depends on neither: the log fences
+(law 5)."""
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from chronos.core.cluster.health import OFF, Mode
+from chronos.errors import NodeIdTaken
+
+REBALANCE_AFTER_MS = 60_000
+"""Time a member must have been present before shards are moved to it only to spread them evenly."""
+
+REPLACE_AFTER_MS = 600_000
+"""Time a node may be away before its replicas are recreated elsewhere: longer than a manual
+repair."""
+
+AWAY_MS = 7 * 86_400_000
+"""Time a node may be away before it is forgotten: nothing is kept for it any longer, neither its
+place nor the logs. When it comes back, it is a new node that starts from a checkpoint."""
+
+OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
+"""Reachability of the log from a node. An UNREACHABLE master is replaced by a node that is OK,
+never by a DEGRADED one: an outage of the brokers for all nodes therefore moves no role, regardless
+of which node notices it first."""
+
+
+NUMBER_MAX: Final = 2**53 - 1
+"""Greatest number in a member or in roles: every reader of JSON keeps integers exact up to it, and
+no epoch, offset or time reaches it. A greater one was not written by Chronos."""
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+"""An epoch, an offset or a time (epoch ms)."""
+
+
+class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The report of a node about its replica of one shard."""
+
+    applied: Number | None = None
+    """Offset in the progress partition after the last record applied; None: unknown, and the
+    replica cannot be made master."""
+    pull_offset: Number = 0
+    """Offset in the delay partition after the last record executed."""
+    role_epoch: Number = 0
+    """The greatest role epoch seen in the progress log."""
+    role_node: str = ""
+    """The node whose record has that role epoch; empty: not reported."""
+    role_instance: str = ""
+    """The id of that node's data directory at the time; empty: not reported."""
+    log_epoch: Number = 0
+    """The greatest log epoch seen in the progress log."""
+    kept_applied: Number | None = None
+    """`applied` as of the last flush: a crash replays the logs from there. None: not reported."""
+    kept_pull_offset: Number | None = None
+    """`pull_offset` as of the last flush."""
+    role: str = "starting"
+    """The replica's state: `master`, `follower`, `recovering`, ..."""
+    reason: str | None = None
+    """Why the replica is paused, for people."""
+    waiting: Mapping[str, int] = {}
+    """Limited target -> number of messages that wait for its rate alone; the longest lanes of a
+    master."""
+    judged: Number = 0
+    """The role epoch of the shard's master that this node judges by probes; 0: it judges none."""
+    unhealthy: bool = False
+    """The verdict: this node finds that master unhealthy."""
+
+
+class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The report of a node while its session lives."""
+
+    node: str
+    instance: str
+    """Id of its data directory, which a copy of the directory has too."""
+    address: str
+    """URL of its admin interface, as other nodes reach it."""
+    version: str
+    started_ms: Number
+    leaving: bool = False
+    """True: the node is about to stop, and other nodes must take over its shards."""
+    eligible: bool = True
+    """False: the node holds replicas and never becomes master."""
+    log: str = OK
+    """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
+    token: str = ""
+    """Authenticates this node to other members. Only the coordinator holds it; it is never logged
+    or shown."""
+    rules: Number = 1
+    """The newest rules number that this node knows (`core.shard.progress.RULES`); a version that
+    announces none knows 1."""
+    place: str = ""
+    """Host, path and file of its data directory; empty: not reported."""
+    replicas: Mapping[int, ReplicaReport] = {}
+
+
+def same_directory(one: Member, other: Member) -> bool:
+    """Return whether two processes use one data directory, which has a lock: then the later one
+    knows that the earlier one has ended.
+
+    A copy of a directory has the same id, and is another place.
+    """
+    return one.instance == other.instance and (
+        one.place == other.place or "" in (one.place, other.place)
+    )
+
+
+def id_taken(node: str, cluster: str, holder: Member | None) -> NodeIdTaken:
+    """Return the error of a node whose id another data directory has. `holder`: as it reports;
+    None: not known."""
+    where = "another process" if holder is None else f"the node at {holder.address}"
+    return NodeIdTaken(
+        f"node.id {node} is taken: {where} serves cluster {cluster} under it from another data "
+        "directory; give this node an id of its own, or stop the other one"
+    )
+
+
+class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The controller's decision for one shard."""
+
+    master: str | None = None
+    """The master's node; None: no node can be master."""
+    epoch: Number = 0
+    """The role epoch: every change of master increases it, beyond every role epoch that a member
+    reported."""
+    previous: str | None = None
+    """The previous master, which may still be finishing its step."""
+    replicas: tuple[str, ...] = ()
+    """Nodes that hold the shard, in preferred order."""
+    since_ms: Number = 0
+    """Time of the assignment to this master (epoch ms); without a master, the time when the last
+    one was lost."""
+    applied: Number = 0
+    """The greatest `ReplicaReport.applied` reported for this shard: by its members while its master
+    leads, ever while none does."""
+
+
+class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the history of roles."""
+
+    at_ms: Number
+    shard: int
+    master: str | None
+    previous: str | None
+    epoch: Number
+    why: str
+    """`first`, `lost its session`, `leaving`, `asked for by an operator`, `drained`, `spread
+    evenly`, ... for people."""
+
+
+class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that the controller publishes."""
+
+    controller: str = ""
+    """The node that published this."""
+    controller_epoch: Number = 0
+    """Grows with every new controller."""
+    shards: Mapping[int, ShardRoles] = {}
+    drained: tuple[str, ...] = ()
+    """Nodes that must not be master of any shard until an operator ends their drain."""
+    away: Mapping[str, Number] = {}
+    """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since
+    when (epoch ms)."""
+    limited: Mapping[str, str] = {}
+    """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
+    configured: Mapping[str, Mapping[str, str]] = {}
+    """The configuration that all registries serve: namespace -> key -> value."""
+    armed: Mapping[int, Number] = {}
+    """Shards for which an operator permitted one failover on failed probes -> the end of the
+    permission (epoch ms)."""
+    unhealthy_moves: Mapping[int, Number] = {}
+    """Shards that were moved because their master was unhealthy -> when (epoch ms), for
+    `health.MOVED_MS`."""
+    history: tuple[Change, ...] = ()
+    """The last changes, newest last; at most HISTORY_MAX."""
+    rules: Number = 1
+    """The rules number that every node has announced, which masters may write. No controller lowers
+    it; one of a version without rules numbers leaves it out, and the shards whose logs have a
+    greater one keep that."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes for which a place is kept, whether they are present or not."""
+        return frozenset(self.drained).union(
+            self.away, *(given.replicas for given in self.shards.values())
+        )
+
+    @property
+    def are_empty(self) -> bool:
+        """Return whether nothing was decided about any shard yet."""
+        return not self.shards
+
+    @property
+    def decisions(self) -> "Roles":
+        """These roles without the progress in them, which grows all the time."""
+        return replace(
+            self, shards={shard: replace(given, applied=0) for shard, given in self.shards.items()}
+        )
+
+
+def registered(members: Mapping[str, Member], roles: Roles | None) -> frozenset[str]:
+    """Return the nodes of a cluster: those that are present, and those for which a place is
+    kept."""
+    return (frozenset() if roles is None else roles.nodes).union(members)
+
+
+PROGRESS_EVERY_S = 2.0
+"""Least pause between two publications of roles that differ only in progress: a new controller
+needs it only to tell a replica that lacks records from one that lags by a moment."""
+
+HISTORY_MAX = 50
+
+
+def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str, bool]:
+    """Return the members that judge the shard's master with this role epoch, and whether each finds
+    it healthy.
+
+    Verdicts on earlier masters do not count.
+    """
+    return verdicts_among(
+        {node: each.replicas[shard] for node, each in members.items() if shard in each.replicas},
+        epoch,
+    )
+
+
+def verdicts_among(reports: Mapping[str, ReplicaReport], epoch: int) -> dict[str, bool]:
+    """Return the same from the members' reports about the shard."""
+    return {
+        node: not replica.unhealthy
+        for node, replica in reports.items()
+        if 0 < replica.judged == epoch
+    }
+
+
+def hold_rules_back(members: Mapping[str, Member], roles: Roles) -> list[str]:
+    """Return the nodes, sorted, for which the rules number is not raised although a member knows a
+    greater one.
+
+    They are the members that announce no greater one, and the nodes that are away.
+    """
+    if all(member.rules <= roles.rules for member in members.values()):
+        return []
+    return sorted(
+        {node for node, member in members.items() if member.rules <= roles.rules}.union(roles.away)
+    )
+
+
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request of an operator to the controller."""
+
+    kind: str
+    """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it.
+    `undrain`: end that. `forget`: keep nothing for it any longer, as if it had been away for
+    AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it. `configure`: set the value of
+    `key` in a namespace of the registries' configuration, or delete it. `arm`: permit one failover
+    of `shard` on failed probes."""
+    node: str
+    shard: int = -1
+    """The shard of a `transfer` or `arm`; -1 for the others."""
+    at_ms: Number = 0
+    """Time of the request (epoch ms)."""
+    pattern: str = ""
+    """The target topics of a `limit`."""
+    rate: str = ""
+    """Their rate as users write it; empty: the limit set at run time is removed."""
+    namespace: str = ""
+    """The namespace of a `configure`."""
+    key: str = ""
+    """The key in it."""
+    value: str | None = None
+    """Its value; None: it is deleted."""
+
+
+class ClusterView(Struct, frozen=True, kw_only=True):
+    """The knowledge of the controller at one moment: the input of `assignment.plan`."""
+
+    now_ms: int
+    controller: str
+    controller_epoch: int
+    shards: int
+    """Number of shards."""
+    replication: int | None
+    """Nodes that hold each shard; None: all of them."""
+    members: Mapping[str, Member]
+    """Nodes with a live session."""
+    since_ms: Mapping[str, int]
+    """Member -> when this controller first saw it (epoch ms): newcomers are not given shards at
+    once."""
+    roles: Roles
+    """The roles published last."""
+    requests: tuple[Request, ...] = ()
+    """Requests not yet answered, oldest first."""
+    rebalance_after_ms: int = REBALANCE_AFTER_MS
+    """Time a member must have been present before shards are moved to it only to spread them
+    evenly."""
+    replace_after_ms: int = REPLACE_AFTER_MS
+    """Time a node may be away before its replicas are recreated elsewhere."""
+    in_sync_from: Mapping[int, int] = {}
+    """Shard -> progress that a replica in sync has at the least, see `core.cluster.replication`; a
+    shard without it has none in sync."""
+    on_unhealthy: Mode | None = OFF
+    """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO
+    of `core.cluster.health`; None: as many nodes as are registered decide."""
+    unsteady: Collection[str] = frozenset()
+    """Members that the log has not answered for one timeout without a break: they take no shard
+    from a master that answers."""
+    awaits_reports: bool = False
+    """The roles were not there a moment ago: members that are not present yet may report
+    masters."""

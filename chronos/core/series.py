@@ -1,0 +1,315 @@
+"""The rhythm of a series: the times of its occurrences, and the spread of messages that are due at
+the same time.
+
+The next occurrence is computed from the time of the pending one, never from its delivery, so a
+series does not drift. A master computes times and records them; a replica only executes `carried`
+(law 9)."""
+
+import re
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from chronos.core.message import Entry, Options, Repeat, Repetition
+from chronos.core.shard.progress import Decision, Outcome
+from chronos.core.timefmt import MS_MAX, check_unit, format_duration, parse_duration_ms
+
+INTERVAL_MS_MIN = 100
+"""Shortest interval of a series."""
+
+CRON_CHARACTERS_MAX = 200
+"""Longest cron expression."""
+
+STEPS_MAX = 8
+"""Occurrences that are tried one by one before the last one up to a time is searched for by
+halving."""
+
+FACTOR_UNIT = 1_000
+"""A factor is kept in thousandths."""
+
+NextCron = Callable[[str, str, int], int | None]
+"""`(expression, time zone, time)` -> the first time (epoch ms) after it; None if there is none.
+Raises ValueError."""
+
+_FACTOR = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,3}))?", re.ASCII)
+
+
+# --- parsing
+
+
+def parse_repetition(text: str) -> Repetition:
+    """Return the repetition that `every 30s`, `backoff 1s 2 1h` or `cron 0 9 * * 1-5` names; a cron
+    expression is not checked.
+
+    Raises ValueError, with a text for users.
+    """
+    kind, *words = text.split()[:8] or [""]
+    given = " ".join(words)[:80]
+    if kind == "every":
+        if len(words) != 1:
+            raise ValueError(f"{given!r} is not an interval; write every 30s")
+        return Repetition(Repeat.EVERY, (_interval_ms(words[0]),))
+    if kind == "backoff":
+        if len(words) != 3:
+            raise ValueError(f"{given!r} is not base, factor and cap; write backoff 1s 2 1h")
+        base_ms, factor, cap_ms = _interval_ms(words[0]), _factor(words[1]), _interval_ms(words[2])
+        if cap_ms < base_ms:
+            raise ValueError(f"the cap {words[2]} is shorter than the base {words[0]}")
+        return Repetition(Repeat.BACKOFF, (base_ms, factor, cap_ms))
+    if kind == "cron":
+        if len(words) not in (5, 6):
+            raise ValueError(f"{given!r} is not a cron expression: it does not have 5 or 6 fields")
+        if len(text) > CRON_CHARACTERS_MAX:
+            raise ValueError(
+                f"{given!r} is not a cron expression: it has more than {CRON_CHARACTERS_MAX} "
+                "characters"
+            )
+        return Repetition(Repeat.CRON, cron=" ".join(words))
+    raise ValueError(
+        f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: every 30s, "
+        "backoff 1s 2 1h (base, factor, cap), cron 0 9 * * 1-5"
+    )
+
+
+def check_units(text: str) -> None:
+    """Raise ValueError, with a text for users, for a repetition with an interval that has no unit
+    and is too small to be meant so."""
+    kind, *words = text.split()[:8] or [""]
+    for at, word in enumerate(words):
+        if kind == "every" or (kind == "backoff" and at != 1):
+            check_unit(word)
+
+
+def _interval_ms(text: str) -> int:
+    interval_ms = parse_duration_ms(text)
+    if interval_ms < INTERVAL_MS_MIN:
+        raise ValueError(
+            f"{text[:80]!r} is shorter than the shortest interval, {INTERVAL_MS_MIN}ms"
+        )
+    return interval_ms
+
+
+def _factor(text: str) -> int:
+    match = _FACTOR.fullmatch(text)
+    factor = (
+        0 if match is None else int(match[1]) * FACTOR_UNIT + int((match[2] or "").ljust(3, "0"))
+    )
+    if not FACTOR_UNIT <= factor <= 1_000 * FACTOR_UNIT:
+        raise ValueError(
+            f"{text[:80]!r} is not a factor; write a number from 1 to 1000, with at most 3 decimals"
+        )
+    return factor
+
+
+def format_repetition(repetition: Repetition) -> str:
+    """Return the text that `parse_repetition` takes."""
+    if repetition.kind == Repeat.CRON:
+        return f"cron {repetition.cron}"
+    if repetition.kind == Repeat.EVERY:
+        return f"every {format_duration(repetition.values[0])}"
+    base_ms, factor, cap_ms = repetition.values
+    return f"backoff {format_duration(base_ms)} {factor / FACTOR_UNIT:g} {format_duration(cap_ms)}"
+
+
+def longest_ms(repetition: Repetition) -> int:
+    """Return the longest interval (ms) that a repetition by intervals can have; 0 for a cron
+    expression."""
+    return repetition.values[-1] if repetition.values else 0
+
+
+# --- times
+
+
+def backoff_ms(values: tuple[int, ...], occurrence: int) -> int:
+    """Return the interval (ms) after an occurrence, from 1 on: base x factor^(occurrence - 1), at
+    most the cap."""
+    base_ms, factor, cap_ms = values
+    try:
+        interval_ms = base_ms * (factor / FACTOR_UNIT) ** (occurrence - 1)
+    except OverflowError:
+        return cap_ms
+    return cap_ms if interval_ms >= cap_ms else -int(-interval_ms // 1)
+
+
+def following(
+    repetition: Repetition, planned_ms: int, occurrence: int, next_cron: NextCron
+) -> int | None:
+    """Return the time (epoch ms) of the occurrence after the one at `planned_ms`; None if that is
+    the last one.
+
+    Raises ValueError if the cron expression or its zone is not known on this machine.
+    """
+    return following_after(repetition, planned_ms, occurrence, planned_ms, next_cron)
+
+
+def following_after(
+    repetition: Repetition, planned_ms: int, occurrence: int, after_ms: int, next_cron: NextCron
+) -> int | None:
+    """Return the time (epoch ms) of the first occurrence behind the one at `planned_ms` and after
+    `after_ms`.
+
+    None if the series ends before. Raises ValueError if the cron expression or its zone is not
+    known on this machine."""
+    if repetition.times and occurrence >= repetition.times:
+        return None
+    values, kind = repetition.values, repetition.kind
+    if kind == Repeat.EVERY:
+        interval_ms = values[0]
+        next_ms = planned_ms + interval_ms
+        if next_ms <= after_ms:
+            next_ms = after_ms + interval_ms - (after_ms - planned_ms) % interval_ms
+    elif kind == Repeat.CRON:
+        found = next_cron(repetition.cron, repetition.zone, max(planned_ms, after_ms))
+        if found is None:
+            return None
+        next_ms = found
+    else:
+        interval_ms = backoff_ms(values, occurrence)
+        next_ms = planned_ms + interval_ms
+        while next_ms <= after_ms and interval_ms < values[2] and values[1] > FACTOR_UNIT:
+            occurrence += 1
+            interval_ms = backoff_ms(values, occurrence)
+            next_ms += interval_ms
+        if next_ms <= after_ms:
+            next_ms = after_ms + interval_ms - (after_ms - next_ms) % interval_ms
+    if next_ms > MS_MAX or (repetition.until_ms and next_ms > repetition.until_ms):
+        return None
+    return next_ms
+
+
+def last_until(
+    repetition: Repetition, planned_ms: int, occurrence: int, until_ms: int, next_cron: NextCron
+) -> int:
+    """Return the time (epoch ms) of the last occurrence at or before `until_ms`, the one at
+    `planned_ms` or a later one.
+
+    Raises ValueError if the cron expression or its zone is not known on this machine.
+    """
+    if repetition.until_ms:
+        until_ms = min(until_ms, repetition.until_ms)
+    last_ms, behind_ms = planned_ms, until_ms
+
+    def after(time_ms: int) -> int | None:
+        found = following_after(repetition, planned_ms, occurrence, time_ms, next_cron)
+        return None if found is None or found > until_ms else found
+
+    for _ in range(STEPS_MAX):
+        found = after(last_ms)
+        if found is None:
+            return last_ms
+        last_ms = found
+    # Nothing occurs from `behind_ms` to `until_ms`, and something at `last_ms`.
+    while behind_ms - last_ms > 1:
+        middle_ms = (last_ms + behind_ms) // 2
+        found = after(middle_ms)
+        if found is None:
+            behind_ms = middle_ms
+        else:
+            last_ms = found
+    return last_ms
+
+
+def planned_ms(entry: Entry, repetition: Repetition) -> int:
+    """Return the time (epoch ms) of the pending occurrence in the rhythm, whatever its due time was
+    changed to."""
+    return repetition.planned_ms or entry.due_ms
+
+
+# --- what becomes of an entry
+
+
+def carried(entry: Entry, decision: Decision, message_id: bytes, shard: int) -> tuple[int, Entry]:
+    """Return a message that stays pending by a decision, and the earliest time (epoch ms) of its
+    position."""
+    next_ms = decision.next_due_ms
+    assert next_ms > 0, "a message stays pending without a time"
+    if decision.outcome in (Outcome.RETRY, Outcome.DEFERRED):
+        return next_ms, replace(
+            entry,
+            id=message_id,
+            occurrence=decision.occurrence,
+            attempt=decision.attempt,
+            options=aside(entry),
+        )
+    # Missed occurrences are delivered as one, at the time of the last of them: the pending one
+    # moves there.
+    moves = decision.outcome is Outcome.SKIPPED and decision.occurrence == entry.occurrence
+    options = entry.options
+    assert options is not None
+    repetition = options.repetition
+    assert repetition is not None, "a message that is not a series is delivered once"
+    expire_at_ms = entry.expire_at_ms
+    if expire_at_ms is not None:
+        # An expiry is counted from the time in the rhythm, so it moves along.
+        expire_at_ms += next_ms - planned_ms(entry, repetition)
+    if moves or repetition.planned_ms:
+        # It is not judged as late again.
+        options = replace(
+            options, repetition=replace(repetition, planned_ms=next_ms if moves else 0)
+        )
+    if options.spread_ms:
+        next_place_ms = next_ms + spread_shift_ms(shard, decision.offset, options.spread_ms)
+    else:
+        next_place_ms = next_ms
+    return next_place_ms, Entry(
+        message_id,
+        next_ms,
+        entry.target,
+        entry.key,
+        entry.headers,
+        entry.value,
+        entry.timestamp_ms,
+        expire_at_ms,
+        decision.occurrence,
+        1,
+        options,
+        entry.order,
+    )
+
+
+def moved(entry: Entry, message_id: bytes, due_ms: int) -> Entry:
+    """Return the entry of a message that an action moves to `due_ms`: a series keeps its rhythm."""
+    return replace(
+        entry,
+        id=message_id,
+        due_ms=due_ms,
+        occurrence=max(1, entry.occurrence),
+        options=aside(entry),
+    )
+
+
+def aside(entry: Entry) -> Options | None:
+    """Return the options of an entry whose pending occurrence leaves its time in the rhythm, which
+    they keep."""
+    options = entry.options
+    if options is None or options.repetition is None or options.repetition.planned_ms:
+        return options
+    return replace(options, repetition=replace(options.repetition, planned_ms=entry.due_ms))
+
+
+# --- spread
+
+
+def spread_shift_ms(shard: int, offset: int, spread_ms: int) -> int:
+    """Return how much later (ms) than its due time a message is delivered whose spread is
+    `spread_ms`: less than that.
+
+    It follows from the shard and the source offset alone, so all occurrences of a series have the
+    same."""
+    if spread_ms <= 0:
+        return 0
+    # The finalizer of MurmurHash3 (64 bits): neighbouring offsets are far apart.
+    mixed = (offset * 0x9E3779B97F4A7C15 + shard + 1) & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 33) * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 33) * 0xC4CEB9FE1A85EC53 & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ mixed >> 33) % spread_ms
+
+
+def shift_ms(entry: Entry, shard: int, offset: int) -> int:
+    """Return how much later (ms) than its due time the message is to be delivered."""
+    options = entry.options
+    return (
+        0
+        if options is None or not options.spread_ms
+        else spread_shift_ms(shard, offset, options.spread_ms)
+    )

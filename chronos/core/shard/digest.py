@@ -1,0 +1,105 @@
+"""The digest of a shard: one short text, equal for any two replicas at the same progress record.
+
+It covers the state, every pending message and every lane, every held record, every id state that is
+still in force, and the counts. It does not cover what the delete worker may drop at any moment
+(settled entries, expired id states, the cursor history), so it does not depend on when that worker
+ran. Digests are only compared: any change of the computation takes the next version."""
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from chronos.core.keys import (
+    COUNT,
+    ENTRY,
+    EXPIRY,
+    HELD,
+    ID_STATE,
+    LANE,
+    LANE_STATE,
+    OFFSET_MAX,
+    PARKED,
+    QUEUE_STATE,
+    STATE_KEY,
+    entry_key,
+    expiry_key,
+)
+from chronos.core.shard.codec import (
+    FRESH,
+    PENDING,
+    IdState,
+    pack_state,
+    unpack_id_state,
+    unpack_state,
+)
+from chronos.core.shard.order import kept_from_ms
+from chronos.core.shard.step import StoreView
+
+VERSION, VERSION_HORIZON = b"\x04", b"\x05"
+"""Of a state by rules 1, and of later ones, which have a horizon."""
+
+DIGEST_BYTES = 16
+"""Long enough that different stores never have the same digest by accident; no protection against
+forgery."""
+
+PORTION_ROWS, PORTION_BYTES = 200, 1_000_000
+"""Rows and bytes of one scan: it bounds the memory and the time for which the GIL is held."""
+
+_pack = msgspec.msgpack.Encoder().encode
+"""Encodes a row as self-delimiting bytes, so that no two lists of rows have the same encoding."""
+
+
+def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
+    """Return the digest, in hexadecimal, of a store that does not change meanwhile.
+
+    Settled id states count if they are not forgotten, and are kept from a time at most
+    `remembered_ms` before the last progress record. By rules 1 that must not exceed the time for
+    which the delete worker keeps them (`workers.delete.id_states_kept_ms`); replicas with different
+    settings are compared with the smallest of them. With 0 only pending messages have to be equal.
+    """
+    (data,) = view.get([STATE_KEY])
+    state = FRESH if data is None else unpack_state(data)
+    from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
+    version, since_ms = (
+        (VERSION, _settled_ms) if state.rules == 1 else (VERSION_HORIZON, kept_from_ms)
+    )
+    found = hashlib.blake2b(version + pack_state(state), digest_size=DIGEST_BYTES)
+    due_ms, offset = state.cursor
+    after_cursor = (
+        entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
+    )
+    for rows in _portions(view, after_cursor, _beyond(ENTRY)):
+        found.update(b"".join(map(_pack, rows)))
+    for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
+        id_states = [unpack_id_state(data) for _, data in rows]
+        counted = [
+            _pack(row)
+            for row, id_state in zip(rows, id_states, strict=True)
+            if id_state.state == PENDING or since_ms(id_state) >= from_ms
+        ]
+        found.update(b"".join(counted))
+    # The expiry list is covered too: an id state that is missing from it would never be dropped.
+    for rows in _portions(view, expiry_key(max(0, from_ms), b""), _beyond(EXPIRY)):
+        found.update(b"".join(map(_pack, rows)))
+    for rows in _portions(view, COUNT, _beyond(COUNT)):
+        found.update(b"".join(map(_pack, rows)))
+    for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE):
+        for rows in _portions(view, space, _beyond(space)):
+            found.update(b"".join(map(_pack, rows)))
+    return found.hexdigest()
+
+
+def _settled_ms(id_state: IdState) -> int:
+    return id_state.settled_ms
+
+
+def _beyond(space: bytes) -> bytes:
+    """Return the first key after all keys with this prefix."""
+    return bytes([space[0] + 1])
+
+
+def _portions(view: StoreView, start: bytes, stop: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+    while rows := view.scan(start, stop, PORTION_ROWS, PORTION_BYTES):
+        yield rows
+        start = rows[-1][0] + b"\0"

@@ -1,0 +1,270 @@
+"""Lanes: queues of messages that are due and cannot be delivered yet, in the store
+(docs/concepts/store.md).
+
+A due message whose partition has no leader is parked in the lane of that partition, once, and so
+are the messages that become due while the lane is not empty; likewise one whose target's rate is
+used up, in the lane of that target. A lane contains only pending messages. What leaves it is a
+prefix, in the order of due times; the progress record names the end of that prefix, the lane's
+cursor. A message that left its lane is an ordinary settled entry behind the shard's cursor.
+
+A lane does not decide when it is open: the master does. All functions are deterministic (law 9).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.core.keys import (
+    LANE_STATE,
+    OFFSET_MAX,
+    Lane,
+    entry_key,
+    lane_key,
+    lane_position,
+    lane_state_key,
+    pack_lane,
+    parked_key,
+    unpack_lane,
+)
+from chronos.core.message import Entry, entry_id
+from chronos.core.series import aside
+from chronos.core.shard.codec import (
+    LaneState,
+    pack_entry,
+    pack_lane_state,
+    unpack_entry,
+    unpack_lane_state,
+)
+from chronos.core.shard.progress import Decision, LaneCursor, Outcome
+from chronos.core.shard.step import KeyValue, Leaving, Selection, Staged, StoreView
+from chronos.core.shard.wheel import Item, Position
+
+SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
+"""Rows and bytes of one scan: one step's worth."""
+
+
+EXPIRED_READ = 100
+"""Rows that are read beyond those that a rate allows: expired messages at the head of a lane leave
+without waiting for it."""
+
+
+class LaneWrites(Struct, frozen=True, kw_only=True):
+    """What one step writes about lanes."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    lanes: dict[Lane, LaneState | None]
+    """Every lane that changed -> its new state; None: it is empty."""
+    parked: int
+    """Change of the number of parked messages."""
+
+
+class Lanes:
+    """The lanes of one shard that are not empty."""
+
+    def __init__(self, view: StoreView, shard: int, *, parked: int) -> None:
+        """`parked`: number of parked messages in the store; with 0 nothing is ever read."""
+        self._view = view
+        self._shard = shard
+        self._parked = parked
+        self._states: dict[Lane, LaneState] | None = None if parked else {}
+
+    @property
+    def states(self) -> dict[Lane, LaneState]:
+        """The state of every lane that is not empty. Raises Retry if the store cannot be read."""
+        if self._states is None:
+            states = read_states(self._view)
+            assert sum(state.length for state in states.values()) == self._parked, (
+                "lanes are counted wrongly"
+            )
+            self._states = states
+        return self._states
+
+    # --- select
+
+    def select(
+        self,
+        lane: Lane,
+        staged: Staged,
+        messages_max: int,
+        bytes_max: int,
+        allowed: int | None = None,
+        now_ms: int = 0,
+    ) -> Leaving | None:
+        """Return the first messages of the lane within both limits, at least one; None if actions
+        empty it.
+
+        A message that failed before is selected alone. `allowed`: number of messages that the rate
+        of the topic allows now; those that have expired by `now_ms` do not count. None without a
+        rate."""
+        if allowed is not None:
+            if allowed <= 0:
+                return None
+            messages_max = min(messages_max, 2 * allowed + EXPIRED_READ)
+        start, stop = self._range(lane)
+        ended = [1 for _, of in staged.unparked.values() if of == lane]
+        items: list[Item] = []
+        while not items:
+            rows = self._read(start, stop, messages_max, bytes_max)
+            if not rows:
+                return None
+            start = _after(lane, rows[-1][:2])
+            items = _remaining(rows, staged)
+        entries = _unpacked(items, allowed, now_ms)
+        tried = next((at for at, entry in enumerate(entries) if entry.attempt > 1), len(entries))
+        del entries[max(1, tried) :]
+        del items[len(entries) :]
+        is_all = len(items) + len(ended) == self.states[lane].length
+        return Leaving(lane=lane, items=items, entries=entries, is_all=is_all)
+
+    def replay(self, cursors: Iterable[LaneCursor], staged: Staged) -> list[Leaving]:
+        """Return the messages that the master let leave when it moved the lanes' cursors."""
+        found = []
+        for cursor in cursors:
+            lane = (cursor.topic, cursor.partition)
+            start, _ = self._range(lane)
+            stop = _after(lane, (cursor.due_ms, cursor.offset))
+            items: list[Item] = []
+            while rows := self._read(start, stop, SCAN_ROWS, SCAN_BYTES):
+                items += rows
+                start = _after(lane, rows[-1][:2])
+            items = _remaining(items, staged)
+            if items:
+                entries = [unpack_entry(data) for _, _, data in items]
+                found.append(Leaving(lane=lane, items=items, entries=entries, is_all=False))
+        return found
+
+    def _read(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[Item]:
+        return [
+            (*lane_position(key), data)
+            for key, data in self._view.scan(start, stop, count_max, bytes_max)
+        ]
+
+    def _range(self, lane: Lane) -> tuple[bytes, bytes]:
+        """Return the first key that a message of the lane can have, and the first key after the
+        lane."""
+        state = self.states.get(lane)
+        start = (0, 0) if state is None else (state.due_ms, state.offset)
+        return lane_key(lane, *start), _after(lane, (OFFSET_MAX, OFFSET_MAX))
+
+    # --- apply
+
+    def writes(
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Mapping[int, Decision],
+        settled_ms: int,
+    ) -> LaneWrites:
+        """Return what the step writes about lanes; the entries of due messages are not among it.
+
+        `settled_ms`: due time, behind the new cursor, of the settled entry of a message that
+        leaves."""
+        puts: list[KeyValue] = []
+        deletes: list[bytes] = []
+        change: defaultdict[Lane, int] = defaultdict(int)
+        first: dict[Lane, Position] = {}
+        """Lane -> first position that a message of it can have, once the messages selected have
+        left."""
+        for offset, (due_ms, lane) in staged.unparked.items():
+            deletes += (lane_key(lane, due_ms, offset), parked_key(due_ms, offset))
+            change[lane] -= 1
+        for leaving in selection.leaving:
+            lane = leaving.lane
+            last_ms, last_offset = leaving.items[-1][:2]
+            first[lane] = (last_ms, last_offset + 1)
+            change[lane] -= len(leaving.items)
+            for due_ms, offset, data in leaving.items:
+                deletes += (lane_key(lane, due_ms, offset), parked_key(due_ms, offset))
+                decision = decisions.get(offset)
+                if decision is None or not (
+                    decision.next_due_ms or decision.outcome is Outcome.PARKED
+                ):
+                    puts.append((entry_key(settled_ms, offset), data))
+        for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
+            decision = decisions.get(offset)
+            if decision is None or decision.outcome is not Outcome.PARKED:
+                continue
+            lane = (entry.target, decision.lane)
+            named = replace(entry, id=entry_id(entry, self._shard, offset), options=aside(entry))
+            puts.append((lane_key(lane, due_ms, offset), pack_entry(named)))
+            puts.append((parked_key(due_ms, offset), pack_lane(lane)))
+            change[lane] += 1
+            first[lane] = min(self._first(lane, first, (due_ms, offset)), (due_ms, offset))
+        states: dict[Lane, LaneState | None] = {}
+        for lane, delta in change.items():
+            state = self.states.get(lane)
+            length = delta + (0 if state is None else state.length)
+            assert length >= 0, "more messages left a lane than were parked in it"
+            states[lane] = LaneState(length, *self._first(lane, first, (0, 0))) if length else None
+            if length:
+                puts.append((lane_state_key(lane), pack_lane_state(states[lane])))  # type: ignore[arg-type]
+            else:
+                deletes.append(lane_state_key(lane))
+        return LaneWrites(puts=puts, deletes=deletes, lanes=states, parked=sum(change.values()))
+
+    def _first(self, lane: Lane, first: Mapping[Lane, Position], otherwise: Position) -> Position:
+        state = self.states.get(lane)
+        return first.get(lane, otherwise if state is None else (state.due_ms, state.offset))
+
+    def install(self, lanes: Mapping[Lane, LaneState | None]) -> None:
+        """Install the new states of lanes after they were written."""
+        for lane, state in lanes.items():
+            if state is None:
+                self.states.pop(lane, None)
+            else:
+                self.states[lane] = state
+
+
+def read_states(view: StoreView) -> dict[Lane, LaneState]:
+    """Return the state of every lane that is not empty."""
+    states: dict[Lane, LaneState] = {}
+    start, stop = LANE_STATE, bytes([LANE_STATE[0] + 1])
+    while rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+        states |= {unpack_lane(key[1:]): unpack_lane_state(data) for key, data in rows}
+        start = rows[-1][0] + b"\0"
+    return states
+
+
+def lane_of(view: StoreView, due_ms: int, offset: int) -> Lane | None:
+    """Return the lane of the parked message at a position; None if none is parked there."""
+    (data,) = view.get([parked_key(due_ms, offset)])
+    return None if data is None else unpack_lane(data)
+
+
+def cursors(leaving: Iterable[Leaving]) -> tuple[LaneCursor, ...]:
+    """Return the cursors that the progress record of the step names."""
+    return tuple(LaneCursor(*lane.lane, *lane.items[-1][:2]) for lane in leaving)
+
+
+def count_live(entries: Iterable[Entry], now_ms: int) -> int:
+    """Return the number of messages that have not expired by `now_ms`."""
+    return sum(entry.expire_at_ms is None or now_ms <= entry.expire_at_ms for entry in entries)
+
+
+def _unpacked(items: list[Item], allowed: int | None, now_ms: int) -> list[Entry]:
+    """Return the entries of the items, up to as many as a rate allows; expired ones do not
+    count."""
+    if allowed is None:
+        return [unpack_entry(data) for _, _, data in items]
+    entries: list[Entry] = []
+    for _, _, data in items:
+        entry = unpack_entry(data)
+        live = count_live((entry,), now_ms)
+        if live > allowed:
+            break
+        allowed -= live
+        entries.append(entry)
+    return entries
+
+
+def _after(lane: Lane, position: Position) -> bytes:
+    """Return the first key after a position of the lane."""
+    return lane_key(lane, *position) + b"\0"
+
+
+def _remaining(items: list[Item], staged: Staged) -> list[Item]:
+    """Return the items that no action of this step takes out of their lane."""
+    return [item for item in items if item[1] not in staged.unparked] if staged.unparked else items

@@ -1,0 +1,330 @@
+"""Progress records: the decisions of a master in one step, and the failures of messages among them.
+
+Nothing else changes a shard's state.
+
+Layout: a version byte, then a msgpack array in the field order below; a field is only ever
+appended, with a default. A change of meaning takes a new version, and a replica that does not know
+a version stops.
+
+A record names the number of the rules that its master decided by. Rules are everything that a
+replay computes: how a record is parsed, where a message is placed, what an id state notes. Replay
+follows the number of each record, for ever.
+
+Only messages with a decision have one. Every replica computes it from the progress record alone
+(law 9)."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from chronos.core.shard.codec import PENDING, UNDECODABLE, Failure, IdState
+from chronos.errors import LogMismatch
+
+VERSION = b"\x02"
+"""Records of rules 1. Version 1 had no cluster; it was never released."""
+
+VERSION_NUMBERED = b"\x03"
+"""Records that name the number of their rules, which is at least 2."""
+
+RULES = 3
+"""The newest rules that this version of Chronos knows.
+
+    1   the first ones
+    2   no hop is refused for its time; the order of records that came through different partitions; the horizon; held records
+    3   headers of Chronos in any spelling; the action `backfill`; times far in the past are refused
+"""  # noqa: E501
+
+
+class Outcome(IntEnum):
+    """The outcome of a selected message."""
+
+    DELIVERED = 1
+    AGAIN = 2
+    RETRY = 3
+    DEFERRED = 4
+    SKIPPED = 5
+    EXPIRED = 6
+    DEAD = 7
+    PARKED = 8
+
+
+class Decision(Struct, frozen=True, array_like=True, gc=False):
+    """The outcome of a selected message that is not a plain, final delivery. Field order is the
+    layout."""
+
+    due_ms: int
+    """With `offset`: the position at which it was selected (epoch ms)."""
+    offset: int
+    outcome: Outcome
+    reason: int = 0
+    """The `Reason` of the outcome; 0: none."""
+    next_due_ms: int = 0
+    """The next due time (epoch ms) of a message that stays pending: it was retried, deferred or
+    repeated, or an occurrence of its series was skipped, expired or dead-lettered; otherwise 0. A
+    parked message keeps its time."""
+    occurrence: int = 1
+    """That of the message from now on."""
+    attempt: int = 1
+    """The attempt that comes next; of a dead-lettered or expired message, the last one."""
+    lane: int = 0
+    """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`,
+    `UNCREATED` or `LIMITED`."""
+    detail: int = 0
+    """The number, from 1 on, of the reason's text among `Progress.details`; 0: none."""
+
+
+class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
+    """The position up to which the messages of a lane left it in one step. Field order is the
+    layout."""
+
+    topic: str
+    partition: int
+    due_ms: int
+    offset: int
+
+
+class Hold(Struct, frozen=True, array_like=True, gc=False):
+    """A refused record that is kept in the store until its destination takes it. Field order is the
+    layout."""
+
+    offset: int
+    destination: int
+    """The partition of the delay topic that it is forwarded to, or `keys.REJECTED`: the rejected
+    topic."""
+    detail: int = 0
+    """The number, from 1 on, of the text of a rejected record among `Progress.details`; 0: none."""
+
+
+class Written(Struct, frozen=True, array_like=True, gc=False):
+    """The first held records of a destination, which were written to it in this step. Field order
+    is the layout."""
+
+    destination: int
+    offset: int
+    """That of the last one."""
+    too_large: tuple[int, ...] = ()
+    """Offsets of those among them that the partition would not take any more: they went to the
+    rejected topic."""
+
+
+class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """The progress record of one step. Field order is the layout."""
+
+    role_epoch: int
+    """The epoch that the coordinator published with the role of master."""
+    log_epoch: int
+    """One more than the last epoch found in the progress log when this master took over."""
+    cluster: str
+    """The cluster of the node that wrote it: two clusters on one progress topic would deliver
+    everything twice."""
+    node: str
+    """The node's name, for people."""
+    instance: str
+    """The id of the node's data directory, which identifies the node."""
+    cursor_due_ms: int
+    cursor_offset: int
+    pull_offset: int
+    counts: tuple[int, ...]
+    """Messages selected by outcome, from `Outcome.DELIVERED` on: those between the last cursor and
+    this one, and those that left a lane."""
+    refused: tuple[tuple[int, int], ...] = ()
+    """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
+    decisions: tuple[Decision, ...] = ()
+    """Every outcome that is not a plain, final delivery, in order."""
+    probes: int = 0
+    """Probes among the delay records staged."""
+    unreadable: tuple[tuple[int, int], ...] = ()
+    """`(first, last)` of every range of offsets that was stepped over, because its batch cannot be
+    read. A step with ranges pulls nothing else; the first offset of each is among `refused`, with
+    the reason `UNREADABLE`."""
+    lanes: tuple[LaneCursor, ...] = ()
+    """The cursor of every lane that messages left."""
+    details: tuple[str, ...] = ()
+    """The different texts that explain decisions, at most DETAILS_MAX."""
+    rules: int = 1
+    """The number of the rules that the step was decided by."""
+    horizon_ms: int = 0
+    """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this
+    step, whether or not the delete worker has removed them yet."""
+    held: tuple[Hold, ...] = ()
+    """Those of the refused records that wait for their destination. A record that is to be
+    forwarded has the reason `HELD`, a rejected one its own."""
+    written: tuple[Written, ...] = ()
+    """The queues of held records of which the beginning was written on; such a step pulls and
+    delivers nothing."""
+    held_forwards: int = 0
+    """Held records that wait for another partition of the delay topic after this step."""
+
+    @property
+    def selected(self) -> int:
+        """Number of selected messages; replay checks that it finds as many."""
+        return sum(self.counts)
+
+    def rejections(self) -> Mapping[int, int]:
+        """The refused delay records as offset -> reason."""
+        return dict(self.refused)
+
+
+NO_OUTCOMES = (0,) * (len(Outcome) - 1)
+
+
+def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, ...]:
+    """Return `Progress.counts`: all of `selected` messages were delivered, except those in
+    `decisions`."""
+    if not decisions:
+        return (selected, *NO_OUTCOMES)
+    outcomes = [decision.outcome for decision in decisions]
+    counts = [outcomes.count(outcome) for outcome in Outcome]
+    counts[0] += selected - len(decisions)
+    return tuple(counts)
+
+
+LANES_MAX = 50
+"""Most lanes that messages leave in one step: the progress record names each with its topic."""
+
+DETAILS_MAX = 20
+"""Most texts of one progress record: decisions with further texts have none."""
+
+DETAIL_BYTES_MAX = 200
+"""Most bytes of one text; a longer one is cut."""
+
+DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5 + 1
+"""Most bytes of a decision: its array, then the fields of `Decision`."""
+
+REFUSED_BYTES_MAX = 1 + 9 + 2
+"""Most bytes of a refused record: its array, an offset, a reason."""
+
+HOLDS_PER_DECISION = 2
+"""Held records for which a step selects one message fewer, so that the bound of a record of older
+versions still holds: a `Hold` takes at most 16 bytes."""
+
+LANE_BYTES_MAX = 1 + 251 + 5 + 9 + 9
+"""Most bytes of a lane's cursor: its array, a topic's name, then the other fields of
+`LaneCursor`."""
+
+REST_BYTES_MAX = 16_384
+"""Most bytes of the other fields, names included, and of the record batch around them."""
+
+
+def progress_bytes_max(messages: int) -> int:
+    """Return the most bytes that the record batch takes whose step refuses and selects `messages`
+    messages each."""
+    decided = messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX)
+    return (
+        decided + LANES_MAX * LANE_BYTES_MAX + DETAILS_MAX * (2 + DETAIL_BYTES_MAX) + REST_BYTES_MAX
+    )
+
+
+def detail_number(details: list[str], text: str) -> int:
+    """Return the number of the text for `Decision.detail`, and add it to `details` where it is new;
+    0 if these are full."""
+    cut = text.encode(errors="replace")[:DETAIL_BYTES_MAX].decode(errors="ignore")
+    if cut not in details:
+        if not cut or len(details) >= DETAILS_MAX:
+            return 0
+        details.append(cut)
+    return details.index(cut) + 1
+
+
+_FIRST_FIELDS = Progress.__struct_fields__.index("rules")
+"""Fields of the records of rules 1."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Progress).decode
+
+
+def pack_progress(progress: Progress) -> bytes:
+    """Return the bytes of a progress record."""
+    assert all(count >= 0 for count in progress.counts), "more messages were decided than selected"
+    assert all(offset < progress.pull_offset for offset, _ in progress.refused[-1:]), (
+        "a refused record was not pulled"
+    )
+    assert all(first <= last < progress.pull_offset for first, last in progress.unreadable), (
+        "a range was not pulled"
+    )
+    assert 1 <= progress.rules <= RULES, "there are no rules of this number"
+    if progress.rules == 1:
+        return VERSION + _encode(astuple(progress)[:_FIRST_FIELDS])
+    return VERSION_NUMBERED + _encode(progress)
+
+
+def unpack_progress(data: bytes | None) -> Progress:
+    """Return the progress record in the bytes. Raises LogMismatch if this version cannot have
+    written them."""
+    if not data or data[:1] not in (VERSION, VERSION_NUMBERED):
+        shown = data[0] if data else "none"
+        raise LogMismatch(
+            f"a progress record has format version {shown}, which this version of Chronos does "
+            "not know: a newer node wrote it, or the topic is not Chronos's. Upgrade this node, "
+            "or check topics.progress."
+        )
+    try:
+        progress = _decode(data[1:])
+    except UNDECODABLE as error:
+        raise LogMismatch(
+            f"a progress record cannot be decoded ({error}); check topics.progress"
+        ) from error
+    if progress.rules > RULES:
+        raise LogMismatch(
+            f"a progress record was decided by rules {progress.rules}, and this version of "
+            f"Chronos knows rules up to {RULES}: a newer node wrote it. Upgrade this node."
+        )
+    if (progress.rules == 1) != (data[:1] == VERSION):
+        raise LogMismatch(
+            f"a progress record of version {data[0]} names rules {progress.rules}; check "
+            "topics.progress"
+        )
+    return progress
+
+
+def failure_of(decision: Decision, details: Sequence[str]) -> Failure | None:
+    """Return the failure that the decision records, without its time; None if it names no reason.
+    `details`: `Progress.details`."""
+    if not decision.reason:
+        return None
+    # A dead message has used its last attempt; for any other one the decision has the number of the
+    # attempt that comes next.
+    attempts = decision.attempt - (decision.outcome is not Outcome.DEAD)
+    detail = details[decision.detail - 1] if 0 < decision.detail <= len(details) else ""
+    return Failure(decision.reason, attempts, 0, detail)
+
+
+def fails_alike(one: Decision, other: Decision) -> bool:
+    """Return whether two decisions of one step have equal failures."""
+    return (
+        one.outcome == other.outcome
+        and one.reason == other.reason
+        and one.detail == other.detail
+        and one.attempt == other.attempt
+    )
+
+
+def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, IdState]:
+    """Return the id states of the decisions of one step whose progress record has this time (epoch
+    ms)."""
+    found: dict[bytes, IdState] = {}
+    undated = failure = None
+    for message_id, id_state in id_states.items():
+        state = id_state.state
+        if id_state.failure is None and state == PENDING:
+            found[message_id] = id_state
+            continue
+        if id_state.failure is not undated:
+            undated = failure = id_state.failure
+            if undated is not None:
+                failure = Failure(undated.reason, undated.attempts, timestamp_ms, undated.detail)
+        settled_ms = 0 if state == PENDING else timestamp_ms
+        found[message_id] = IdState(
+            state,
+            id_state.due_ms,
+            id_state.offset,
+            settled_ms,
+            failure,
+            id_state.first_ms,
+            None,
+            id_state.order,
+        )
+    return found

@@ -1,0 +1,251 @@
+"""Queues of held records: refused records that wait for the partition or topic they are written to,
+in the store.
+
+A record whose id belongs to a partition that takes none at the moment is held, and so is every
+later one for that partition while the queue is not empty: the records of an id keep their order.
+Likewise rejected records while the rejected topic takes none. What leaves a queue is a prefix, in
+the order of offsets; the progress record names its last offset, in the transaction that writes it.
+
+A queue does not decide when its destination takes records: the master does. All functions are
+deterministic (law 9)."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from chronos.core.keys import (
+    OFFSET_MAX,
+    QUEUE_STATE,
+    REJECTED,
+    held_key,
+    held_offset,
+    queue_of,
+    queue_state_key,
+)
+from chronos.core.message import Record
+from chronos.core.shard.codec import (
+    HeldRecord,
+    QueueState,
+    State,
+    pack_held,
+    pack_queue_state,
+    unpack_held,
+    unpack_queue_state,
+)
+from chronos.core.shard.progress import Hold, Progress, Written, detail_number
+from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView
+from chronos.errors import LogMismatch
+
+HELD_MAX = 100_000
+"""Held records of a shard above which it pulls nothing more: as many as it pulls in a few seconds,
+and rewrites in as many."""
+
+HELD_BYTES_MAX = 256_000_000
+"""Bytes of their rows above which it pulls nothing more: as much as the smallest reserve of the
+disk (`limits.disk_reserve`)."""
+
+SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
+"""Rows and bytes of one scan: one step's worth."""
+
+
+class QueueWrites(Struct, frozen=True, kw_only=True):
+    """What one step writes about queues."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    queues: dict[int, QueueState | None]
+    """Every destination whose queue changed -> its new state; None: it is empty."""
+    held: int
+    """Change of the number of held records."""
+    held_bytes: int
+    """Change of the bytes of their rows."""
+
+
+class Queues:
+    """The queues of one shard that are not empty, by destination."""
+
+    def __init__(self, view: StoreView, *, held: int) -> None:
+        """`held`: number of held records in the store; with 0 nothing is ever read."""
+        self._view = view
+        self._held = held
+        self._states: dict[int, QueueState] | None = None if held else {}
+
+    @property
+    def states(self) -> dict[int, QueueState]:
+        """The state of every queue that is not empty. Raises Retry if the store cannot be read."""
+        if self._states is None:
+            states = read_queue_states(self._view)
+            assert sum(state.length for state in states.values()) == self._held, (
+                "held records are counted wrongly"
+            )
+            self._states = states
+        return self._states
+
+    def first(self, destination: int, records_max: int, bytes_max: int) -> Prefix:
+        """Return the first held records of a destination whose queue is not empty, within both
+        limits, at least one."""
+        start = held_key(destination, self.states[destination].offset)
+        rows = self._view.scan(start, _stop(destination), records_max, bytes_max)
+        assert rows, "a queue that is not empty has no rows"
+        return Prefix(destination=destination, rows=_unpacked(rows))
+
+    def replay(self, written: Iterable[Written]) -> list[Prefix]:
+        """Return the held records that the master wrote on. Raises LogMismatch if they are not
+        there."""
+        found = []
+        for each in written:
+            destination, state = each.destination, self.states.get(each.destination)
+            start = held_key(destination, 0 if state is None else state.offset)
+            stop = held_key(destination, each.offset) + b"\0"
+            rows: list[tuple[bytes, bytes]] = []
+            while part := self._view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+                rows += part
+                start = part[-1][0] + b"\0"
+            prefix = Prefix(destination=destination, rows=_unpacked(rows), too_large=each.too_large)
+            offsets = {offset for offset, _, _ in prefix.rows}
+            if not {each.offset, *each.too_large} <= offsets:
+                raise LogMismatch(
+                    f"a progress record names held records up to offset {each.offset} that this "
+                    "replica does not hold: remove the shard's store to rebuild it from the logs"
+                )
+            found.append(prefix)
+        return found
+
+    def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
+        """Return what the step writes about queues."""
+        puts: list[KeyValue] = []
+        deletes: list[bytes] = []
+        length: defaultdict[int, int] = defaultdict(int)
+        size: defaultdict[int, int] = defaultdict(int)
+        first = {destination: state.offset for destination, state in self.states.items()}
+        for prefix in staged.written:
+            destination = prefix.destination
+            deletes += [held_key(destination, offset) for offset, _, _ in prefix.rows]
+            length[destination] -= len(prefix.rows)
+            size[destination] -= sum(row_bytes for _, _, row_bytes in prefix.rows)
+            first[destination] = prefix.rows[-1][0] + 1
+        for held, hold in zip(staged.held, progress.held, strict=True):
+            record, destination = held.record, held.destination
+            headers = None if record.headers is None else list(record.headers)
+            detail = progress.details[hold.detail - 1] if hold.detail else ""
+            data = pack_held(
+                HeldRecord(
+                    record.key, record.value, headers, record.timestamp_ms, held.reason, detail
+                )
+            )
+            puts.append((held_key(destination, record.offset), data))
+            length[destination] += 1
+            size[destination] += len(data)
+            first.setdefault(destination, record.offset)
+        states: dict[int, QueueState | None] = {}
+        for destination, change in length.items():
+            before = self.states.get(destination, QueueState(0, 0, 0))
+            count = before.length + change
+            assert count >= 0, "more records left a queue than were held in it"
+            state = (
+                QueueState(count, before.bytes + size[destination], first[destination])
+                if count
+                else None
+            )
+            states[destination] = state
+            if state is not None:
+                puts.append((queue_state_key(destination), pack_queue_state(state)))
+            else:
+                assert before.bytes + size[destination] == 0, (
+                    "the bytes of an empty queue are counted wrongly"
+                )
+                deletes.append(queue_state_key(destination))
+        return QueueWrites(
+            puts=puts,
+            deletes=deletes,
+            queues=states,
+            held=sum(length.values()),
+            held_bytes=sum(size.values()),
+        )
+
+    def install(self, queues: Mapping[int, QueueState | None]) -> None:
+        """Install the new states of queues after they were written."""
+        for destination, state in queues.items():
+            if state is None:
+                self.states.pop(destination, None)
+            else:
+                self.states[destination] = state
+
+
+def is_full(state: State) -> bool:
+    """Return whether a shard holds so many records that it pulls nothing more."""
+    return state.held >= HELD_MAX or state.held_bytes >= HELD_BYTES_MAX
+
+
+def read_queue_states(view: StoreView) -> dict[int, QueueState]:
+    """Return the state of every queue that is not empty."""
+    states: dict[int, QueueState] = {}
+    start, stop = QUEUE_STATE, bytes([QUEUE_STATE[0] + 1])
+    while rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+        states |= {queue_of(key): unpack_queue_state(data) for key, data in rows}
+        start = rows[-1][0] + b"\0"
+    return states
+
+
+def holds(held: Iterable[Held], details: list[str]) -> tuple[Hold, ...]:
+    """Return what the progress record says about records that begin to wait; adds the texts of
+    their reasons to `details`."""
+    return tuple(
+        Hold(
+            each.record.offset,
+            each.destination,
+            detail_number(details, each.detail) if each.detail else 0,
+        )
+        for each in held
+    )
+
+
+def written(prefixes: Iterable[Prefix]) -> tuple[Written, ...]:
+    """Return what the progress record says about the queues that are written on."""
+    return tuple(
+        Written(prefix.destination, prefix.rows[-1][0], prefix.too_large) for prefix in prefixes
+    )
+
+
+def held_by(progress: Progress, records: Sequence[Record]) -> list[Held]:
+    """Return the records that begin to wait by a progress record. Raises LogMismatch if one of them
+    is not among `records`."""
+    if not progress.held:
+        return []
+    reasons, by_offset = progress.rejections(), {record.offset: record for record in records}
+    for first, _ in progress.unreadable:
+        by_offset[first] = unreadable_record(first)
+    try:
+        return [
+            Held(
+                by_offset[hold.offset],
+                hold.destination,
+                reasons[hold.offset] if hold.destination == REJECTED else 0,
+            )
+            for hold in progress.held
+        ]
+    except KeyError as error:
+        raise LogMismatch(
+            f"a progress record holds the record at offset {error}, which it does not refuse: "
+            "check topics.progress"
+        ) from error
+
+
+def record_of(offset: int, held: HeldRecord) -> Record:
+    """Return a held record as it came."""
+    return Record(offset, held.timestamp_ms, held.key, held.value, held.headers)
+
+
+def unreadable_record(first: int) -> Record:
+    """Return the record that stands for a range of offsets that cannot be read."""
+    return Record(offset=first, timestamp_ms=0, key=None, value=None, headers=())
+
+
+def _unpacked(rows: Iterable[tuple[bytes, bytes]]) -> list[tuple[int, HeldRecord, int]]:
+    return [(held_offset(key), unpack_held(data), len(data)) for key, data in rows]
+
+
+def _stop(destination: int) -> bytes:
+    """Return the first key after the queue of a destination."""
+    return held_key(destination, OFFSET_MAX) + b"\0"

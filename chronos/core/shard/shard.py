@@ -1,0 +1,715 @@
+"""The shard: the state machine of one delay partition.
+
+It is deterministic and makes three moves, the same for a master and for a replica that replays its
+decisions:
+
+    stage   records of the delay partition -> the changes they ask for     (a master decides, a replica executes; `staging`)
+    select  due messages, stored or staged -> messages in order            (by time, or up to a recorded cursor)
+    apply   a committed progress record    -> one atomic write to the store
+
+Nothing is changed before `install`, so a step whose transaction was aborted leaves no trace. The
+moves only compute: `look_ahead` calls some of them early, while the previous step commits. The laws
+it keeps are numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state
+depends on the logs only). It reads the store through `StoreView` and never writes."""  # noqa: E501
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from chronos.core.keys import (
+    ID_STATE,
+    MINUTE_MS,
+    OFFSET_MAX,
+    STATE_KEY,
+    Lane,
+    count_key,
+    cursor_history_key,
+    entry_key,
+    entry_position,
+    expiry_key,
+    generated_id,
+    lane_key,
+)
+from chronos.core.message import PROBE_ID, Action, Command, Entry, Record
+from chronos.core.series import carried
+from chronos.core.shard.codec import (
+    DEAD,
+    DELIVERED,
+    EXPIRED,
+    PENDING,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    pack_entry,
+    pack_id_state,
+    pack_state,
+    unpack_id_state,
+)
+from chronos.core.shard.lanes import Lanes
+from chronos.core.shard.order import check_places, kept_from_ms
+from chronos.core.shard.parsing import has_cron, parse
+from chronos.core.shard.progress import (
+    RULES,
+    Decision,
+    LaneCursor,
+    Outcome,
+    Progress,
+    count_outcomes,
+    dated,
+    fails_alike,
+    failure_of,
+)
+from chronos.core.shard.queues import Queues, held_by
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.staging import stage, stage_nothing, stage_unreadable
+from chronos.core.shard.step import (
+    Changes,
+    KeyValue,
+    Parsed,
+    Placed,
+    Selection,
+    Staged,
+    StoreView,
+    Writes,
+    add_totals,
+    count_settled,
+    fitting,
+    placed_ms,
+    unpacked,
+    with_leaving,
+)
+from chronos.core.shard.wheel import Item, Position, Wheel
+from chronos.errors import LogMismatch
+
+READ_AHEAD_MESSAGES = 5_000
+"""Entries read from the store in one scan: one step's worth."""
+
+READ_AHEAD_BYTES = 8_000_000
+"""Bytes read from the store in one scan: one step's worth."""
+
+REPLAY_AHEAD_MS = 1_000
+"""A replica reads entries this far beyond the cursor of a progress record: one scan then serves
+many records, which are some 5 ms apart (a replay takes a fifth less time so)."""
+
+REPLAY_AHEAD_MESSAGES = 500
+"""Entries of such a scan."""
+
+REPLAY_AHEAD_BYTES = 250_000
+"""Bytes of such a scan; the wheel of a replica holds up to four times as much."""
+
+CRON_CHECKS_MAX = 200
+"""Cron expressions that a master checks in one step; each takes up to 0.3 ms."""
+
+PARSED_AT_ONCE = 100
+"""Records that are parsed between two looks at the number of cron expressions among them."""
+
+COUNTS_CACHED_MAX = 200_000
+"""Minutes whose pending count is cached: 138 days, at most about 20 MB."""
+
+
+WITHOUT_ID = frozenset({None, PROBE_ID})
+"""Ids of commands that name no message."""
+
+
+def _commands(records: Sequence[Record], rules: Rules) -> list[Command]:
+    """Return the commands of the first records, until enough cron expressions were checked."""
+    commands: list[Command] = []
+    checks = 0
+    for at in range(0, len(records), PARSED_AT_ONCE):
+        found = [parse(record, rules) for record in records[at : at + PARSED_AT_ONCE]]
+        commands += found
+        # Almost all records are plain messages.
+        checks += sum(
+            map(
+                has_cron,
+                [each for each in found if type(each) is not Entry or each.options is not None],
+            )
+        )
+        if checks >= CRON_CHECKS_MAX:
+            break
+    return commands
+
+
+class Shard:
+    """The state of one shard in memory: its `State`, the wheel, lanes and cached counts, all of it
+    read from the store."""
+
+    def __init__(
+        self, *, rules: Rules, state: State, view: StoreView, keeps_cancelled: bool = False
+    ) -> None:
+        """`keeps_cancelled`: cancelled messages stay in the store like all that are settled, for
+        lists. No decision reads them."""
+        self.rules = rules
+        self._keeps_cancelled = keeps_cancelled
+        self.state = state
+        self.wheel = Wheel(state.cursor)
+        self.lanes = Lanes(view, rules.shard, parked=state.parked)
+        self.queues = Queues(view, held=state.held)
+        self._view = view
+        self._counts: dict[int, int] = {}
+        # Replay never decides again: its rules reject nothing that a setting could reject.
+        self._replay_rules = {number: rules.for_replay(number) for number in range(1, RULES + 1)}
+
+    # --- stage
+
+    def parse(self, records: Sequence[Record]) -> Parsed:
+        """Parse the records by the master's rules, and read the states of the ids they name.
+
+        Only the first ones, at least PARSED_AT_ONCE, if CRON_CHECKS_MAX of them have a cron
+        expression."""
+        return self._parse(records, self.rules)
+
+    def stage(
+        self, records: Sequence[Record], parsed: Parsed | None = None, *, horizon_ms: int = 0
+    ) -> Staged:
+        """Return the changes that the first records ask for, as many as `parse` takes, rejecting
+        what must be rejected: the master's side.
+
+        `parsed`: the result of `parse` for these records, if it was computed before and is still up
+        to date. `horizon_ms`: ids settled, and cancels noted, before that time are forgotten."""
+        assert parsed is None or len(parsed.records) <= len(records)
+        horizon_ms = max(horizon_ms, self.state.horizon_ms)
+        parsed = self.parse(records) if parsed is None else parsed
+        return stage(parsed, self.rules, self.state, self._view, horizon_ms=horizon_ms)
+
+    def replay_stage(self, records: Sequence[Record], progress: Progress) -> Staged:
+        """Return the changes that the records ask for when exactly those that the progress record
+        names are rejected: the replica's side. Raises LogMismatch if another record cannot be
+        executed."""
+        rules = self._replay_rules[progress.rules]
+        parsed, refused = self._parse(records, rules), progress.rejections()
+        staged = stage(
+            parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused
+        )
+        staged.held = held_by(progress, records)
+        staged.written = self.queues.replay(progress.written)
+        return staged
+
+    def stage_nothing(self, horizon_ms: int) -> Staged:
+        """Return the changes of a master's step that pulls nothing."""
+        return stage_nothing(self.state, self.rules.number, max(horizon_ms, self.state.horizon_ms))
+
+    def stage_unreadable(
+        self, ranges: Sequence[tuple[int, int]], progress: Progress | None = None
+    ) -> Staged:
+        """Return the changes of a step over ranges of offsets, first and last, that cannot be read.
+
+        `progress`: the record that is replayed; None for a master.
+        """
+        if progress is None:
+            return stage_unreadable(ranges, self.state, self.rules.number, self.state.horizon_ms)
+        staged = stage_unreadable(ranges, self.state, progress.rules, progress.horizon_ms)
+        staged.held = held_by(progress, ())
+        return staged
+
+    def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
+        commands = (
+            [parse(record, rules) for record in records]
+            if rules.next_cron is None
+            else _commands(records, rules)
+        )
+        records = records[: len(commands)]
+        ids = [command.id for command in commands]
+        if (
+            rules.misplaced is not None
+            and rules.shards > 1
+            and any(ids)
+            and check_places(records, commands, ids, rules)
+        ):
+            ids = [command.id for command in commands]
+        named_ids: set[bytes] = {*ids}  # type: ignore[arg-type]
+        named_ids -= WITHOUT_ID
+        places = [
+            (command.due_ms, pack_entry(command))
+            if type(command) is Entry and command.options is None
+            else None
+            for command in commands
+        ]
+        return Parsed(
+            records=records,
+            commands=commands,
+            places=places,
+            known=self._read_id_states(named_ids),
+            named_ids=named_ids,
+            action_ids=frozenset(command.id for command in commands if type(command) is Action),
+        )
+
+    def _read_id_states(self, named_ids: set[bytes]) -> dict[bytes, IdState]:
+        if not named_ids:
+            return {}
+        ids = list(named_ids)
+        rows = self._view.get([ID_STATE + message_id for message_id in ids])
+        return {
+            message_id: unpack_id_state(data)
+            for message_id, data in zip(ids, rows, strict=True)
+            if data is not None
+        }
+
+    # --- select
+
+    def select(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
+        """Return the messages due at or before `until_ms`, in order, within both limits, at least
+        one if there is one."""
+        wheel, until = self.wheel, (until_ms, OFFSET_MAX)
+        while wheel.through < until and wheel.messages < messages_max and wheel.bytes <= bytes_max:
+            self._read_ahead(until_ms)
+        stored = wheel.peek(until_ms, messages_max)
+        # The wheel may hold more than `peek` returned, or the store more than the wheel: the order
+        # is known up to here.
+        known = stored[-1][:2] if len(stored) == messages_max else min(until, wheel.through)
+        items = self._merge(staged, stored, known)
+        count = fitting(items, messages_max, bytes_max)
+        if count < len(items):
+            del items[count:]
+            return unpacked(items, items[-1][:2], complete=False)
+        return unpacked(items, max(known, self.state.cursor), complete=known == until)
+
+    def select_next(
+        self, selection: Selection, until_ms: int, messages_max: int, bytes_max: int
+    ) -> Selection | None:
+        """Return the selection that follows `selection` if nothing is staged in between; None if it
+        is not a full one."""
+        items = self.wheel.peek(until_ms, messages_max, selection.cursor)
+        count = fitting(items, messages_max, bytes_max)
+        if count == len(items) < messages_max:
+            return None
+        del items[count:]
+        return unpacked(items, items[-1][:2], complete=False)
+
+    def replay_select(
+        self, staged: Staged, cursor: Position, lanes: Sequence[LaneCursor] = ()
+    ) -> Selection:
+        """Return the messages that the master selected when it moved the cursor to `cursor`, and
+        the lanes' cursors to `lanes`."""
+        wheel = self.wheel
+        if wheel.messages > 4 * REPLAY_AHEAD_MESSAGES or wheel.bytes > 4 * REPLAY_AHEAD_BYTES:
+            # What arrives goes into the wheel too, if it is due before its end.
+            wheel.clear(self.state.cursor)
+        if wheel.through < cursor:
+            self._read_ahead(cursor[0] + REPLAY_AHEAD_MS, REPLAY_AHEAD_MESSAGES, REPLAY_AHEAD_BYTES)
+        while wheel.through < cursor:
+            self._read_ahead(cursor[0])
+        stored = [
+            item for item in self.wheel.peek(cursor[0], self.wheel.messages) if item[:2] <= cursor
+        ]
+        selection = unpacked(self._merge(staged, stored, cursor), cursor, complete=True)
+        return (
+            with_leaving(selection, self.lanes.replay(lanes, staged), complete=True)
+            if lanes
+            else selection
+        )
+
+    def _merge(self, staged: Staged, stored: list[Item], through: Position) -> list[Item]:
+        """Return the stored and staged entries up to the position `through`, in order."""
+        if staged.removed:
+            stored = [item for item in stored if staged.removed.get(item[1]) != item[0]]
+        through_ms = through[0]
+        due = [
+            (due_ms, offset, data)
+            for offset, (due_ms, data) in staged.placed.items()
+            if due_ms <= through_ms and (due_ms, offset) <= through
+        ]
+        if not due:
+            return stored
+        return sorted(stored + due)
+
+    def read_ahead(self, until_ms: int, messages_max: int) -> bool:
+        """Read one scan of entries into the wheel; False if it holds `messages_max`, or all that is
+        due by `until_ms`."""
+        if self.wheel.messages >= messages_max or self.wheel.through >= (until_ms, OFFSET_MAX):
+            return False
+        self._read_ahead(until_ms)
+        return True
+
+    def _read_ahead(
+        self,
+        until_ms: int,
+        messages_max: int = READ_AHEAD_MESSAGES,
+        bytes_max: int = READ_AHEAD_BYTES,
+    ) -> None:
+        due_ms, offset = self.wheel.through
+        start = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
+        stop = entry_key(until_ms + 1, 0)
+        if start >= stop:
+            return
+        rows = self._view.scan(start, stop, messages_max, bytes_max)
+        items = [(*entry_position(key), data) for key, data in rows]
+        # Only an empty scan proves the end: a scan that stopped at its limit looks like one that
+        # reached the end.
+        self.wheel.extend(items, items[-1][:2] if items else (until_ms, OFFSET_MAX))
+
+    # --- apply
+
+    def writes(self, staged: Staged, selection: Selection, progress: Progress) -> Writes:
+        """Return the part of `apply` that does not depend on the offset and time of the progress
+        record."""
+        cursor = (progress.cursor_due_ms, progress.cursor_offset)
+        placed = staged.placed
+        delta: defaultdict[int, int] = defaultdict(int)
+        for due_ms in staged.removed.values():
+            delta[due_ms // MINUTE_MS] -= 1
+        for due_ms, _ in placed.values():
+            delta[due_ms // MINUTE_MS] += 1
+        left = selection.left
+        count_settled(selection.items[left:] if left else selection.items, delta)
+        decisions = {decision.offset: decision for decision in progress.decisions}
+        id_states = dict(staged.id_states)
+        decided: dict[bytes, IdState] = {}
+        rescheduled, parked = self._settle(
+            selection, decisions, progress.details, cursor, id_states, decided
+        )
+        for due_ms, _ in rescheduled.values():
+            delta[due_ms // MINUTE_MS] += 1
+        deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
+        if rescheduled and not (placed or parked or left):
+            deletes += [entry_key(decisions[source].due_ms, source) for source in rescheduled]
+            placed = rescheduled
+        elif rescheduled or parked:
+            moved = (rescheduled.keys() | parked) - {
+                source for _, source, _ in selection.items[:left]
+            }
+            deletes += [
+                entry_key(decisions[source].due_ms, source)
+                for source in moved
+                if source not in placed
+            ]
+            if parked:
+                placed = {source: place for source, place in placed.items() if source not in parked}
+            placed = placed | rescheduled
+        puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
+        puts += [
+            (ID_STATE + message_id, pack_id_state(id_state))
+            for message_id, id_state in id_states.items()
+            if id_state.state == PENDING
+        ]
+        if staged.cancels and self._keeps_cancelled:
+            puts += self._cancelled(staged, cursor)
+        lanes: dict[Lane, LaneState | None] = {}
+        parked_delta = 0
+        if left or parked or staged.unparked:
+            written = self.lanes.writes(staged, selection, decisions, _settled_ms(cursor))
+            puts += written.puts
+            deletes += written.deletes
+            lanes, parked_delta = written.lanes, written.parked
+            for due_ms, _ in staged.unparked.values():
+                delta[due_ms // MINUTE_MS] -= 1
+            for due_ms, _, _ in selection.items[:left]:
+                delta[due_ms // MINUTE_MS] -= 1
+            for source in parked:
+                delta[decisions[source].due_ms // MINUTE_MS] += 1
+        queues: dict[int, QueueState | None] = {}
+        held = held_bytes = 0
+        if staged.held or staged.written:
+            queued = self.queues.writes(staged, progress)
+            puts += queued.puts
+            deletes += queued.deletes
+            queues, held, held_bytes = queued.queues, queued.held, queued.held_bytes
+        return Writes(
+            puts=puts,
+            deletes=deletes,
+            delta=delta,
+            id_states=id_states,
+            decided=decided,
+            rescheduled=rescheduled,
+            lanes=lanes,
+            parked=parked_delta,
+            queues=queues,
+            held=held,
+            held_bytes=held_bytes,
+        )
+
+    def _cancelled(self, staged: Staged, cursor: Position) -> list[KeyValue]:
+        """Return the settled entries of the messages that were cancelled: directly behind the
+        cursor, as of those that left a lane."""
+        place_ms = _settled_ms(cursor)
+        if place_ms < 0:
+            return []
+        keys = {}
+        for offset, data in staged.cancels.items():
+            if data is None and offset in staged.removed:
+                keys[offset] = entry_key(staged.removed[offset], offset)
+            elif data is None:
+                due_ms, lane = staged.unparked[offset]
+                keys[offset] = lane_key(lane, due_ms, offset)
+        stored = dict(zip(keys, self._view.get(list(keys.values())), strict=True))
+        entries = {
+            offset: stored.get(offset) if data is None else data
+            for offset, data in staged.cancels.items()
+        }
+        return [
+            (entry_key(place_ms, offset), data)
+            for offset, data in entries.items()
+            if data is not None
+        ]
+
+    def apply(
+        self,
+        staged: Staged,
+        selection: Selection,
+        progress: Progress,
+        *,
+        offset: int,
+        timestamp_ms: int,
+        writes: Writes | None = None,
+    ) -> Changes:
+        """Return the write that a committed progress record asks for; `offset` and `timestamp_ms`
+        are that record's.
+
+        `writes`: the result of `writes` for the same three arguments, if it was computed before.
+        Raises LogMismatch if this replica's result differs from what the master recorded.
+        """
+        state = self.state
+        cursor = (progress.cursor_due_ms, progress.cursor_offset)
+        assert cursor >= state.cursor, "the cursor only moves forward"
+        assert offset >= state.applied, "a progress record is applied twice"
+        assert timestamp_ms > 0, "a settled id needs a time"
+        self._compare(staged, selection, progress, offset)
+        if writes is None:
+            writes = self.writes(staged, selection, progress)
+        puts, deletes, id_states = (
+            writes.puts.copy(),
+            writes.deletes.copy(),
+            writes.id_states.copy(),
+        )
+        for message_id, id_state in writes.id_states.items():
+            if id_state.state != PENDING:
+                if id_state.settled_ms:
+                    # Settled before: a cancel that is noted prolongs the time for which it is kept.
+                    by_rules_1 = max(timestamp_ms, id_state.first_ms)
+                    kept_ms = by_rules_1 if progress.rules == 1 else kept_from_ms(id_state)
+                    puts.append((ID_STATE + message_id, pack_id_state(id_state)))
+                    puts.append((expiry_key(kept_ms, message_id), b""))
+                    continue
+                settled = IdState(
+                    id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None,
+                    id_state.first_ms, id_state.cancel_shard, id_state.order,
+                )  # fmt: skip
+                id_states[message_id] = settled
+                puts.append((ID_STATE + message_id, pack_id_state(settled)))
+                kept_ms = timestamp_ms if settled.order is None else kept_from_ms(settled)
+                puts.append((expiry_key(kept_ms, message_id), b""))
+        for message_id, known in dated(writes.decided, timestamp_ms).items():
+            id_states[message_id] = known
+            puts.append((ID_STATE + message_id, pack_id_state(known)))
+            if known.state != PENDING:
+                kept_ms = timestamp_ms if known.order is None else kept_from_ms(known)
+                puts.append((expiry_key(kept_ms, message_id), b""))
+        counts = self._count(writes.delta, puts, deletes)
+        minute = timestamp_ms // MINUTE_MS
+        if minute > state.history_minute:
+            puts.append((cursor_history_key(minute), entry_key(*state.cursor)))
+        applied = State(
+            applied=offset + 1,
+            pull_offset=progress.pull_offset,
+            cursor_due_ms=cursor[0],
+            cursor_offset=cursor[1],
+            watermark_ms=staged.watermark_ms,
+            pending=state.pending + sum(writes.delta.values()),
+            role_epoch=progress.role_epoch,
+            log_epoch=progress.log_epoch,
+            instance=progress.instance,
+            node=progress.node,
+            progress_ms=timestamp_ms,
+            history_minute=max(minute, state.history_minute),
+            totals=add_totals(state.totals, staged, selection, progress.decisions),
+            parked=state.parked + writes.parked,
+            rules=progress.rules,
+            horizon_ms=progress.horizon_ms,
+            held=state.held + writes.held,
+            held_bytes=state.held_bytes + writes.held_bytes,
+            held_forwards=progress.held_forwards,
+        )
+        assert applied.pending >= 0, "more messages were settled than were pending"
+        assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"
+        assert applied.rules >= state.rules, "the number of the rules only grows"
+        assert applied.horizon_ms >= state.horizon_ms, (
+            "an id that is forgotten is not remembered again"
+        )
+        puts.append((STATE_KEY, pack_state(applied)))
+        return Changes(
+            puts=puts,
+            deletes=deletes,
+            state=applied,
+            counts=counts,
+            id_states=id_states,
+            removed=[(due_ms, source) for source, due_ms in staged.removed.items()],
+            arrived=self._arrived(staged.placed, cursor)
+            + self._arrived(writes.rescheduled, cursor),
+            lanes=writes.lanes,
+            queues=writes.queues,
+        )
+
+    def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
+        """Return the entries among `placed` that belong in the wheel."""
+        through = self.wheel.through
+        through_ms = through[0]
+        return [
+            (due_ms, source, data)
+            for source, (due_ms, data) in placed.items()
+            if due_ms <= through_ms and cursor < (due_ms, source) <= through
+        ]
+
+    def _compare(
+        self, staged: Staged, selection: Selection, progress: Progress, offset: int
+    ) -> None:
+        """Raise LogMismatch, before anything is written, unless this replica finds exactly what the
+        master recorded."""
+        unselected = 0
+        if progress.decisions:
+            selected = {offset: due_ms for due_ms, offset, _ in selection.items}
+            unselected = sum(
+                [
+                    selected.get(decision.offset) != decision.due_ms
+                    for decision in progress.decisions
+                ]
+            )
+        for subject, recorded, found in (
+            ("settled messages", progress.selected, len(selection.items)),
+            (
+                "their outcomes",
+                _all_counts(progress.counts),
+                count_outcomes(len(selection.items), progress.decisions),
+            ),
+            ("the pull offset", progress.pull_offset, staged.pull_offset),
+            ("refused records", len(progress.refused), len(staged.refused)),
+            ("queues written on", len(progress.written), len(staged.written)),
+            ("records held", len(progress.held), len(staged.held)),
+            (
+                "held records for other partitions",
+                progress.held_forwards,
+                self.state.held_forwards + staged.held_forwards,
+            ),
+            ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
+            ("decisions about messages that were not selected", 0, unselected),
+        ):
+            if recorded != found:
+                raise LogMismatch(
+                    f"shard {self.rules.shard}: the progress record at offset {offset} records "
+                    f"{recorded} for {subject}, this replica finds {found}. Its store or its logs "
+                    "are not those of the master: remove the shard's store to rebuild it from "
+                    "the logs."
+                )
+
+    def _settle(
+        self,
+        selection: Selection,
+        decisions: Mapping[int, Decision],
+        details: Sequence[str],
+        cursor: Position,
+        id_states: dict[bytes, IdState],
+        decided: dict[bytes, IdState],
+    ) -> tuple[dict[int, Placed], set[int]]:
+        """Add the new id states of the selection to `id_states`, those with a decision to
+        `decided`, without their time.
+
+        Return the rescheduled entries, and the source offsets of the parked ones.
+        """
+        items, entries, left = selection.items, selection.entries, selection.left
+        rescheduled: dict[int, Placed] = {}
+        parked: set[int] = set()
+        for at in selection.with_id:
+            due_ms, offset, _ = items[at]
+            if not decisions or offset not in decisions:
+                entry, place_ms = entries[at], due_ms if at >= left else _settled_ms(cursor)
+                id_states[entry.id] = IdState(  # type: ignore[index]
+                    DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                )
+        if not decisions:
+            return rescheduled, parked
+        shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
+        like: Decision | None = None
+        failure = None
+        for at in [at for at, (_, offset, _) in enumerate(items) if offset in decisions]:
+            (due_ms, offset, _), entry = items[at], entries[at]
+            decision = decisions[offset]
+            message_id = entry.id or generated_id(shard, entry.due_ms, offset)
+            # Of thousands of messages that fail in one step, nearly all fail alike.
+            if not decision.reason:
+                failure = like = None
+            elif like is None or not fails_alike(decision, like):
+                failure, like = failure_of(decision, details), decision
+            if id_states:
+                id_states.pop(message_id, None)
+            if decision.outcome is Outcome.PARKED:
+                parked.add(offset)
+                decided[message_id] = IdState(
+                    PENDING, due_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
+                continue
+            if decision.next_due_ms:
+                next_ms, next_entry = carried(entry, decision, message_id, shard)
+                next_ms = max(next_ms, next_floor_ms)
+                rescheduled[offset] = (next_ms, pack_entry(next_entry))
+                decided[message_id] = IdState(
+                    PENDING, next_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
+            else:
+                assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), (
+                    "a plain delivery is not a decision"
+                )
+                ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
+                place_ms = due_ms if at >= left else _settled_ms(cursor)
+                decided[message_id] = IdState(
+                    ended, place_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
+        return rescheduled, parked
+
+    def _count(
+        self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]
+    ) -> dict[int, int]:
+        """Return the new count of every minute that changed, and add its row to the write."""
+        touched = [minute for minute, change in delta.items() if change]
+        unread = [minute for minute in touched if minute not in self._counts]
+        if unread:
+            if len(self._counts) + len(unread) > COUNTS_CACHED_MAX:
+                self._counts.clear()
+                unread = touched
+            for minute, data in zip(
+                unread, self._view.get([count_key(minute) for minute in unread]), strict=True
+            ):
+                self._counts[minute] = 0 if data is None else int.from_bytes(data, "big")
+        counts = {minute: self._counts[minute] + delta[minute] for minute in touched}
+        for minute, count in counts.items():
+            assert count >= 0, "a minute holds fewer messages than were settled in it"
+            if count:
+                puts.append((count_key(minute), count.to_bytes(8, "big")))
+            else:
+                deletes.append(count_key(minute))
+        return counts
+
+    def install(self, changes: Changes) -> None:
+        """Install a write that was made into the memory."""
+        assert changes.state.cursor >= self.state.cursor, "the cursor only moves forward"
+        self.state = changes.state
+        self._counts.update(changes.counts)
+        if changes.lanes:
+            self.lanes.install(changes.lanes)
+        if changes.queues:
+            self.queues.install(changes.queues)
+        wheel = self.wheel
+        for due_ms, offset in changes.removed:
+            wheel.forget(due_ms, offset)
+        wheel.advance(changes.state.cursor)
+        for item in changes.arrived:
+            wheel.add(*item)
+
+    def next_due_ms(self) -> int | None:
+        """Return the due time (epoch ms) of the next message, or the end of the wheel if it is
+        empty; None if none is pending outside lanes."""
+        if self.state.pending == self.state.parked:
+            return None
+        held_ms = self.wheel.next_due_ms()
+        through_ms, through_offset = self.wheel.through
+        unknown_ms = through_ms + 1 if through_offset == OFFSET_MAX else through_ms
+        return unknown_ms if held_ms is None else held_ms
+
+
+def _all_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the counts of a progress record that may be older than the newest outcomes."""
+    return counts + (0,) * (len(Outcome) - len(counts))
+
+
+def _settled_ms(cursor: Position) -> int:
+    """Return the due time of the settled entry of a message that left a lane: behind the cursor,
+    whatever its offset."""
+    return cursor[0] - 1

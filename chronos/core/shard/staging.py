@@ -1,0 +1,517 @@
+"""The first move of a step: the changes that a batch of delay records asks for.
+
+A master decides which records are rejected; a replica executes exactly those that the progress
+record does not list as refused (law 9). Nothing outside the `Staged` that is returned changes."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from chronos.core.clock import CLOCK_TOLERANCE_MS
+from chronos.core.keys import entry_key, generated_id, lane_key, parse_generated_id
+from chronos.core.message import (
+    EXPIRE_AT,
+    REPLAYED,
+    Action,
+    Command,
+    ConditionalSchedule,
+    Entry,
+    Misplaced,
+    OnConflict,
+    Reason,
+    Record,
+    Rejection,
+    Verb,
+    entry_id,
+)
+from chronos.core.series import moved, shift_ms
+from chronos.core.shard.codec import (
+    ABSENT,
+    CANCELLED,
+    DELIVERED,
+    PENDING,
+    IdState,
+    State,
+    pack_entry,
+    unpack_entry,
+)
+from chronos.core.shard.lanes import lane_of
+from chronos.core.shard.order import (
+    ahead_ms,
+    first_shard,
+    is_forgotten,
+    is_overtaken_1,
+    overtaken,
+    precedes,
+    succeeding,
+    with_cancel,
+    with_cancel_1,
+)
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.step import Parsed, Staged, StoreView, placed_ms
+from chronos.errors import LogMismatch
+
+CHANGED_NOTHING = frozenset({Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED})
+"""Reasons of refused cancels that count for the order of the records of their id all the same."""
+
+
+def stage(
+    parsed: Parsed,
+    rules: Rules,
+    state: State,
+    view: StoreView,
+    *,
+    horizon_ms: int = 0,
+    replayed: Mapping[int, int] | None = None,
+) -> Staged:
+    """Return the changes that the parsed records ask for, in the state before them.
+
+    `horizon_ms`: `Progress.horizon_ms` of the step. `replayed`: offset -> reason of the refused
+    records of a progress record; None if this node is the master and decides. Raises LogMismatch if
+    a record that the master executed cannot be executed."""
+    return _Staging(parsed, rules, state, view, horizon_ms, replayed).run()
+
+
+def stage_nothing(state: State, number: int, horizon_ms: int) -> Staged:
+    """Return the changes of a step by rules `number` that pulls nothing."""
+    return Staged(
+        pull_offset=state.pull_offset,
+        watermark_ms=state.watermark_ms,
+        rules=number,
+        horizon_ms=horizon_ms,
+    )
+
+
+def stage_unreadable(
+    ranges: Sequence[tuple[int, int]], state: State, number: int, horizon_ms: int
+) -> Staged:
+    """Return the changes of a step over ranges of offsets, first and last, that cannot be read:
+    each is refused as a whole."""
+    staged = stage_nothing(state, number, horizon_ms)
+    for first, last in ranges:
+        assert staged.pull_offset <= first <= last, "a range of offsets is staged twice"
+        staged.refuse(first, Reason.UNREADABLE)
+        staged.unreadable.append((first, last))
+        staged.pull_offset = last + 1
+    return staged
+
+
+class _Staging:
+    """One call of `stage`."""
+
+    def __init__(
+        self,
+        parsed: Parsed,
+        rules: Rules,
+        state: State,
+        view: StoreView,
+        horizon_ms: int,
+        replayed: Mapping[int, int] | None,
+    ) -> None:
+        self.parsed = parsed
+        self.rules = rules
+        self.state = state
+        self.view = view
+        self.replayed = replayed
+        self.staged = stage_nothing(state, rules.number, horizon_ms)
+        self.known = parsed.known
+        """Id -> its state before this batch, unless it is forgotten."""
+        if horizon_ms:
+            self.known = {
+                message_id: known
+                for message_id, known in parsed.known.items()
+                if not is_forgotten(known, horizon_ms)
+            }
+
+    def run(self) -> Staged:
+        """Execute or refuse every record, in order."""
+        parsed, replayed, staged = self.parsed, self.replayed, self.staged
+        if parsed.action_ids:
+            self.known = self.known | self._look_up_generated_ids(
+                parsed.action_ids - self.known.keys()
+            )
+        known, floor_ms = self.known, self.state.cursor_due_ms + 1
+        placed, id_states = staged.placed, staged.id_states
+        for record, command, place in zip(
+            parsed.records, parsed.commands, parsed.places, strict=True
+        ):
+            offset = record.offset
+            if record.timestamp_ms > staged.watermark_ms and not record.create_time:
+                staged.watermark_ms = record.timestamp_ms
+            if replayed is not None and offset in replayed:
+                staged.refuse(offset, replayed[offset])
+                if replayed[offset] in CHANGED_NOTHING:
+                    self._note_cancel(record, command, replayed[offset])
+                continue
+            if place is not None:
+                message_id, due_ms = command.id, place[0]
+                # Most records have no id, or a new one: there is no conflict and nothing to
+                # replace.
+                if message_id is None or (message_id not in id_states and message_id not in known):
+                    if due_ms < floor_ms or due_ms < record.timestamp_ms:
+                        due_ms = self._place(command, record)  # type: ignore[arg-type]
+                    else:
+                        placed[offset] = place
+                    if message_id is not None:
+                        if command.order is not None:  # type: ignore[union-attr]
+                            self._note_clock(record)
+                        id_states[message_id] = IdState(
+                            PENDING,
+                            due_ms,
+                            offset,
+                            0,
+                            None,
+                            command.timestamp_ms,  # type: ignore[union-attr]
+                            None,
+                            command.order,  # type: ignore[union-attr]
+                        )
+                    staged.accepted += 1
+                    continue
+            if type(command) is Misplaced and replayed is None:
+                staged.refuse(offset, Reason.FORWARDED)
+                staged.forwards.append((record, command.partition))
+                continue
+            if isinstance(command, Rejection):
+                self._refuse(record, command)
+                continue
+            rejection = self._execute(record, command)
+            if rejection is not None:
+                self._refuse(record, rejection)
+                if rejection.reason in CHANGED_NOTHING:
+                    self._note_cancel(record, command, rejection.reason)
+        if parsed.records:
+            assert parsed.records[0].offset >= self.state.pull_offset, "a record is staged twice"
+            staged.pull_offset = parsed.records[-1].offset + 1
+        return staged
+
+    def _refuse(self, record: Record, rejection: Rejection) -> None:
+        if self.replayed is not None:
+            raise LogMismatch(
+                f"replaying shard {self.rules.shard}: the record at offset {record.offset} cannot "
+                f"be executed ({rejection.reason.label}), but the master executed it: is this the "
+                "same topic?"
+            )
+        self.staged.refuse(record.offset, rejection.reason)
+        if rejection.reason is not Reason.IGNORED:
+            self.staged.rejections.append((record, rejection))
+
+    def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
+        """Return the states of generated ids without an id state, derived from the entries at the
+        positions in the ids."""
+        # A key is never a generated id: only an action can name one.
+        generated = [
+            (message_id, position)
+            for message_id in message_ids
+            if (position := parse_generated_id(message_id, self.rules.shards)) is not None
+        ]
+        rows = self.view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in generated])
+        found = {}
+        for (message_id, (_, due_ms, offset)), data in zip(generated, rows, strict=True):
+            # An entry with an id was moved here or has a key: the generated id of this position is
+            # not its id.
+            if data is not None and (entry := unpack_entry(data)).id is None:
+                state = DELIVERED if (due_ms, offset) <= self.state.cursor else PENDING
+                found[message_id] = IdState(
+                    state, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                )
+        return found
+
+    def _note_clock(self, record: Record) -> None:
+        """Note a hop whose first timestamp is further ahead than the clocks of two brokers may
+        differ."""
+        hop_ms = ahead_ms(record)
+        if hop_ms > CLOCK_TOLERANCE_MS and self.replayed is None and self.rules.number > 1:
+            self.staged.ahead.append((first_shard(record, self.rules.shard), hop_ms))
+
+    def _note_cancel(self, record: Record, command: Command, reason: int) -> None:
+        """Keep the first timestamp of a cancel that changed nothing: an older record of its id may
+        still be forwarded."""
+        if type(command) is not Action or command.verb is not Verb.CANCEL:
+            return
+        if parse_generated_id(command.id, self.rules.shards) is not None:
+            return  # no record but that of the message itself can give it its id
+        id_state = self.staged.id_states.get(command.id) or self.known.get(command.id)
+        if reason == Reason.UNKNOWN:
+            before = (
+                id_state
+                if id_state is not None and id_state.state == ABSENT
+                else IdState(ABSENT, 0, 0)
+            )
+            self.staged.id_states[command.id] = replace(
+                self._cancelled(before, record, command), settled_ms=0
+            )
+        elif id_state is not None and id_state.state != PENDING:
+            noted = self._cancelled(id_state, record, command)
+            if noted != id_state:
+                self.staged.id_states[command.id] = noted
+
+    def _cancelled(self, id_state: IdState, record: Record, cancel: Action) -> IdState:
+        """Return the state that remembers a cancel, as far as it matters for the order of the
+        records of its id."""
+        own = self.rules.shard
+        first_ms, partition = _first_ms(record, cancel), first_shard(record, own)
+        if self.rules.number == 1:
+            return with_cancel_1(id_state, first_ms, partition, own)
+        return with_cancel(id_state, first_ms, partition)
+
+    def _execute(self, record: Record, command: Command) -> Rejection | None:
+        """Execute a command that concerns an id; return the rejection if it cannot be executed."""
+        if type(command) is Entry:
+            command = ConditionalSchedule(command, Verb.SCHEDULE, OnConflict.REJECT)
+        if type(command) is ConditionalSchedule:
+            return self._schedule(record, command)
+        assert type(command) is Action
+        if command.verb is Verb.PROBE:
+            self.staged.probes += 1
+            return None
+        if command.first_ms is not None:
+            self._note_clock(record)
+        id_state = self._id_state(command.id)
+        if id_state is None or id_state.state == ABSENT:
+            return Rejection(Reason.UNKNOWN, "no message has this id")
+        if id_state.state != PENDING:
+            if command.verb is Verb.CANCEL and id_state.state == CANCELLED:
+                return Rejection(Reason.IGNORED, "the message is cancelled already")
+            return Rejection(Reason.TOO_LATE, "the message is no longer pending")
+        if self.replayed is None and self._precedes(record, command, id_state):
+            return Rejection(
+                Reason.TOO_LATE, "the message was scheduled after this record was written"
+            )
+        if command.verb is Verb.CANCEL:
+            self.staged.cancels[id_state.offset] = self.staged.placed.get(
+                id_state.offset, (0, None)
+            )[1]
+            self._remove(id_state)
+            ended = IdState(
+                CANCELLED,
+                id_state.due_ms,
+                id_state.offset,
+                0,
+                None,
+                id_state.first_ms,
+                None,
+                id_state.order,
+            )
+            self.staged.id_states[command.id] = self._cancelled(ended, record, command)
+            self.staged.cancelled += 1
+            return None
+        return self._move(id_state, record, command)
+
+    def _precedes(self, record: Record, action: Action, id_state: IdState) -> bool:
+        """Return whether an action was written before the pending message of its id that arrived
+        before it."""
+        first_ms, own = _first_ms(record, action), self.rules.shard
+        if self.rules.number == 1:
+            return action.first_ms is not None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS
+        return precedes(first_ms, first_shard(record, own), id_state, own)
+
+    def _id_state(self, message_id: bytes) -> IdState | None:
+        """Return the state of the id that an action names, as of the records before it in this
+        batch."""
+        id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
+        if parsed is None:
+            return id_state
+        _, due_ms, offset = parsed
+        place_ms, data = self.staged.placed.get(offset, (None, b""))
+        if place_ms != due_ms:
+            return None
+        entry = unpack_entry(data)
+        if entry_id(entry, self.rules.shard, offset) != message_id:
+            return None
+        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order)
+
+    def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
+        """Execute a `schedule`, `replace` or `replay`; most of those without an id are placed by
+        `run`."""
+        message_id = command.entry.id
+        if message_id is None:
+            self._place(command.entry, record)
+            self.staged.accepted += 1
+            return None
+        if command.entry.order is not None:
+            self._note_clock(record)
+        id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        if id_state is None and command.verb is Verb.REPLAY:
+            id_state = self._id_state(message_id) or self._look_up_generated_ids(
+                frozenset({message_id})
+            ).get(message_id)
+        if self.replayed is None:
+            rejection = self._overtaken(id_state, record, command)
+            if rejection is None:
+                rejection = self._check_conflict(id_state, record, command)
+            if rejection is not None:
+                return rejection
+        if id_state is not None and id_state.state == PENDING:
+            self._remove(id_state)
+            self.staged.replaced += 1
+        entry = command.entry if self.rules.number == 1 else succeeding(command.entry, id_state)
+        due_ms = self._place(entry, record)
+        self.staged.id_states[message_id] = IdState(
+            PENDING, due_ms, record.offset, 0, None, entry.timestamp_ms, None, entry.order
+        )
+        self.staged.accepted += 1
+        return None
+
+    def _overtaken(
+        self, id_state: IdState | None, record: Record, command: ConditionalSchedule
+    ) -> Rejection | None:
+        """Return the rejection of a message if a record of its id that counts as later came before
+        it."""
+        if id_state is None:
+            return None
+        first_ms, own = command.entry.timestamp_ms, self.rules.shard
+        partition = first_shard(record, own)
+        if self.rules.number == 1:
+            if not is_overtaken_1(id_state, first_ms, record.timestamp_ms, partition, own):
+                return None
+            return Rejection(Reason.TOO_LATE, "a later record of this id came first")
+        return overtaken(id_state, first_ms, partition, own)
+
+    def _check_conflict(
+        self, id_state: IdState | None, record: Record, command: ConditionalSchedule
+    ) -> Rejection | None:
+        if id_state is not None and id_state.state == ABSENT:
+            id_state = None
+        if command.verb is Verb.REPLACE:
+            if id_state is None:
+                return Rejection(
+                    Reason.UNKNOWN, "no message has this id: there is nothing to replace"
+                )
+            if id_state.state != PENDING:
+                return Rejection(Reason.TOO_LATE, "the message is no longer pending")
+            return None
+        if id_state is None or command.on_conflict is OnConflict.REPLACE:
+            return None
+        pending = id_state.state == PENDING
+        window_ms = command.entry.timestamp_ms - self.rules.deduplication_ms
+        # Without an id state the time of the delivery is not known: the message itself is still
+        # kept, so it is not long ago.
+        delivered = id_state.state == DELIVERED and not 0 < id_state.settled_ms <= window_ms
+        if pending or delivered:
+            why = "is pending" if pending else "was delivered within the deduplication window"
+            is_ignored = command.on_conflict is OnConflict.IGNORE or self._is_replay_of_same(
+                id_state, command
+            )
+            reason = Reason.IGNORED if is_ignored else Reason.CONFLICT
+            return Rejection(reason, f"a message with this id {why}")
+        return None
+
+    def _is_replay_of_same(self, id_state: IdState, command: ConditionalSchedule) -> bool:
+        """Return whether the message that has the id is a replay of the dead letter that the
+        command replays too."""
+        if command.verb is not Verb.REPLAY:
+            return False
+        place = self.staged.placed.get(id_state.offset)
+        if place is None:
+            key = (
+                self._stored_key(id_state)
+                if id_state.state == PENDING
+                else entry_key(id_state.due_ms, id_state.offset)
+            )
+            (data,) = self.view.get([key])
+        else:
+            data = place[1]
+        return data is not None and _replayed(unpack_entry(data)) == _replayed(command.entry)
+
+    def _move(self, id_state: IdState, record: Record, action: Action) -> Rejection | None:
+        """Execute a `reschedule` or `fire-now`: the same message at another time."""
+        place = self.staged.placed.get(id_state.offset)
+        if place is None:
+            (data,) = self.view.get([self._stored_key(id_state)])
+            assert data is not None, "the state of a pending id names no entry"
+        else:
+            data = place[1]
+        entry = unpack_entry(data)
+        is_fired, first_ms = (
+            action.due_ms is None,
+            min(_first_ms(record, action), record.timestamp_ms),
+        )
+        if self.rules.number == 1:
+            # A forwarded action may be older than the message by the difference of two brokers'
+            # clocks.
+            first_ms = max(first_ms, entry.timestamp_ms)
+        is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
+        if is_fired and is_next and entry.occurrence:
+            self.staged.changed += 1
+            return None
+        shift = 0 if is_fired else shift_ms(entry, self.rules.shard, id_state.offset)
+        if self.replayed is None and _is_beyond_expiry(action, entry, shift):
+            return Rejection(
+                Reason.BEYOND_EXPIRY,
+                f"the new time is after the message's {EXPIRE_AT}, {entry.expire_at_ms}",
+            )
+        message_id = entry_id(entry, self.rules.shard, id_state.offset)
+        due_ms = first_ms if action.due_ms is None else action.due_ms
+        self.staged.changed += 1
+        self._remove(id_state)
+        place_ms = self._place_at(
+            moved(entry, message_id, due_ms), id_state.offset, first_ms, spreads=not is_fired
+        )
+        self.staged.id_states[message_id] = replace(
+            id_state, due_ms=place_ms, first_ms=entry.timestamp_ms
+        )
+        return None
+
+    def _place(self, entry: Entry, record: Record) -> int:
+        """Stage the entry of a record by the placement rule."""
+        # A first timestamp may be ahead of the record's own, by the difference of two clocks: a
+        # late message waits for neither.
+        return self._place_at(entry, record.offset, min(entry.timestamp_ms, record.timestamp_ms))
+
+    def _place_at(self, entry: Entry, offset: int, first_ms: int, *, spreads: bool = True) -> int:
+        """Stage an entry by the placement rule; one that leaves the position in its generated id
+        carries that id."""
+        shift = shift_ms(entry, self.rules.shard, offset) if spreads else 0
+        place_ms = placed_ms(entry.due_ms + shift, first_ms, self.state.cursor_due_ms)
+        if entry.id is None and place_ms != entry.due_ms:
+            entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
+            self.staged.id_states[entry.id] = IdState(  # type: ignore[index]
+                PENDING, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+            )
+        self.staged.placed[offset] = (place_ms, pack_entry(entry))
+        return place_ms
+
+    def _remove(self, id_state: IdState) -> None:
+        """Take a pending message out of this batch or out of the store."""
+        if self.staged.placed.pop(id_state.offset, None) is None:
+            due_ms, offset = id_state.due_ms, id_state.offset
+            if (due_ms, offset) > self.state.cursor:
+                self.staged.removed[offset] = due_ms
+            else:
+                lane = lane_of(self.view, due_ms, offset)
+                assert lane is not None, (
+                    "a pending message is neither after the cursor nor in a lane"
+                )
+                self.staged.unparked[offset] = (due_ms, lane)
+
+    def _stored_key(self, id_state: IdState) -> bytes:
+        """Return the key of a pending message in the store: in its lane if the cursor has passed
+        it."""
+        due_ms, offset = id_state.due_ms, id_state.offset
+        if (due_ms, offset) > self.state.cursor:
+            return entry_key(due_ms, offset)
+        lane = lane_of(self.view, due_ms, offset)
+        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+        return lane_key(lane, due_ms, offset)
+
+
+def _first_ms(record: Record, action: Action) -> int:
+    """Return the first timestamp (epoch ms) of an action."""
+    return record.timestamp_ms if action.first_ms is None else action.first_ms
+
+
+def _replayed(entry: Entry) -> bytes | None:
+    """Return the source of the dead letter of which the entry is a replay; None if it is not a
+    replay."""
+    return dict(entry.headers).get(REPLAYED)
+
+
+def _is_beyond_expiry(action: Action, entry: Entry, shift: int) -> bool:
+    """Return whether a `reschedule` names a time at which the message, later by `shift` (ms), would
+    only expire."""
+    return (
+        action.due_ms is not None
+        and entry.expire_at_ms is not None
+        and action.due_ms + shift > entry.expire_at_ms
+    )

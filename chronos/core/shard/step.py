@@ -1,0 +1,363 @@
+"""The values that one step of a shard passes from move to move: parsed, staged, selected, written.
+
+Values only: `shard` computes them, `look_ahead` computes some of them early. Every value is
+read-only once the move that makes it has returned. `Staged` is the one that is not frozen: its
+counters are incremented once per record."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from chronos.core.keys import MINUTE_MS, REJECTED, Lane
+from chronos.core.message import Command, Entry, Reason, Record, Rejection
+from chronos.core.shard.codec import (
+    HeldRecord,
+    IdState,
+    LaneState,
+    QueueState,
+    State,
+    Totals,
+    unpack_entry,
+)
+from chronos.core.shard.progress import Decision, Outcome
+from chronos.core.shard.wheel import Item, Position
+from chronos.core.size import count_within
+
+
+class StoreView(Protocol):
+    """The read access of a shard to its store."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of the keys, in their order; None for a key that is not there."""
+
+    def scan(
+        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+    ) -> list[tuple[bytes, bytes]]:
+        """Return rows with `start <= key < stop` in order: at most `count_max` rows and `bytes_max`
+        bytes, at least one row if there is one."""
+
+
+KeyValue = tuple[bytes, bytes]
+"""Key and value, as the store takes them."""
+
+Placed = tuple[int, bytes]
+"""Due time (epoch ms) and packed entry of a message that is to be put into the store."""
+
+
+def placed_ms(due_ms: int, timestamp_ms: int, cursor_due_ms: int) -> int:
+    """Return the due time at which an entry is stored: the one placement rule
+    (docs/concepts/time.md).
+
+    `timestamp_ms` is the broker timestamp of the record that places it, 0 for an outcome that
+    reschedules it. No entry is ever placed at or before the cursor (law 4)."""
+    return max(due_ms, timestamp_ms, cursor_due_ms + 1)
+
+
+class Parsed(Struct, frozen=True, kw_only=True):
+    """Delay records, parsed independently of the records before them."""
+
+    records: Sequence[Record]
+    commands: list[Command]
+    """One per record, in order."""
+    places: list[Placed | None]
+    """Requested due time and packed entry of each plain message, before placement; None for all
+    other commands."""
+    known: dict[bytes, IdState]
+    """The stored states of the named ids."""
+    named_ids: Set[bytes]
+    """Ids that the records name, stored or not."""
+    action_ids: frozenset[bytes]
+    """Ids that an action names: only these can be generated ids."""
+
+
+class Held(Struct, frozen=True, gc=False):
+    """A refused record that begins to wait for its destination."""
+
+    record: Record
+    destination: int
+    """A partition of the delay topic, or REJECTED."""
+    reason: int = 0
+    """The `Reason` of a rejected record; 0 for one that is to be forwarded."""
+    detail: str = ""
+    """The reason in words, as the master has it; empty on replay, where the progress record has
+    it."""
+
+
+class Prefix(Struct, frozen=True, kw_only=True):
+    """The first held records of a destination, which are written to it."""
+
+    destination: int
+    rows: list[tuple[int, HeldRecord, int]]
+    """Offset, record, and bytes of the row of each, in order, at least one."""
+    too_large: tuple[int, ...] = ()
+    """Offsets of those that go to the rejected topic instead, because the partition would not take
+    them any more."""
+
+
+class Staged(Struct, kw_only=True):
+    """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards it is
+    read-only."""
+
+    pull_offset: int
+    """Offset after the last record staged."""
+    watermark_ms: int
+    """Greatest broker timestamp among the records staged (epoch ms)."""
+    rules: int = 1
+    """The number of the rules of the step, see `progress.RULES`."""
+    horizon_ms: int = 0
+    """Ids settled, and cancels noted, before this time (epoch ms) are forgotten in this step."""
+    placed: dict[int, Placed] = msgspec.field(default_factory=dict)
+    """Source offset -> entry that is to be put into the store."""
+    removed: dict[int, int] = msgspec.field(default_factory=dict)
+    """Source offset -> due time (epoch ms) of stored entries that leave their position."""
+    unparked: dict[int, tuple[int, Lane]] = msgspec.field(default_factory=dict)
+    """Source offset -> due time (epoch ms) and lane of parked messages that leave their lane by an
+    action."""
+    cancels: dict[int, bytes | None] = msgspec.field(default_factory=dict)
+    """Source offset -> packed entry of messages that were cancelled; None for one that is in the
+    store, at the position it leaves."""
+    id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
+    """Id -> its new state; a settled one gets its time from the progress record."""
+    refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(offset, Reason)` of every refused record, in order."""
+    rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
+    """Records that go to the rejected topic, of this step or held; empty on replay."""
+    forwards: list[tuple[Record, int]] = msgspec.field(default_factory=list)
+    """Records that go on to another partition of the delay topic, and its number, of this step or
+    held; empty on replay."""
+    held: list[Held] = msgspec.field(default_factory=list)
+    """Those of the refused records that wait for their destination, as many as the progress record
+    has, in its order."""
+    written: list[Prefix] = msgspec.field(default_factory=list)
+    """What leaves the queues of held records; such a step stages no record."""
+    accepted: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    changed: int = 0
+    ignored: int = 0
+    forwarded: int = 0
+    probes: int = 0
+    unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with
+    them."""
+    ahead: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """Partition and milliseconds of every hop whose first timestamp is too far ahead to be
+    believed; empty on replay."""
+
+    def refuse(self, offset: int, reason: int) -> None:
+        """Count the record at `offset` as refused."""
+        self.refused.append((offset, reason))
+        if reason == Reason.IGNORED:
+            self.ignored += 1
+        elif reason == Reason.FORWARDED:
+            self.forwarded += 1
+
+    def reject_forwards(self, too_large: Mapping[int, str]) -> None:
+        """Reject records that were to be forwarded: offset -> why they are too large."""
+        forwards, self.forwards = self.forwards, []
+        for record, partition in forwards:
+            why = too_large.get(record.offset)
+            if why is None:
+                self.forwards.append((record, partition))
+            else:
+                self.rejections.append((record, Rejection(Reason.TOO_LARGE, why)))
+        self.rejections.sort(key=lambda rejection: rejection[0].offset)
+        self.refused = [
+            (offset, Reason.TOO_LARGE if offset in too_large else reason)
+            for offset, reason in self.refused
+        ]
+        self.forwarded -= len(too_large)
+
+    def hold_forwards(self, destinations: Collection[int]) -> None:
+        """Hold the records that were to be forwarded to these partitions."""
+        held = [
+            Held(record, partition)
+            for record, partition in self.forwards
+            if partition in destinations
+        ]
+        if not held:
+            return
+        self.forwards = [forward for forward in self.forwards if forward[1] not in destinations]
+        self.held += held
+        offsets = {each.record.offset for each in held}
+        self.refused = [
+            (offset, Reason.HELD if offset in offsets else reason)
+            for offset, reason in self.refused
+        ]
+        self.forwarded -= len(held)
+
+    def hold_rejections(self) -> None:
+        """Hold the rejected records."""
+        self.held += [
+            Held(record, REJECTED, rejection.reason, rejection.detail)
+            for record, rejection in self.rejections
+        ]
+        self.rejections = []
+
+    @property
+    def held_forwards(self) -> int:
+        """Change of the number of held records that wait for another partition."""
+        enter = sum(held.destination != REJECTED for held in self.held)
+        return enter - sum(
+            len(prefix.rows) for prefix in self.written if prefix.destination != REJECTED
+        )
+
+
+class Leaving(Struct, frozen=True, kw_only=True):
+    """The first messages of a lane, selected to leave it."""
+
+    lane: Lane
+    items: list[Item]
+    """In order, at least one."""
+    entries: list[Entry]
+    """The items, unpacked."""
+    is_all: bool
+    """True if nothing else is in the lane."""
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """The messages of one step: those that leave lanes, then due ones in order, and the cursor once
+    those are settled."""
+
+    items: list[Item]
+    entries: list[Entry]
+    """The items, unpacked."""
+    with_id: list[int]
+    """Indices of the entries that carry an id: only these have an id state, and only these can have
+    failed before."""
+    cursor: Position
+    complete: bool
+    """True if everything that is due was selected, and everything in the open lanes."""
+    leaving: tuple[Leaving, ...] = ()
+    """The lanes of the first items."""
+
+    @property
+    def left(self) -> int:
+        """Number of items that leave a lane; the other items are due."""
+        return sum(len(leaving.items) for leaving in self.leaving)
+
+
+class Writes(Struct, frozen=True, kw_only=True):
+    """The part of a step's write that does not depend on the time of its commit."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    delta: dict[int, int]
+    """Minute -> change of its count of pending messages."""
+    id_states: dict[bytes, IdState]
+    """New id states of messages without a decision; those of settled ids have no time yet."""
+    decided: dict[bytes, IdState]
+    """New id states of messages with a decision, without a time."""
+    rescheduled: dict[int, Placed]
+    """Source offset -> entry at its next time, of messages that stay pending."""
+    lanes: dict[Lane, LaneState | None]
+    """Every lane that changed -> its new state; None: it is empty."""
+    parked: int
+    """Change of the number of parked messages."""
+    queues: dict[int, QueueState | None]
+    """Every destination whose queue of held records changed -> its new state; None: it is empty."""
+    held: int
+    """Change of the number of held records."""
+    held_bytes: int
+    """Change of the bytes of their rows."""
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """One atomic write, deletes first, and its effect on the memory of a shard."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    state: State
+    counts: dict[int, int]
+    """Minute -> its new count of pending messages."""
+    id_states: dict[bytes, IdState]
+    removed: list[Position]
+    """Positions that the wheel must forget."""
+    arrived: list[Item]
+    """Entries that the wheel must hold."""
+    lanes: dict[Lane, LaneState | None]
+    """Every lane that changed -> its new state; None: it is empty."""
+    queues: dict[int, QueueState | None]
+    """Every destination whose queue of held records changed -> its new state; None: it is empty."""
+
+
+def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
+    """Return the selection of a step that delivers nothing."""
+    return Selection(items=[], entries=[], with_id=[], cursor=cursor, complete=complete)
+
+
+def unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selection:
+    """Return the selection of these items, with their entries unpacked. Raises StoreCorrupt."""
+    assert not items or items[-1][:2] <= cursor, "a selection ends after its cursor"
+    entries = [unpack_entry(data) for _, _, data in items]
+    with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
+    return Selection(
+        items=items, entries=entries, with_id=with_id, cursor=cursor, complete=complete
+    )
+
+
+def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: bool) -> Selection:
+    """Return the selection with the messages that leave these lanes in front."""
+    items = [item for lane in leaving for item in lane.items]
+    entries = [entry for lane in leaving for entry in lane.entries]
+    assert all(entry.id is not None for entry in entries), "a parked message has no id"
+    return Selection(
+        items=items + selection.items,
+        entries=entries + selection.entries,
+        with_id=[*range(len(items)), *(len(items) + at for at in selection.with_id)],
+        cursor=selection.cursor,
+        complete=complete,
+        leaving=tuple(leaving),
+    )
+
+
+def fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:
+    """Return how many leading items, at least one, stay within both limits."""
+    return count_within([len(data) for _, _, data in items[:messages_max]], bytes_max)
+
+
+def count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
+    """Subtract selected items, which are in order of time, from the counts of their minutes."""
+    at = 0
+    while at < len(items):
+        minute = items[at][0] // MINUTE_MS
+        end = bisect_left(items, ((minute + 1) * MINUTE_MS,), lo=at)
+        delta[minute] -= end - at
+        at = end
+
+
+def add_totals(
+    totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]
+) -> Totals:
+    """Return the totals after a step."""
+    outcomes = [decision.outcome for decision in decisions]
+    rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
+    # `again` reschedules the series, but this occurrence was delivered.
+    again = outcomes.count(Outcome.AGAIN)
+    # Held records count as rejected or forwarded when they are written on.
+    written = sum(len(prefix.rows) for prefix in staged.written)
+    rejected = sum(
+        len(prefix.rows) if prefix.destination == REJECTED else len(prefix.too_large)
+        for prefix in staged.written
+    )
+    return Totals(
+        accepted=totals.accepted + staged.accepted,
+        delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
+        cancelled=totals.cancelled + staged.cancelled,
+        replaced=totals.replaced + staged.replaced,
+        changed=totals.changed + staged.changed,
+        expired=totals.expired + outcomes.count(Outcome.EXPIRED),
+        dead=totals.dead + outcomes.count(Outcome.DEAD),
+        carried=totals.carried + rescheduled,
+        rejected=totals.rejected
+        + (len(staged.refused) - staged.ignored - staged.forwarded - len(staged.held))
+        + rejected,
+        ignored=totals.ignored + staged.ignored,
+        probes=totals.probes + staged.probes,
+        parked=totals.parked + outcomes.count(Outcome.PARKED),
+        forwarded=totals.forwarded + staged.forwarded + written - rejected,
+        held=totals.held + len(staged.held),
+    )

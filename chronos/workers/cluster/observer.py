@@ -1,0 +1,223 @@
+"""The observer: looks every few seconds whether each shard's master works, end to end, and judges
+it by `core.cluster.health`.
+
+A master whose cursor or pull position has moved since the last look works, and costs nothing more.
+To one that has not, a record with the action `probe` is sent, which is staged, counted in a
+progress record and never delivered; it must have passed through the shard after a time-out. What
+another observer sends moves the shard too: a shard without messages sees one probe a period,
+however many nodes observe it. Positions are read from this node's own replica, so a node judges the
+shards that it holds.
+
+A probe that the master could not read yet, because a producer has an open transaction before it,
+says nothing about the master, and a master that still takes over is not judged by failures."""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.cluster.health import HealthRules, Observations, Verdict
+from chronos.core.cluster.roles import Member
+from chronos.core.shard.wheel import Position
+from chronos.errors import Retry
+from chronos.ports import Appender, Clock, ClusterSnapshot, Outgoing, TopicLog, steady_ms
+from chronos.workers.replica.state import ReplicaState
+
+log = structlog.get_logger("chronos.cluster")
+
+APPEND_S = 15.0
+"""How long the brokers may take to acknowledge a probe."""
+
+TAKE_OVER_MS = 30_000
+"""How long a new master may take over, by its own report, before failures count: as long as a
+master that is stuck needs to be found."""
+
+PROBE_HEADERS: Mapping[str, bytes] = {"chronos-action": b"probe"}
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """How far a shard's master has come, as one replica shows it."""
+
+    cursor: Position
+    pull_offset: int
+
+
+class _Probe(Struct, frozen=True, kw_only=True):
+    """A probe that is on its way through its shard."""
+
+    shard: int
+    epoch: int
+    offset: int
+    """Its offset in the delay partition."""
+    before: Look
+
+
+class HealthObserver:
+    """One node's observations of all masters. One thread calls `step`; any thread may call
+    `verdict`."""
+
+    def __init__(
+        self,
+        log_port: TopicLog,
+        *,
+        probes: Appender,
+        rules: HealthRules,
+        shards: int,
+        delay_topic: str,
+        clock: Clock,
+        snapshot: Callable[[], ClusterSnapshot],
+        look: Callable[[int, str], Look | None],
+    ) -> None:
+        """`probes`: writes the probes, and nothing else: one that is not acknowledged in time is
+        discarded with all that its appender holds.
+
+        `look`: how far this node's replica of a shard with this master shows it to be; None: it
+        does not show that now."""
+        self.rules = rules
+        self._log = log_port
+        self._appender = probes
+        self._shards = shards
+        self._delay_topic = delay_topic
+        self._clock = clock
+        self._snapshot = snapshot
+        self._look = look
+        self._observations = Observations(rules)
+        self._slots = rules.slots
+        self._steps = 0
+        self._probes: list[_Probe] = []
+        self._seen: dict[int, tuple[int, int]] = {}
+        """Shard -> the role epoch of its master, and when this observer first saw it."""
+        self._before: dict[int, tuple[int, Look]] = {}
+        """Shard -> role epoch and look of the last observation."""
+        self._verdicts: Mapping[int, Verdict] = {}
+        self._stepped_ms = steady_ms(self._clock)
+        self._is_unwritten = False
+        """The last probes could not be written: only the first failure is logged."""
+        self._closed: frozenset[int] = frozenset()
+        """Partitions that took no records when probes were last refused: they are sent none until
+        they take some."""
+
+    def verdict(self, shard: int) -> Verdict | None:
+        """Return the present verdict on the shard's master; None without one."""
+        if steady_ms(self._clock) - self._stepped_ms >= self.rules.forgotten_ms:
+            return None  # the thread of the observer hangs
+        return self._verdicts.get(shard)
+
+    def step(self) -> None:
+        """1. See which probes have passed, 2. look at the next shards, 3. judge. Call it once a
+        time-out."""
+        snapshot = self._snapshot()
+        roles, now_ms = snapshot.roles, steady_ms(self._clock)
+        epochs = (
+            {}
+            if roles is None
+            else {n: (each.epoch, each.master) for n, each in roles.shards.items() if each.master}
+        )
+        self._seen = {
+            shard: known
+            if (known := self._seen.get(shard, (0, 0)))[0] == epoch
+            else (epoch, now_ms)
+            for shard, (epoch, _) in epochs.items()
+        }
+        self._settle(epochs, snapshot)
+        self._observe(epochs)
+        self._judge()
+
+    def _settle(self, masters: Mapping[int, tuple[int, str]], snapshot: ClusterSnapshot) -> None:
+        probes, self._probes = self._probes, []
+        still = []
+        for probe in probes:
+            epoch, master = masters.get(probe.shard, (0, ""))
+            now = self._look(probe.shard, master) if epoch == probe.epoch else None
+            if now is None:
+                continue
+            if _has_moved(probe, now):
+                self._add(probe.shard, epoch, now, healthy=True)
+            elif not self._takes_over(probe.shard, snapshot.members.get(master)):
+                still.append((probe, master))
+        for probe, master in still:
+            try:
+                is_readable = self._is_readable(probe)
+            except Retry:
+                return  # Each further request could take as long again.
+            # The request may have taken seconds, in which the master may have moved.
+            now = self._look(probe.shard, master)
+            if is_readable and now is not None:
+                self._add(probe.shard, probe.epoch, now, healthy=_has_moved(probe, now))
+
+    def _takes_over(self, shard: int, master: Member | None) -> bool:
+        """Return whether a new master reports that it is on the way to its role, and may be."""
+        replica = None if master is None else master.replicas.get(shard)
+        is_new = steady_ms(self._clock) - self._seen[shard][1] < TAKE_OVER_MS
+        return is_new and replica is not None and replica.role != ReplicaState.MASTER
+
+    def _is_readable(self, probe: _Probe) -> bool:
+        """Return whether a reader of committed records gets the probe. Raises Retry."""
+        return self._log.stable_end(self._delay_topic, probe.shard) > probe.offset
+
+    def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
+        """Look at the shards of this step; those that have not moved are sent a probe, all in one
+        request."""
+        self._steps += 1
+        if self._closed and self._steps % self._slots == 0:
+            self._look_for_closed()
+        still = []
+        for shard in range(self._steps % self._slots, self._shards, self._slots):
+            epoch, master = masters.get(shard, (0, ""))
+            now = self._look(shard, master) if epoch else None
+            if now is None:
+                self._before.pop(shard, None)
+                continue
+            known, before = self._before.get(shard, (0, now))
+            if known == epoch and now != before:
+                self._add(shard, epoch, now, healthy=True)
+            elif shard not in self._closed:
+                still.append((shard, epoch, now))
+        if not still:
+            return
+        records: list[Outgoing] = [
+            (self._delay_topic, None, None, PROBE_HEADERS, shard) for shard, _, _ in still
+        ]
+        try:
+            appended = self._appender.append(records, APPEND_S)
+        except Retry as error:
+            if not self._is_unwritten:
+                log.warning("no probe could be written", why=str(error))
+            self._is_unwritten = True
+            # One partition that takes nothing must not keep the probes of the others from being
+            # written.
+            self._look_for_closed()
+            return  # the log does not take it: that says nothing about a master
+        self._is_unwritten = False
+        self._probes = [
+            _Probe(shard=shard, epoch=epoch, offset=written.offset, before=before)
+            for (shard, epoch, before), written in zip(still, appended, strict=True)
+        ]
+
+    def _look_for_closed(self) -> None:
+        try:
+            info = self._log.describe([self._delay_topic])[self._delay_topic]
+        except Retry:
+            return
+        self._closed = frozenset() if info is None else info.closed
+
+    def _add(self, shard: int, epoch: int, now: Look, *, healthy: bool) -> None:
+        self._observations.add(shard, epoch, healthy=healthy, now_ms=steady_ms(self._clock))
+        self._before[shard] = (epoch, now)
+
+    def _judge(self) -> None:
+        now_ms, before = steady_ms(self._clock), self._verdicts
+        found = {shard: self._observations.verdict(shard, now_ms) for shard in range(self._shards)}
+        self._verdicts = {shard: verdict for shard, verdict in found.items() if verdict is not None}
+        self._stepped_ms = now_ms
+        for shard, verdict in self._verdicts.items():
+            known = before.get(shard)
+            if not verdict.healthy and known is not None and known.healthy:
+                log.warning("master unhealthy", shard=shard, epoch=verdict.epoch)
+            elif verdict.healthy and known is not None and not known.healthy:
+                log.info("master healthy again", shard=shard, epoch=verdict.epoch)
+
+
+def _has_moved(probe: _Probe, now: Look) -> bool:
+    """Return whether the shard has moved since the probe was sent, or passed it."""
+    return now.pull_offset > probe.offset or now != probe.before

@@ -1,0 +1,186 @@
+"""Whether the rejected and the dead-letter topic take records at the moment, and the other
+partitions forwarded ones.
+
+Keeps its part of law 8: one of them that takes no records stops only what would go there. Records
+for the rejected topic, or for another partition, are held meanwhile (`queues`; by rules 1 no
+further record is pulled); messages that would go to the dead-letter topic are deferred. Everything
+else is delivered. Outlives a leadership, because a refusal may cost the producer."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from chronos.core.keys import REJECTED
+
+REFUSED_PAUSE_MS = 5_000
+"""Time until a topic is tried again whose records failed a transaction: each attempt may cost
+another one."""
+
+DESCRIBED_PAUSE_MS = 1_000
+"""Time until a topic is described again whose description says that it takes no records: that costs
+a request."""
+
+ELECTION_MS = 10_000
+"""How long a topic without open partitions is waited for: Kafka elects other leaders within about 9
+s."""
+
+FAILURES_MAX = 2
+"""Failures in a row after which the topic is held to be the cause: the first transaction after an
+aborted one may fail without a cause of its own (measured)."""
+
+UNBOUNDED = 1 << 62
+"""More bytes than any transaction has."""
+
+BOUND_BYTES_MIN = 4_096
+"""Below this size a refusal is not for the payloads."""
+
+BOUND_MS = 600_000
+"""How long a bound in bytes holds: the topic's limit may be raised."""
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Why a topic takes no records, by its description."""
+
+    why: str
+    passing: bool
+    """It may end by itself within ELECTION_MS."""
+
+
+class LetterTopic(Struct, kw_only=True):
+    """One of the two topics, as one shard finds it, or a partition that records are forwarded
+    to."""
+
+    problem: str | None = None
+    """Why it takes no records; None as long as it is not known to refuse any."""
+    until_ms: int = 0
+    """No record is written to it before this time (epoch ms)."""
+    patient_until_ms: int = 0
+    """Before this time (epoch ms) its refusal may end by itself, and is waited for."""
+    failures: int = 0
+    """Transactions in a row that failed because of its records."""
+    suspected_why: str | None = None
+    """Why the last transaction failed, which had records for this topic and for others."""
+    suspected_bytes: int = 0
+    """Size of its records in that transaction if it was refused for a size."""
+    bytes_max: int = UNBOUNDED
+    """Most bytes in one transaction, found by refusals where the topic's own limit may not be
+    read."""
+    bounded_ms: int = 0
+    """When that was found (epoch ms)."""
+
+    def is_open(self, now_ms: int) -> bool:
+        """Return whether records may be written to it now. A time too far away was set by a clock
+        that was ahead then."""
+        if self.problem is not None and now_ms >= self.until_ms + 2 * REFUSED_PAUSE_MS:
+            self.took()  # nothing had to be written to it since: what it does is not known any more
+        return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS
+
+    def is_patient(self, now_ms: int) -> bool:
+        """Return whether its refusal may still end by itself."""
+        return now_ms < self.patient_until_ms <= now_ms + ELECTION_MS
+
+    def refuse(self, now_ms: int, refusal: Refusal) -> None:
+        """Its description says that it takes no records."""
+        if self.problem is None and refusal.passing:
+            self.patient_until_ms = now_ms + ELECTION_MS
+        if not refusal.passing:
+            self.patient_until_ms = 0
+        self.problem, self.failures, self.until_ms = (
+            refusal.why,
+            FAILURES_MAX,
+            now_ms + DESCRIBED_PAUSE_MS,
+        )
+
+    def fail(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
+        """A transaction with records for this topic alone failed; `refused_bytes`: their size if it
+        was refused for a size."""
+        if refused_bytes > BOUND_BYTES_MIN:
+            # From now on there are fewer in a transaction, and a record that is larger alone goes
+            # without its payload.
+            self.bytes_max = max(BOUND_BYTES_MIN, min(refused_bytes, self.bound(now_ms)) // 2)
+            self.bounded_ms = now_ms
+            return
+        self.failures += 1
+        if self.failures >= FAILURES_MAX:
+            self.problem, self.until_ms = why, now_ms + REFUSED_PAUSE_MS
+
+    def bound(self, now_ms: int) -> int:
+        """Return the most bytes of its records in one transaction."""
+        if self.bytes_max < UNBOUNDED and not 0 <= now_ms - self.bounded_ms < BOUND_MS:
+            self.bytes_max = UNBOUNDED
+        return self.bytes_max
+
+    def suspect(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
+        """A transaction with records for this topic and others failed: the next one does without
+        them."""
+        self.suspected_why, self.suspected_bytes, self.until_ms = (
+            why,
+            refused_bytes,
+            now_ms + DESCRIBED_PAUSE_MS,
+        )
+
+    def judge(self, now_ms: int, *, failed: bool) -> None:
+        """The transaction after `suspect` failed without records for this topic, or succeeded."""
+        why, self.suspected_why = self.suspected_why, None
+        if why is not None and not failed:
+            self.fail(now_ms, why, self.suspected_bytes)
+
+    def took(self) -> None:
+        """It took records, or is not known to refuse any."""
+        self.problem, self.suspected_why = None, None
+        self.until_ms = self.patient_until_ms = self.failures = 0
+
+
+class LetterTopics(Struct, kw_only=True):
+    """Both topics, and the other partitions of the delay topic."""
+
+    rejected: LetterTopic = field(default_factory=LetterTopic)
+    dead_letter: LetterTopic = field(default_factory=LetterTopic)
+    homes: dict[int, LetterTopic] = field(default_factory=dict)
+    """Those of the other partitions that records were forwarded to."""
+
+    def of(self, destination: int) -> LetterTopic:
+        """Return that of a destination of held records."""
+        return (
+            self.rejected
+            if destination == REJECTED
+            else self.homes.setdefault(destination, LetterTopic())
+        )
+
+    def bound(self, now_ms: int) -> int:
+        """Return the most bytes of a step whose records may all be rejected or forwarded."""
+        return min(topic.bound(now_ms) for topic in (self.rejected, *self.homes.values()))
+
+    def closed(self, destinations: Iterable[int], now_ms: int) -> list[LetterTopic]:
+        """Return those of the destinations that take no records."""
+        return [topic for topic in map(self.of, destinations) if not topic.is_open(now_ms)]
+
+    def pausing(self, rejected_topic: str) -> list[str]:
+        """Return what cannot be done by rules 1 while the rejected topic or another partition takes
+        no records, for people."""
+        rejected = self.rejected.problem
+        forwards = next(
+            (home.problem for home in self.homes.values() if home.problem is not None), None
+        )
+        texts = []
+        if rejected is not None:
+            texts.append(
+                f"{rejected_topic} takes no records ({rejected}): nothing more is pulled until it "
+                "does, and cancels are not seen; what is pending is delivered"
+            )
+        if forwards is not None:
+            texts.append(
+                f"records cannot be forwarded to the partition of their id ({forwards}): nothing "
+                "more is pulled until they can, and cancels are not seen; what is pending is "
+                "delivered"
+            )
+        return texts
+
+    def deferring(self, dead_letter_topic: str) -> list[str]:
+        """Return what cannot be done while the dead-letter topic takes no records, for people."""
+        if self.dead_letter.problem is None:
+            return []
+        return [
+            f"{dead_letter_topic} takes no records ({self.dead_letter.problem}): messages that "
+            "would go there wait, all others are delivered"
+        ]

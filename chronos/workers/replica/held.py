@@ -1,0 +1,199 @@
+"""Held records: which records of a step have to wait for their destination, and when they are
+written on.
+
+Keeps laws 6 and 8 together: a partition, or the rejected topic, that takes no records delays only
+what goes there, and the records behind those are executed. By rules 1 nothing was pulled meanwhile.
+"""
+
+from collections.abc import Set
+
+from msgspec.structs import replace
+
+from chronos.core.keys import REJECTED
+from chronos.core.message import Reason, Rejection
+from chronos.core.shard.queues import is_full, record_of
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Prefix, Staged
+from chronos.workers.push.letter_topics import (
+    DESCRIBED_PAUSE_MS,
+    LetterTopic,
+    LetterTopics,
+    Refusal,
+)
+from chronos.workers.push.planned import Limits
+from chronos.workers.push.push import Pusher
+
+
+class HeldQueues:
+    """The queues of held records of one shard, while this node is its master."""
+
+    def __init__(self, shard: Shard, letters: LetterTopics, pusher: Pusher, limits: Limits) -> None:
+        self._shard = shard
+        self._letters = letters
+        self._pusher = pusher
+        self._limits = limits
+        self._last = REJECTED
+        """The destination that was written to last."""
+
+    # --- a step that pulled records
+
+    def admit(self, staged: Staged, now_ms: int) -> bool:
+        """Hold what cannot be written now; return whether the step can be committed. Raises
+        LogUnavailable.
+
+        A record that is too large to be forwarded is rejected.
+        """
+        forwards = self._pusher.forwards
+        if staged.forwards:
+            homes = {partition for _, partition in staged.forwards}
+            bounds = {home: self._letters.of(home).bound(now_ms) for home in homes}
+            closed = self._closed(homes, now_ms)
+            if closed and staged.rules == 1:
+                return False
+            too_large = forwards.too_large(staged.forwards, bounds, now_ms)
+            if too_large:
+                staged.reject_forwards(too_large)
+            staged.hold_forwards(closed)
+        if staged.rejections and self._closed({REJECTED}, now_ms):
+            if staged.rules == 1:
+                return False
+            staged.hold_rejections()
+        return True
+
+    def _closed(self, destinations: Set[int], now_ms: int) -> Set[int]:
+        """Return those of the destinations that take no records of this step: they take none, or
+        others wait for them."""
+        open_now = {
+            destination
+            for destination in destinations - self._shard.queues.states.keys()
+            if self._letters.of(destination).is_open(now_ms)
+        }
+        refusals = self._refusals(open_now, now_ms)
+        for destination, refusal in refusals.items():
+            self._letters.of(destination).refuse(now_ms, refusal)
+        return destinations - open_now | refusals.keys()
+
+    def _refusals(
+        self, destinations: Set[int], now_ms: int, **described: int
+    ) -> dict[int, Refusal]:
+        """Return those of the destinations that take no records by their description, and why."""
+        homes = destinations - {REJECTED}
+        refusals = self._pusher.forwards.refusals(homes, now_ms, **described) if homes else {}
+        if REJECTED in destinations:
+            refusal = self._pusher.refusal(self._pusher.letters.rejected_topic, now_ms)
+            if refusal is not None:
+                refusals[REJECTED] = refusal
+        return refusals
+
+    # --- a step that writes on
+
+    def write_on(self, staged: Staged, now_ms: int) -> bool:
+        """Stage the first records of a queue whose destination takes some now; False if there is
+        none. Raises LogUnavailable."""
+        queues = self._shard.queues
+        for destination in sorted(queues.states, key=lambda each: (each <= self._last, each)):
+            letter = self._letters.of(destination)
+            if not letter.is_open(now_ms):
+                continue
+            refusal = self._refusals({destination}, now_ms, age_ms_max=DESCRIBED_PAUSE_MS).get(
+                destination
+            )
+            if refusal is not None:
+                letter.refuse(now_ms, refusal)
+                continue
+            bytes_max = min(self._limits.bytes, letter.bound(now_ms))
+            prefix = queues.first(destination, self._limits.messages, bytes_max)
+            if self._stage(staged, prefix, now_ms):
+                self._last = destination
+                return True
+        return False
+
+    def _stage(self, staged: Staged, prefix: Prefix, now_ms: int) -> bool:
+        """Stage the records of a queue; False if the first one cannot be written now."""
+        destination = prefix.destination
+        records = [(record_of(offset, held), held) for offset, held, _ in prefix.rows]
+        if destination == REJECTED:
+            staged.rejections = [
+                (record, Rejection(Reason(held.reason), held.detail)) for record, held in records
+            ]
+            staged.written = [prefix]
+            return True
+        forwards = [(record, destination) for record, _ in records]
+        letter = self._letters.of(destination)
+        too_large = self._pusher.forwards.too_large(
+            forwards, {destination: letter.bound(now_ms)}, now_ms
+        )
+        if too_large and self._closed({REJECTED}, now_ms):
+            # What comes before the first of them goes on.
+            count = next(
+                at for at, (record, _) in enumerate(forwards) if record.offset in too_large
+            )
+            if not count:
+                why = (
+                    f"{next(iter(too_large.values()))}, and {self._pusher.letters.rejected_topic} "
+                    "takes no records"
+                )
+                letter.refuse(now_ms, Refusal(why=why, passing=False))
+                return False
+            too_large, forwards, prefix = (
+                {},
+                forwards[:count],
+                replace(prefix, rows=prefix.rows[:count]),
+            )
+        staged.forwards = [forward for forward in forwards if forward[0].offset not in too_large]
+        staged.rejections = [
+            (record, Rejection(Reason.TOO_LARGE, too_large[record.offset]))
+            for record, _ in forwards
+            if record.offset in too_large
+        ]
+        staged.written = [replace(prefix, too_large=tuple(too_large))]
+        return True
+
+    # --- in between
+
+    def pausing(self, now_ms: int) -> list[LetterTopic] | None:
+        """Return the destinations for which nothing is pulled until they take records; empty if
+        they take some, and nothing is pulled until enough is written on; None if records are
+        pulled."""
+        letters = self._letters
+        if self._shard.rules.number == 1:
+            return letters.closed((REJECTED, *letters.homes), now_ms) or None
+        if not is_full(self._shard.state):
+            return None
+        destinations = self._shard.queues.states.keys()
+        closed = letters.closed(destinations, now_ms)
+        return closed if len(closed) == len(destinations) else []
+
+    def next_look_ms(self, now_ms: int) -> int | None:
+        """Return when a destination of held records is to be looked at next (epoch ms); None if
+        none are held."""
+        letters = [self._letters.of(destination) for destination in self._shard.queues.states]
+        return min(
+            (now_ms if letter.is_open(now_ms) else letter.until_ms for letter in letters),
+            default=None,
+        )
+
+    def degraded(self) -> list[str]:
+        """Return which records wait, and why, for people."""
+        if self._shard.rules.number == 1:
+            return self._letters.pausing(self._pusher.letters.rejected_topic)
+        shard, texts = self._shard, []
+        for destination, queue in sorted(shard.queues.states.items()):
+            why = self._letters.of(destination).problem or "they are written now"
+            if destination == REJECTED:
+                texts.append(
+                    f"{self._pusher.letters.rejected_topic} takes no records ({why}): "
+                    f"{queue.length} rejected records wait, all others are executed"
+                )
+            else:
+                texts.append(
+                    f"{queue.length} records wait to be forwarded to "
+                    f"{self._pusher.forwards.topic}/{destination} ({why}): all"
+                    " others are executed, and cancels among those that wait may come too late"
+                )
+        if is_full(shard.state):
+            texts.append(
+                "nothing more is pulled until fewer records wait, and cancels are not seen; what "
+                "is pending is delivered"
+            )
+        return texts

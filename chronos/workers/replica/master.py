@@ -1,0 +1,648 @@
+"""The master: one step is one transaction. Pull, stage, select, push, commit, apply.
+
+A crash before the commit leaves nothing behind; a crash between commit and apply is repaired by
+replaying the progress record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was
+readable in time wins) and 8 (one bad message never stops the others)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import structlog
+from msgspec.structs import replace
+
+from chronos.core.message import Reason, Record, Rejection
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import (
+    HOLDS_PER_DECISION,
+    LANES_MAX,
+    RULES,
+    Decision,
+    Progress,
+    pack_progress,
+)
+from chronos.core.shard.queues import unreadable_record
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection, Staged, nothing_selected
+from chronos.core.timefmt import format_time
+from chronos.errors import (
+    ApplyFailed,
+    BatchUnreadable,
+    ClockDisagrees,
+    ProducerLost,
+    Retry,
+    TransactionAborted,
+)
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.push.decisions import within_cron, within_targets
+from chronos.workers.push.lanes import Batch, LaneTurns
+from chronos.workers.push.letter_topics import LetterTopics
+from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
+from chronos.workers.push.push import TARGETS_MAX, Pusher
+from chronos.workers.replica.held import HeldQueues
+from chronos.workers.replica.poison import Failure, PoisonSearch
+from chronos.workers.replica.pull import Puller
+from chronos.workers.replica.report import StepReport
+from chronos.workers.replica.retention import Horizon
+from chronos.workers.replica.state import WriterEpoch
+from chronos.workers.watch.transactions import HELD_BACK_MS
+
+log = structlog.get_logger("chronos.master")
+
+HEARTBEAT_MS = 60_000
+"""Time after which an idle step is committed all the same: it moves the cursor, and shows that the
+master is active."""
+
+HEARTBEAT_ALONE_MS = 70_000
+"""Longest time between two progress records: another standalone node takes over after 90 s without
+one. So a step that cannot be committed, because the delay partition cannot be read, is preceded by
+a progress record alone."""
+
+TRANSACTION_POLL_MS = 100
+"""Time between two steps while due messages wait for a producer's open transaction; its end is
+noticed at once."""
+
+LINGERING_MAX = 50
+"""Records pulled and messages delivered in a step from which on the next one follows at once: what
+a transaction costs is shared by so many then. A shard with 5,000 messages a second has more in each
+step, and its lateness stays as it is."""
+
+
+class Master:
+    """One shard's master, from its epoch record to the end of its leadership."""
+
+    def __init__(
+        self,
+        *,
+        shard: Shard,
+        store: Store,
+        writer: Writer,
+        puller: Puller,
+        pusher: Pusher,
+        clock: Clock,
+        writer_epoch: WriterEpoch,
+        limits: Limits,
+        poison_search: PoisonSearch,
+        letters: LetterTopics,
+        horizon: Horizon,
+        rules_number: Callable[[], int] = lambda: RULES,
+    ) -> None:
+        """`rules_number`: returns the number of the newest rules that all nodes know."""
+        self._shard = shard
+        self._store = store
+        self._writer = writer
+        self._puller = puller
+        self._pusher = pusher
+        self._clock = clock
+        self._writer_epoch = writer_epoch
+        self._limits = limits
+        self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
+        self._poison_search = poison_search
+        self._letters = letters
+        self._held = HeldQueues(shard, letters, pusher, limits)
+        self._horizon = horizon
+        self._rules_number = rules_number
+        self.lanes = LaneTurns(
+            shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
+        )
+        self._committed_ms = 0
+        self._caught_up = False
+        """The last step left nothing behind, and was small."""
+        self._is_lingering = False
+        """This step did nothing, so that the next one has more."""
+        self._clock_agrees = False
+        self._reached_ms = 0
+        self._awaited: tuple[int, int] | None = None
+        """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is
+        not reached yet."""
+        self._delivers_only = False
+        """This step pulls nothing: the last one forwarded records, and messages are due by what was
+        pulled before."""
+        self._wrote_on = False
+        """The last step wrote held records on: the next one does not."""
+        self._is_paused = False
+        """This step pulls nothing, because what it would pull cannot be written or held."""
+        self._is_blind = False
+        """This step selects messages without regard to records that are not pulled."""
+        self._stepped_ms = clock.stepped_ms()
+        """`Clock.stepped_ms` when the clock was last trusted."""
+        self.due_ms: int | None = None
+        """Due time (epoch ms) of the next message, or a time before it, when it was last looked
+        for; None if none is pending."""
+        self.last: StepReport | None = None
+
+    def begin(self) -> None:
+        """Commit the epoch record: every earlier master's commits now precede this master's in the
+        log."""
+        self._shard.rules.number = self._shard.state.rules
+        self._adopt_rules()
+        self._heartbeat()
+
+    def _adopt_rules(self) -> bool:
+        """Decide by the newest rules that all nodes know from now on, and never by older ones than
+        before; True if they are new."""
+        number, rules = self._rules_number(), self._shard.rules
+        if number <= rules.number:
+            return False
+        log.info("rules adopted", shard=rules.shard, before=rules.number, now=number)
+        rules.number = number
+        self._look_ahead = LookAhead(self._shard)
+        return True
+
+    def _horizon_ms(self, now_ms: int) -> int:
+        return 0 if self._shard.rules.number == 1 else self._horizon.at(self._shard.state, now_ms)
+
+    def step(self, now_ms: int) -> int:
+        """Do one step of at most one transaction; return when to be called again, in epoch ms."""
+        self.last, self._is_lingering = None, False
+        if self._clock_was_set():
+            # `now_ms` may be from before the clock was set: come back with the present time.
+            self._distrust_clock()
+            return self._clock.now_ms()
+        since_ms = now_ms - self._committed_ms
+        if self._caught_up and 0 <= since_ms < self._limits.linger_ms:
+            self._is_lingering = True
+            return self._committed_ms + self._limits.linger_ms
+        # A clock that went back would delay the heartbeat, and with it the check that reports the
+        # clock.
+        is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
+        if self._adopt_rules() or not self._clock_agrees or is_late:
+            self._heartbeat()
+        is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
+        # Without parked messages there are no lanes, and nothing is asked.
+        open_lanes = (
+            self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
+        )
+        if self._write_on(now_ms):
+            return now_ms
+        try:
+            records, reached_ms = self._pull(
+                now_ms, to_end=is_heartbeat, something_leaves=open_lanes
+            )
+        except BatchUnreadable as error:
+            records, reached_ms = [], self._reached_ms
+            staged = self._step_over(error)
+        else:
+            parsed = self._look_ahead.parsed(records)
+            if len(parsed.records) < len(records):
+                # The rest comes in the next step, and until then the end of the log is not reached.
+                records, reached_ms = list(parsed.records), self._reached_ms
+            staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
+        self._check_pulled(staged, now_ms)
+        if (staged.forwards or staged.rejections) and not self._held.admit(staged, now_ms):
+            return now_ms
+        until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
+        selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
+        if not selection.items and not records and not staged.unreadable and not is_heartbeat:
+            return now_ms if self._delivers_only else self._idle(now_ms)
+        report = self._commit(staged, selection, len(records), now_ms, until_ms)
+        self._puller.release(len(records))
+        if records:
+            # Not before: the end of the log is not reached in a step that is made again without
+            # these records.
+            self._reached_ms = reached_ms
+        if staged.unreadable:
+            self._puller.skip_to(staged.pull_offset)
+        if records or selection.items or staged.unreadable:
+            self.last = report
+            report.write(self._shard.rules.shard)
+        is_complete = selection.complete and not self._puller.waiting
+        self._caught_up = (
+            is_complete
+            and not self._shard.state.held
+            and len(records) + len(selection.items) < LINGERING_MAX
+        )
+        if not is_complete:
+            self._bound_wheel()
+            return now_ms
+        return self._idle(self._clock.now_ms())
+
+    def _step_over(self, error: BatchUnreadable) -> Staged:
+        """Decide to step over the batch that cannot be read; the error is raised instead when it is
+        met for the first time."""
+        first, last = self._puller.unreadable(error)
+        staged = self._shard.stage_unreadable([(first, last)])
+        staged.rejections.append(
+            (
+                unreadable_record(first),
+                Rejection(Reason.UNREADABLE, f"offsets {first} to {last}: {error}"),
+            )
+        )
+        log.warning(
+            "batch stepped over",
+            shard=self._shard.rules.shard,
+            first=first,
+            last=last,
+            why=str(error),
+        )
+        return staged
+
+    def _write_on(self, now_ms: int) -> bool:
+        """Commit a step that only writes held records to their destination, in turns with all other
+        steps; False if there is none."""
+        wrote_on, self._wrote_on = self._wrote_on, False
+        if wrote_on or not self._shard.state.held:
+            return False
+        staged = self._shard.stage_nothing(self._horizon_ms(now_ms))
+        if not self._held.write_on(staged, now_ms):
+            return False
+        selection = nothing_selected(self._shard.state.cursor, complete=True)
+        self.last = self._commit(staged, selection, 0, now_ms, now_ms)
+        self.last.write(self._shard.rules.shard)
+        self._wrote_on = self._poison_search.forwarded = True
+        self._caught_up = False
+        return True
+
+    @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which every record is executed, transaction markers
+        included."""
+        return self._puller.position if self._puller.waiting == 0 else self._shard.state.pull_offset
+
+    @property
+    def delayed(self) -> str | None:
+        """See `ports.Reader.delayed`."""
+        return self._puller.delayed
+
+    @property
+    def lingering(self) -> bool:
+        """True if the next step waits for more records and messages, has records already, or pulls
+        none: the caller sleeps instead of waiting for records."""
+        return (
+            self._is_lingering
+            or self._puller.waiting > 0
+            or not self._limits.pull
+            or self._is_paused
+        )
+
+    def degraded(self) -> str | None:
+        """Return what this shard cannot do at the moment, for people, although it delivers; None if
+        it can do everything."""
+        texts = self._held.degraded() + self._letters.deferring(
+            self._pusher.letters.dead_letter_topic
+        )
+        if self._awaited is not None and self.due_ms is not None:
+            since_ms = self._awaited[0]
+            if max(since_ms + HELD_BACK_MS, self.due_ms) < self._clock.now_ms():
+                texts.append(
+                    "due messages have waited for a producer's open transaction since "
+                    f"{format_time(since_ms)} (delivery.open_transactions: wait)"
+                )
+        return "; ".join(texts) or None
+
+    def _pull(
+        self, now_ms: int, *, to_end: bool, something_leaves: bool
+    ) -> tuple[list[Record], int]:
+        """Return the next records, and the last time (epoch ms) at which the end of the log was
+        reached.
+
+        Every record that was readable at that time has been pulled, so messages that were due by
+        then may still be selected now: a backlog costs one request to the broker, not one a step.
+        `to_end`: ask for the end although nothing is due. `something_leaves`: messages leave lanes.
+        With pulling off the end counts as reached."""
+        limits = self._limits
+        due_ms = self.due_ms = self._shard.next_due_ms()
+        self._delivers_only = self._is_paused = False
+        self._is_blind = not limits.pull
+        if self._is_blind:
+            return [], now_ms
+        if now_ms < self._reached_ms:
+            self._reached_ms = 0  # the clock was set back to before that time
+        something_due = limits.push and due_ms is not None and due_ms <= now_ms
+        search = self._poison_search
+        bytes_max = min(limits.bytes, self._letters.bound(now_ms))
+        if (pausing := self._held.pausing(now_ms)) is not None:
+            # Law 8 before law 6: refused records that cannot be written must not hold back what is
+            # pending for long.
+            self._is_paused, self._is_blind = (
+                True,
+                not all(topic.is_patient(now_ms) for topic in pausing),
+            )
+            return [], now_ms if self._is_blind else self._reached_ms
+        # Records are forwarded without deliveries, so that messages wait in other partitions for a
+        # short time only; then those come first that are due by what was pulled before.
+        proven_ms = max(self._reached_ms, self._shard.state.watermark_ms)
+        is_proven = something_leaves or (something_due and due_ms <= proven_ms)  # type: ignore[operator]
+        self._delivers_only = search.forwarded and is_proven and not to_end
+        search.forwarded = False
+        if self._delivers_only:
+            return [], self._reached_ms
+        # The cursor of a step that empties lanes follows the present time, so that what left is
+        # kept for its retention.
+        reached_ms = self._reached_ms
+        asks = to_end or (something_leaves and not search.separate)
+        if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
+            asked_ms, end = self._end(now_ms)
+            records, reached = self._puller.batch_to(end, limits.messages, bytes_max)
+            if reached:
+                reached_ms, self._awaited = asked_ms, None
+        elif (something_due or something_leaves) and search.separate and self._puller.waiting == 0:
+            records = []
+        else:
+            records = self._puller.batch(limits.messages, bytes_max)
+        if not records:
+            self._reached_ms = reached_ms
+        return records, reached_ms
+
+    def _end(self, now_ms: int) -> tuple[int, int]:
+        """Return a time (epoch ms) and the end of the log after it: the last stable offset, or the
+        high watermark to wait for."""
+        if not self._limits.wait_for_transactions:
+            return now_ms, self._puller.end()
+        if self._awaited is None or now_ms < self._awaited[0]:
+            self._awaited = now_ms, self._puller.high_watermark()
+        return self._awaited
+
+    def _check_pulled(self, staged: Staged, now_ms: int) -> None:
+        ahead_ms = staged.watermark_ms - now_ms
+        if ahead_ms > CLOCK_TOLERANCE_MS:
+            # Records may have been written since the step began: on a loaded machine the pull takes
+            # longer than the tolerance.
+            ahead_ms = staged.watermark_ms - self._clock.now_ms()
+        if ahead_ms > CLOCK_TOLERANCE_MS:
+            raise ClockDisagrees(
+                f"the log holds records {ahead_ms} ms in this machine's future: its clock, or the "
+                "broker's, is wrong or was when they were written. Nothing is pulled or "
+                "delivered until this machine's clock has reached them; check NTP on both"
+            )
+
+    def _select(self, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool) -> Selection:
+        limits, search = self._limits, self._poison_search
+        messages_max = max(
+            1, min(search.messages_max, limits.messages - len(staged.held) // HOLDS_PER_DECISION)
+        )
+        apart = search.separate or self._letters.rejected.failures > 0
+        if not limits.push or staged.forwards or (apart and staged.rejections):
+            return nothing_selected(self._shard.state.cursor, complete=not limits.push)
+        if not open_lanes:
+            return self._select_due(
+                staged, until_ms, now_ms, TARGETS_MAX, messages_max, limits.bytes
+            )
+
+        def is_apart(due: Selection) -> bool:
+            return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
+
+        alone = search.messages_max < limits.messages
+        batch = Batch(messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
+        select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
+        return self.lanes.select(staged, batch, select_due, is_apart)
+
+    def _select_due(
+        self,
+        staged: Staged,
+        until_ms: int,
+        now_ms: int,
+        targets_max: int,
+        messages_max: int,
+        bytes_max: int,
+    ) -> Selection:
+        search = self._poison_search
+        set_aside = search.refusals.set_aside
+        selection = self._look_ahead.selection(staged, until_ms, messages_max, bytes_max)
+        # A message that failed before is selected alone, so that a second failure does not abort
+        # other messages.
+        entries = selection.entries
+        tried = (
+            at
+            for at in selection.with_id
+            if entries[at].attempt > 1 and entries[at].target not in set_aside
+        )
+        count = max(1, next(tried, len(entries)))
+        if set_aside:
+            count = min(count, search.refusals.within_step(selection, now_ms))
+        if len(self._look_ahead.targets(selection)) > targets_max:
+            count = min(count, within_targets(entries, targets_max))
+        count = min(count, within_cron(entries))
+        if count < len(entries):
+            selection = self._shard.select(staged, until_ms, count, bytes_max)
+        if not self._is_blind or not selection.complete:
+            return selection
+        # A cursor after everything due at a time says that every record of that time was pulled
+        # (`workers.delete`).
+        last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
+        return replace(selection, cursor=last)
+
+    def _commit(
+        self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int
+    ) -> StepReport:
+        """Push, commit, apply."""
+        search, letters = self._poison_search, self._letters
+        plan = self._pusher.plan(
+            selection,
+            self._inputs(now_ms),
+            self._look_ahead,
+            rejections=staged.rejections,
+            forwards=staged.forwards,
+        )
+        if staged.forwards:
+            search.forwarded = True
+        if plan.refusal is not None:
+            letters.dead_letter.refuse(now_ms, plan.refusal)
+        progress = self._progress(staged, selection, plan.decisions, plan.details)
+        try:
+            with self._pusher.partitions.following(self._writer, self._clock):
+                produced_ms = self._clock.now_ms()
+                self._writer.send(plan.messages, pack_progress(progress))
+                appended = self._finish(
+                    produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms)
+                )
+        except (TransactionAborted, ProducerLost) as error:
+            failure = Failure(
+                error=error, staged=staged, selection=selection, plan=plan, now_ms=now_ms
+            )
+            search.failed(
+                failure, letters=letters, pusher=self._pusher, shard=self._shard.rules.shard
+            )
+            raise
+        if staged.rejections:
+            letters.rejected.took()
+        for home in {partition for _, partition in staged.forwards}:
+            letters.of(home).took()
+        if plan.dead_letters:
+            letters.dead_letter.took()
+        letters.dead_letter.judge(now_ms, failed=False)
+        if selection.items:
+            search.refusals.committed(
+                selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms)
+            )
+            search.alone, search.poison, search.separate = None, None, False
+            search.messages_max = min(self._limits.messages, search.messages_max * 2)
+            self.lanes.committed(plan.spent)
+        self._apply(staged, selection, progress, appended)
+        shard, committed_ms = self._shard.rules.shard, self._committed_ms
+        return StepReport.of(
+            plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms
+        )
+
+    def _progress(
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Sequence[Decision] = (),
+        details: Sequence[str] = (),
+    ) -> Progress:
+        held_forwards = self._shard.state.held_forwards
+        return self._writer_epoch.progress(
+            staged, selection, decisions, details, held_forwards=held_forwards
+        )
+
+    def _prepare_next(
+        self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
+    ) -> Callable[[], None] | None:
+        """Return the work on this step and the next that needs no commit; None without a
+        backlog."""
+        limits, shard, ahead = self._limits, self._shard, self._look_ahead
+        if selection.complete and pulled < limits.messages:
+            return None
+
+        def prepare() -> None:
+            # A part that fails is repeated after the commit, or by the next step, which handles the
+            # failure: the transaction is open here.
+            with suppress(Retry):
+                ahead.write(staged, selection, progress)
+                if not selection.complete:
+                    shard.read_ahead(until_ms, len(selection.items) + limits.messages)
+                    following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
+                    if following is not None:
+                        self._pusher.plan_next(following, self._inputs(self._clock.now_ms()), ahead)
+                if pulled >= limits.messages:
+                    ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
+
+        return prepare
+
+    def _inputs(self, now_ms: int) -> StepInputs:
+        """Return the state that a transaction is planned on at this time."""
+        search, letters = self._poison_search, self._letters
+        return StepInputs(
+            now_ms=now_ms,
+            refusals=search.refusals,
+            poison=search.poison,
+            lanes=self._shard.lanes.states.keys() if self._shard.state.parked else frozenset(),
+            defers_dead_letters=not letters.dead_letter.is_open(now_ms),
+            rejected_bytes_max=letters.rejected.bound(now_ms),
+            dead_letter_bytes_max=letters.dead_letter.bound(now_ms),
+        )
+
+    def _clock_was_set(self) -> bool:
+        return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
+
+    def _distrust_clock(self) -> None:
+        """Require a new comparison with the broker's clock, and forget when the end of the log was
+        reached."""
+        self._clock_agrees = False
+        self._reached_ms = 0
+        self._awaited = None
+        self._stepped_ms = self._clock.stepped_ms()
+
+    def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
+        appended = self._writer.commit(
+            lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms), meanwhile
+        )
+        self._clock_agrees = True
+        self._committed_ms = self._clock.now_ms()
+        return appended
+
+    def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
+        """Law 2: the broker's timestamp must lie between produce and report, within
+        CLOCK_TOLERANCE_MS."""
+        reported_ms = self._clock.now_ms()
+        early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
+        was_set = self._clock_was_set()
+        if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS and not was_set:
+            return
+        self._distrust_clock()
+        if was_set:
+            raise ClockDisagrees(
+                "this machine's clock was set during a step, which was aborted; check NTP",
+                aborted=True,
+            )
+        raise ClockDisagrees(
+            f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this "
+            "machine's. The step was aborted and nothing is delivered until they agree; check "
+            "NTP on both",
+            aborted=True,
+        )
+
+    def _apply(
+        self, staged: Staged, selection: Selection, progress: Progress, appended: Appended
+    ) -> None:
+        # A committed step must never be decided again on the state before it, even if the store
+        # fails.
+        try:
+            changes = self._shard.apply(
+                staged,
+                selection,
+                progress,
+                offset=appended.offset,
+                timestamp_ms=appended.timestamp_ms,
+                writes=self._look_ahead.writes(staged, selection),
+            )
+            self._store.write(changes.puts, changes.deletes)
+        except Retry as error:
+            raise ApplyFailed(
+                f"a committed step could not be written to the store: {error}"
+            ) from error
+        self._shard.install(changes)
+        self._look_ahead.installed(changes)
+
+    def _heartbeat(self) -> None:
+        """Commit a progress record alone, with the cursor as it is: an epoch record, a heartbeat, a
+        test of the clocks, or the first record of new rules."""
+        nothing = self._shard.stage_nothing(self._horizon_ms(self._clock.now_ms()))
+        none = nothing_selected(self._shard.state.cursor, complete=True)
+        progress = self._progress(nothing, none)
+        produced_ms = self._clock.now_ms()
+        self._writer.send([], pack_progress(progress))
+        self._apply(nothing, none, progress, self._finish(produced_ms))
+
+    def _bound_wheel(self) -> bool:
+        """Drop entries beyond the memory limits, which the store still holds; return whether any
+        were dropped."""
+        limits, wheel = self._limits, self._shard.wheel
+        if wheel.messages <= limits.wheel_messages and wheel.bytes <= limits.wheel_bytes:
+            return False
+        share = min(
+            limits.wheel_messages, wheel.messages * limits.wheel_bytes // max(1, wheel.bytes)
+        )
+        wheel.shrink(max(1, share // 2))
+        return True
+
+    def _idle(self, now_ms: int) -> int:
+        """Read ahead during the pause; return when the next message is due, or the heartbeat."""
+        limits = self._limits
+        horizon_ms = now_ms + limits.wheel_horizon_ms
+        wheel = self._shard.wheel
+        reads_on = (
+            not self._bound_wheel()
+            and wheel.through[0] < now_ms + limits.wheel_horizon_ms // 2
+            and wheel.bytes < limits.wheel_bytes // 2
+            and self._shard.read_ahead(horizon_ms, limits.wheel_messages // 2)
+            and wheel.through[0] < horizon_ms
+        )
+        # Also for the stall judge, which must know of a message that was just pulled if the thread
+        # hangs before its next step.
+        due_ms = self.due_ms = self._shard.next_due_ms() if limits.push else None
+        if reads_on:
+            return now_ms
+        wake_ms = self._committed_ms + HEARTBEAT_MS
+        if limits.push and self._shard.state.parked:
+            wake_ms = min(wake_ms, self.lanes.next_look_ms())
+        if self._shard.state.held:
+            look_ms = self._held.next_look_ms(now_ms)
+            wake_ms = wake_ms if look_ms is None else min(wake_ms, look_ms)
+        if pausing := self._held.pausing(now_ms):
+            wake_ms = min(wake_ms, *(topic.until_ms for topic in pausing))
+            if all(topic.is_patient(now_ms) for topic in pausing):
+                return wake_ms
+        elif due_ms is not None and due_ms <= now_ms and self._awaited is not None:
+            due_ms = now_ms + TRANSACTION_POLL_MS
+        return wake_ms if due_ms is None else min(due_ms, wake_ms)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a record arrives, or the time is over."""
+        self._puller.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the leadership; the next master resolves a transaction that is open."""
+        self._puller.close()
+        self._writer.close()

@@ -1,0 +1,203 @@
+"""Recovery: checks that the two logs still hold everything that a store has to replay, and computes
+the cost of it; checks what was rebuilt for ids of other shards.
+
+Keeps law 1: a store that is ahead of its logs, or older than their start, is an error with a name.
+"""
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.core.keys import ID_STATE, PLACED, PLACED_KEY, parse_generated_id
+from chronos.core.shard.codec import DELIVERED, PENDING, IdState, State, unpack_id_state
+from chronos.core.shard.order import partitions_of
+from chronos.core.shard.progress import Progress, unpack_progress
+from chronos.core.shard.rules import Rules
+from chronos.core.timefmt import format_time
+from chronos.errors import LogMismatch, LogUnavailable
+from chronos.ports import RecordLog, Store, Watermarks
+
+log = structlog.get_logger("chronos.shard")
+
+FLUSH_RECORDS = 200
+"""A replay of this many progress records (tenths of a second) is flushed: a node killed again must
+not repeat it."""
+
+LOG_MS = 1_000
+"""How often a long replay logs its position."""
+
+
+FIRST_BYTES = 1_000_000
+"""Bytes read at once while the first progress record is looked for."""
+
+WAITS_MAX = 50
+"""How often to wait for that record."""
+
+WAIT_S = 0.1
+"""How long to wait for it each time."""
+
+SCAN_ROWS, SCAN_BYTES = 1_000, 1_000_000
+"""Rows and bytes of one scan of id states: it bounds the memory."""
+
+
+class RecoveryCost(Struct, frozen=True, kw_only=True):
+    """The cost of bringing a store to the end of its logs by replay."""
+
+    store_empty: bool
+    """The store holds nothing yet."""
+    logs_complete: bool
+    """Both logs reach back to the store's positions."""
+    records: int
+    """Records of both logs to be read."""
+    applied_min: int
+    """Start of the progress partition: a checkpoint with a smaller `applied` is of no use."""
+    pull_offset_min: int
+    """Start of the delay partition: a checkpoint with a smaller `pull_offset` is of no use."""
+
+    @classmethod
+    def of(cls, state: State, progress: Watermarks, delay: Watermarks) -> "RecoveryCost":
+        """Return the cost for a store with this state and logs with these watermarks."""
+        return cls(
+            store_empty=state.applied == 0,
+            logs_complete=progress.start <= state.applied and delay.start <= state.pull_offset,
+            records=progress.high - state.applied + delay.high - state.pull_offset,
+            applied_min=progress.start,
+            pull_offset_min=delay.start,
+        )
+
+
+class Replay:
+    """The progress records that a replica has applied since it opened its logs."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        """Number of records applied."""
+        self.end = 0
+        """The end of the progress log when it was opened: a store that has applied everything
+        before it was rebuilt."""
+        self._logged_ms = 0
+        self._placed = False
+
+    @property
+    def needs_flush(self) -> bool:
+        """It took long enough that the next process must not repeat it."""
+        return self.records >= FLUSH_RECORDS
+
+    def log_position(self, shard: int, state: State, now_ms: int) -> None:
+        """Log the position of a replay that takes long, once every LOG_MS and not at its first
+        record."""
+        if now_ms - self._logged_ms >= LOG_MS:
+            if self._logged_ms:
+                log.info("replaying", shard=shard, applied=state.applied, pull=state.pull_offset)
+            self._logged_ms = now_ms
+
+    def check_places(self, store: Store, rules: Rules, position: int, now_ms: int) -> None:
+        """Check the places of ids once, when everything up to `end` is applied. Raises
+        LogMismatch."""
+        if not self._placed and position >= self.end:
+            check_places(store, rules, now_ms)
+            self._placed = True
+
+
+def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:
+    """Raise LogMismatch unless the partition holds everything from the store's position on."""
+    if watermarks.start > position:
+        raise LogMismatch(
+            f"{topic}/{shard} begins at {watermarks.start}, but the store needs it from "
+            f"{position} on: the topic was trimmed ahead of the store. Restore a checkpoint that "
+            f"is newer, or, if what is missing may be lost, remove the store of shard {shard} and "
+            "both topics' contents."
+        )
+    if watermarks.high < position:
+        raise LogMismatch(
+            f"{topic}/{shard} ends at {watermarks.high}, but the store has applied it up to "
+            f"{position}: the topic was deleted and created again, or this is another cluster. "
+            f"Point Chronos to the right one, or remove the store of shard {shard}."
+        )
+
+
+def begun(
+    state: State,
+    log_port: RecordLog,
+    shard: int,
+    progress_topic: str,
+    progress: Watermarks,
+    delay: Watermarks,
+) -> State:
+    """Return the state to start from: that of the store, or that of an empty shard whose delay log
+    begins above 0.
+
+    Such a shard begins where its first progress record says: records that were deleted before
+    Chronos first ran were never accepted. Before one is committed, it begins where the delay
+    partition does. Raises LogUnavailable."""
+    if state.applied or progress.start or not delay.start:
+        return state
+    first = _first(log_port, progress_topic, shard, progress) if progress.high else None
+    return replace(state, pull_offset=delay.start if first is None else first.pull_offset)
+
+
+def _first(log_port: RecordLog, topic: str, shard: int, watermarks: Watermarks) -> Progress | None:
+    """Return the first progress record of a shard; None if no transaction was committed. Raises
+    LogUnavailable."""
+    reader = log_port.reader(topic, shard, watermarks.start)
+    try:
+        for _ in range(WAITS_MAX):
+            if records := reader.read(1, FIRST_BYTES):
+                return unpack_progress(records[0].value)
+            if reader.position >= watermarks.stable:
+                return None
+            reader.wait(WAIT_S)
+    finally:
+        reader.close()
+    raise LogUnavailable(f"the first record of {topic}/{shard} cannot be read at the moment")
+
+
+def check_positions(
+    state: State,
+    progress: Watermarks,
+    delay: Watermarks,
+    shard: int,
+    progress_topic: str,
+    delay_topic: str,
+) -> None:
+    """Raise LogMismatch unless both logs hold everything after this state."""
+    check_position(progress_topic, shard, state.applied, progress)
+    check_position(delay_topic, shard, state.pull_offset, delay)
+
+
+def check_places(store: Store, rules: Rules, now_ms: int) -> None:
+    """Raise LogMismatch if a pending message, or one whose repetition is a conflict, has an id of
+    another shard.
+
+    A store that was found in order once stays so: its master accepts no such id. `now_ms` (epoch
+    ms): the machine's clock."""
+    (placed,) = store.get([PLACED_KEY])
+    if placed == PLACED:
+        return
+    start, stop = ID_STATE, bytes([ID_STATE[0] + 1])
+    while rules.shards > 1 and (rows := store.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
+        states = [(key[1:], unpack_id_state(data)) for key, data in rows]
+        from_ms = now_ms - rules.deduplication_ms
+        taken = [
+            (message_id, known) for message_id, known in states
+            if known.state == PENDING or (known.state == DELIVERED and known.settled_ms > from_ms)
+        ]  # fmt: skip
+        homes = partitions_of([message_id for message_id, _ in taken], rules.shards)
+        for (message_id, known), home in zip(taken, homes, strict=True):
+            if home != rules.shard and parse_generated_id(message_id, rules.shards) is None:
+                raise LogMismatch(_displaced(message_id, known, rules, home))
+        start = rows[-1][0] + b"\0"
+    store.write([(PLACED_KEY, PLACED)], [])
+
+
+def _displaced(message_id: bytes, known: IdState, rules: Rules, home: int) -> str:
+    is_pending = known.state == PENDING
+    end = "is pending" if is_pending else f"was delivered at {format_time(known.settled_ms)}"
+    risk = "no cancel would find it" if is_pending else "its repetition would be delivered"
+    return (
+        f"the message {message_id!r:.80} {end} in shard {rules.shard}, but its id belongs to "
+        f"shard {home}: partitions were added to {rules.delay_topic}, or an older version "
+        f"accepted it there, and {risk}. After added partitions, give Chronos a second set of "
+        "topics and schedule again what is pending; otherwise start the older version again "
+        "until such messages are settled"
+    )

@@ -1,0 +1,82 @@
+"""The watch of open transactions: finds records of the delay topic that a producer's open
+transaction holds back.
+
+A `read_committed` reader ends at the first open transaction, so the records behind it, of every
+producer, are not readable, and a cancel among them may be too late (law 6). The watch reports them;
+it decides nothing."""
+
+from collections.abc import Collection
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.timefmt import format_time
+from chronos.ports import TopicLog
+
+log = structlog.get_logger("chronos.shard")
+
+HELD_BACK_MS = 1_000
+"""Time after which an open transaction is reported: most transactions are shorter."""
+
+
+class HeldBack(Struct, frozen=True, kw_only=True):
+    """Records of one partition that cannot be read because of an open transaction."""
+
+    stable: int
+    """Last stable offset: that of the first record held back."""
+    records: int
+    """Offsets from there to the high watermark, transaction markers included."""
+    since_ms: int
+    """When the transaction was first found open (epoch ms)."""
+
+    def text(self, topic: str, partition: int) -> str:
+        """Return the finding as a sentence for people."""
+        return (
+            f"{topic}/{partition}: {self.records} records from offset {self.stable} on are held "
+            f"back by a producer's open transaction since {format_time(self.since_ms)}"
+        )
+
+
+class OpenTransactions:
+    """Watches the partitions of the delay topic. One thread calls `step`; any thread may call
+    `held_back`."""
+
+    def __init__(self, log_port: TopicLog, topic: str) -> None:
+        self._log = log_port
+        self._topic = topic
+        self._open: dict[int, HeldBack] = {}
+        self._reported: dict[int, HeldBack] = {}
+
+    def held_back(self, partition: int) -> HeldBack | None:
+        """Return what has been held back for more than HELD_BACK_MS; None if nothing has."""
+        return self._reported.get(partition)
+
+    def step(self, now_ms: int, partitions: Collection[int]) -> None:
+        """Look at those of the partitions once. What does not answer stays as it was."""
+        for partition in {*self._open, *self._reported}.difference(partitions):
+            self._open.pop(partition, None)
+            self._reported.pop(partition, None)
+        # In this order: whatever a later answer has in addition is no transaction.
+        stable = self._log.stable_ends(self._topic, partitions)
+        high = self._log.high_watermarks(self._topic, partitions)
+        for partition in sorted(stable.keys() & high.keys()):
+            self._look(partition, stable[partition], high[partition], now_ms)
+
+    def _look(self, partition: int, stable: int, high: int, now_ms: int) -> None:
+        before = self._open.pop(partition, None)
+        if stable < high:
+            same = before is not None and before.stable == stable and before.since_ms <= now_ms
+            found = self._open[partition] = HeldBack(
+                stable=stable,
+                records=high - stable,
+                since_ms=before.since_ms if same and before is not None else now_ms,
+            )
+            if now_ms - found.since_ms > HELD_BACK_MS:
+                if partition not in self._reported:
+                    log.warning(
+                        "records held back", shard=partition, why=found.text(self._topic, partition)
+                    )
+                self._reported[partition] = found
+                return
+        if self._reported.pop(partition, None) is not None:
+            log.info("records no longer held back", shard=partition)
