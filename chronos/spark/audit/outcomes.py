@@ -140,8 +140,9 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     """Table `decisions` -> the decisions about promised deliveries due within the window, made then
     or before.
 
-    `moved` are the records of messages that an action moved into the window: all their decisions
-    are needed, because a retry or deferral may be why the action found them pending."""
+    `moved` are the records of messages that an action moved: all their decisions are needed, because
+    a retry or deferral may be why the action found them pending, also one from before the window
+    about a message that an action moved out of the window before another moved it back."""
     carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds(
         "next_due_ms"
     )
@@ -179,8 +180,9 @@ def promised_deliveries(
     steps = recent(progress, span.from_ms)
     acting = acting_records(messages, decisions, steps)
     moved = _moved_here(messages, refusals, acting, span)
-    decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
+    acted_here = here.select(*_NARROW).join(acted_ids, ["shard", "id"], "left_semi")
+    decided = relevant_decisions(decisions, span, moved.unionByName(acted_here))
     decided_offsets = (
         decided.where(f.col("outcome") != LEFT_LANE)
         .select("shard", f.col("source_offset").alias("offset"))
