@@ -34,7 +34,7 @@ _no_deadline = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
 settings.register_profile("dev", _no_deadline)
-# The same examples in every run: continuous integration judges the change, developers' machines
+# The same examples in every run of everything (scripts/test), which judges the change; other runs
 # find new examples. It shows the first example that fails as it is: shrinking may take five
 # minutes, and a test that exceeds its time limit shows no reason. `TEST_EXAMPLES=whole
 # HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the same example and shrinks it.
