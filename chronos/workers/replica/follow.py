@@ -238,8 +238,10 @@ class Follower:
         upto = next(
             (at for at, record in enumerate(records) if record.offset >= pull_offset), len(records)
         )
-        self._records = records[upto:]
-        return records[:upto]
+        taken = records[:upto]
+        # Not a copy of the rest: thousands of records may be read ahead, and a step takes one.
+        del records[:upto]
+        return taken
 
     def _read_alone(self, delay: Reader, error: BatchUnreadable) -> list[Record]:
         """Return the records of a batch that is larger than the reader may read, and move the
