@@ -13,7 +13,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from tests.sim import elections, oracle, participant_cluster, registers, registries, simulation
+from tests.sim import (
+    elections,
+    first_seeds,
+    oracle,
+    participant_cluster,
+    registers,
+    registries,
+    simulation,
+)
 from tests.sim.world import Finding
 
 REPORT_EVERY = 500
@@ -93,6 +101,8 @@ OTHERS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the simulation that the arguments name; return the exit code."""
+    if arguments[:1] == ["faults"]:
+        return _renew(arguments[1:])
     if arguments[:1] and (name := arguments[0].removeprefix("--")) in OTHERS:
         return _run(OTHERS[name], arguments[1:])
     return _run(CLUSTERS, arguments)
@@ -136,6 +146,17 @@ def _run(simulation: Simulation, arguments: Sequence[str]) -> int:
             "fail (3/n)"
         )
     return 0
+
+
+def _renew(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/sim faults",
+        description="Find the first seed that shows each planted fault, and keep it for the tests.",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
+    missing = first_seeds.renew(parser.parse_args(arguments).jobs)
+    print(f"{missing} faults are shown by no seed" if missing else "every fault is shown")
+    return 1 if missing else 0
 
 
 def _replay(simulation: Simulation, seed: int) -> int:
