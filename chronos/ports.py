@@ -10,7 +10,7 @@ headers, rows and specifications are the caller's."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -111,6 +111,17 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     per_shard: bool = False
     """A partition is a shard, so `partitions` must match exactly; otherwise it only counts when the
     topic is created."""
+
+
+ReaderMode = Literal["plain", "bounded", "alone", "patient"]
+"""How a reader reads.
+
+`plain`: ahead, and soon. `bounded`: up to the end that the partition has at the first such request
+no batch takes more than a bounded amount of memory, however small it is in the log; one that would
+is a BatchUnreadable. It is slower, and `plain` behind that end. `alone`: no batch is read before
+the records of the one before it were taken, nor in the seconds after. `patient`: ahead, but the
+position may move past transaction markers half a second late, and a reader that waits costs the
+brokers little."""
 
 
 READING_BOUNDED = (
@@ -214,23 +225,9 @@ class RecordLog(Appender, Protocol):
     """Reading and writing records."""
 
     def reader(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        bounded: bool = False,
-        alone: bool = False,
-        patient: bool = False,
+        self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> Reader:
-        """Return a reader that starts at the offset.
-
-        `bounded`: up to the end that the partition has at the first such request no batch takes
-        more than a bounded amount of memory, however small it is in the log; one that would is a
-        BatchUnreadable. It is slower. `alone`: no batch is read before the records of the one
-        before it were taken, nor in the seconds after. `patient`: the position may move past
-        transaction markers half a second late, and a reader that waits costs the brokers
-        little."""
+        """Return a reader that starts at the offset."""
 
     def writer(self, shard: int) -> Writer:
         """Return a writer for the shard; fences the earlier ones and resolves their last

@@ -299,7 +299,6 @@ class Node:
         return ShardWatch(
             self.shards,
             self.log,
-            delay_topic=topics.delay,
             progress_topic=topics.progress,
             clock=self.clock,
             failed=self._fail,
@@ -509,7 +508,8 @@ class Node:
                 if not 0 < check_ms - now_ms <= CHECK_EVERY_MS:
                     check_ms = self._topic_watch.step(now_ms)
                 led = {shard.number for shard in self.shards if shard.role == ReplicaState.MASTER}
-                self.open_transactions.step(now_ms, led)
+                delay_ends = self.log.stable_ends(self.config.topics.delay, led)
+                self.open_transactions.step(now_ms, led, delay_ends)
                 self._look_at_targets(led)
                 if led and self._forwards:
                     self._elsewhere.step(
@@ -517,7 +517,7 @@ class Node:
                         {shard.number for shard in self.shards if shard.role == ReplicaState.NONE},
                     )
                 if self._watch is not None:
-                    self._watch.look()
+                    self._watch.look(delay_ends)
                 if now_s - flushed_s >= flush_every_s:
                     flushed_s = now_s
                     self._flush()

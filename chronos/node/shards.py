@@ -494,7 +494,6 @@ class ShardWatch:
         shards: Sequence[ShardDriver],
         log_port: TopicLog,
         *,
-        delay_topic: str,
         progress_topic: str,
         clock: Clock,
         failed: Callable[[ChronosError], None],
@@ -504,7 +503,6 @@ class ShardWatch:
         reached; what shards report meanwhile has that cause, and is not logged."""
         self._shards = shards
         self._log = log_port
-        self._delay_topic = delay_topic
         self._progress_topic = progress_topic
         self._clock = clock
         self._judges = {shard.number: StallJudge() for shard in shards}
@@ -520,12 +518,12 @@ class ShardWatch:
             target=run_guarded, args=("watch", self._run, failed), name="watch", daemon=True
         )
 
-    def look(self) -> None:
-        """Ask for the end of the partition that each replica reads; the ends known so far remain
-        true. For the maintenance thread: it may take seconds."""
-        led = [shard.number for shard in self._shards if shard.role == ReplicaState.MASTER]
+    def look(self, delay_ends: Mapping[int, int]) -> None:
+        """Note the ends of the delay partitions that masters read, and ask for those of the
+        progress partitions that are replayed; the ends known so far remain true. For the
+        maintenance thread: it may take seconds."""
         replaying = [shard.number for shard in self._shards if shard.role in REPLAYING]
-        self._delay_ends |= self._log.stable_ends(self._delay_topic, led)
+        self._delay_ends |= delay_ends
         self._progress_ends |= self._log.stable_ends(self._progress_topic, replaying)
 
     def start(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,7 +67,14 @@ records were rejected."""
 class ArchiveBrokers(TopicBrokers, Protocol):
     """What the archive asks of the brokers, beside Spark's own reading."""
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> Any:
+    def reader(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        mode: Literal["plain", "bounded"] = "plain",
+    ) -> Any:
         """A `ports.Reader` of a partition; `bounded`: with bounded memory."""
 
     def batch_header(self, topic: str, partition: int, offset: int) -> Any:

@@ -316,7 +316,7 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
         False,
         False,
     ]
-    reader = log.reader(topic, 0, 0, bounded=True)
+    reader = log.reader(topic, 0, 0, mode="bounded")
     assert isinstance(reader, BoundedReader)
     found: list[tuple[int, int]] = []
     unreadable: list[int] = []
@@ -358,7 +358,7 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
             topic,
             [Sent(b"%d" % number, partition=partition) for number in range(5)],
         )
-    readers = [log.reader(topic, partition, 0, bounded=True) for partition in range(3)]
+    readers = [log.reader(topic, partition, 0, mode="bounded") for partition in range(3)]
     bounded = [reader for reader in readers if isinstance(reader, BoundedReader)]
     assert len(bounded) == 3
 
@@ -409,11 +409,11 @@ def test_no_child_runs_beside_a_batch_that_is_read_alone(
             [Sent(b"%d" % number, partition=partition) for number in range(5)],
         )
     monkeypatch.setattr(bounded_readers, "TURN_S", 0.0)
-    bounded = log.reader(topic, 1, 0, bounded=True)
+    bounded = log.reader(topic, 1, 0, mode="bounded")
     assert isinstance(bounded, BoundedReader)
     bounded.wait(0)
     assert bounded.child_pid is not None
-    alone = log.reader(topic, 0, 0, alone=True)
+    alone = log.reader(topic, 0, 0, mode="alone")
 
     def is_without_child() -> bool:
         bounded.wait(0.1)  # notices that its child was killed, and gets no other one

@@ -38,16 +38,16 @@ def test_a_partition_that_cannot_be_asked_for_hides_no_other(tmp_path: Path) -> 
             brokers.create(topic, SHARDS)
             brokers.leaderless[brokers.topics[topic][0].name] = world.now_ms + 60_000
         errors: list[ChronosError] = []
+        log = SimLog(Caller(world), brokers)
         watch = ShardWatch(
             node.shards,
-            SimLog(Caller(world), brokers),
-            delay_topic=DELAY,
+            log,
             progress_topic=PROGRESS,
             clock=node.clock,
             failed=errors.append,
             outage=lambda: None,
         )
-        watch.look()
+        watch.look(log.stable_ends(DELAY, range(SHARDS)))
         assert watch._delay_ends.keys() | watch._progress_ends.keys() == {1, 2}
     finally:
         node.stop()

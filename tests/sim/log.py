@@ -18,7 +18,7 @@ from chronos.errors import (
     ProducerLost,
     TransactionAborted,
 )
-from chronos.ports import Appended, Outgoing, Sent, TopicInfo, TopicSpec, Watermarks
+from chronos.ports import Appended, Outgoing, ReaderMode, Sent, TopicInfo, TopicSpec, Watermarks
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
 from tests.sim.world import World
 
@@ -81,9 +81,15 @@ class Caller(Protocol):
 class SimReader:
     """See `ports.Reader`. Its fetches may lag behind the partition."""
 
-    def __init__(self, log: SimLog, partition: Partition, offset: int) -> None:
+    def __init__(
+        self, log: SimLog, partition: Partition, offset: int, patience_ms: int = 0
+    ) -> None:
+        """`patience_ms`: how late it passes a transaction marker that it waits at."""
         self._log = log
         self._partition = partition
+        self._patience_ms = patience_ms
+        self._marker = -1, 0
+        """The marker that it came to last, and when."""
         self.position = offset
         partition.watchers.append(log.caller.nudge)
 
@@ -122,10 +128,12 @@ class SimReader:
                     f"the batch at offset {at} of {partition.name} cannot be read", offset=at
                 )
             at += 1
-            if record is None or (transaction is not None and transaction.state != "committed"):
+            if record is None or _is_hidden(record, transaction):
                 # A marker after the last record is passed with the next fetch only, as in a real
                 # client.
                 if not records:
+                    if not self._passes(at - 1):
+                        break
                     self.position = at
                 continue
             size += len(record.value or b"")
@@ -140,18 +148,28 @@ class SimReader:
         for _ in range(2):
             there = self.position < self._partition.stable and not self._log.is_cut
             if there and not self._log.is_silent(self._partition):
+                before = self.position
                 self._pass_markers()
-                return True
+                if self.position > before or not self._is_hidden(before):
+                    return True
             self._log.caller.sleep(int(timeout_s * 1_000))
         return False
 
     def _pass_markers(self) -> None:
-        items, stable = self._partition.items, self._partition.stable
-        while self.position < stable:
-            record, transaction = items[self.position]
-            if record is not None and (transaction is None or transaction.state == "committed"):
+        stable = self._partition.stable
+        while self.position < stable and self._is_hidden(self.position):
+            if not self._passes(self.position):
                 return
             self.position += 1
+
+    def _is_hidden(self, at: int) -> bool:
+        return _is_hidden(*self._partition.items[at])
+
+    def _passes(self, marker: int) -> bool:
+        now_ms = self._log.world.now_ms
+        if self._marker[0] != marker:
+            self._marker = marker, now_ms
+        return now_ms - self._marker[1] >= self._patience_ms
 
     def seek(self, offset: int) -> None:
         self.position = offset
@@ -159,6 +177,11 @@ class SimReader:
     def close(self) -> None:
         if self._log.caller.nudge in self._partition.watchers:
             self._partition.watchers.remove(self._log.caller.nudge)
+
+
+def _is_hidden(record: Record | None, transaction: Transaction | None) -> bool:
+    """Return whether a reader passes this item of a partition: a marker, or an aborted record."""
+    return record is None or (transaction is not None and transaction.state != "committed")
 
 
 class SimWriter:
@@ -302,6 +325,8 @@ class SimLog:
         self.faults = caller.node.faults
         self.reads_trimmed = False
         """Offsets that were trimmed can still be read."""
+        self.patience_ms = 0
+        """How late a patient reader passes transaction markers."""
         self.reading: Callable[[Partition, Record], None] = lambda partition, record: None
         """Called with each record before a reader returns it."""
 
@@ -422,16 +447,10 @@ class SimLog:
             raise LogUnavailable("no broker answered in time")
 
     def reader(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        bounded: bool = False,
-        alone: bool = False,
-        patient: bool = False,
+        self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> SimReader:
-        return SimReader(self, self.brokers.topics[topic][partition], offset)
+        patience_ms = self.patience_ms if mode == "patient" else 0
+        return SimReader(self, self.brokers.topics[topic][partition], offset, patience_ms)
 
     def writer(self, shard: int) -> SimWriter:
         self.caller.touch("writer")

@@ -20,7 +20,8 @@ class Case:
         self.brokers = Brokers(self.world, lambda transaction: None)
         self.brokers.create(DELAY, 2)
         self.node = Observer(self.world)
-        self.watch = OpenTransactions(SimLog(self.node, self.brokers), DELAY)
+        self.log = SimLog(self.node, self.brokers)
+        self.watch = OpenTransactions(self.log, DELAY)
 
     def write(self, partition: int, transaction: Transaction | None = None) -> None:
         self.brokers.append(self.brokers.topics[DELAY][partition], None, b"", [], transaction)
@@ -28,7 +29,7 @@ class Case:
     def step(self, wait_ms: int, led: tuple[int, ...] = (0, 1)) -> list[tuple[int, int] | None]:
         """Let time pass and step; records and age in ms of what is held back in each partition."""
         self.world.pass_time(wait_ms)
-        self.watch.step(self.world.now_ms, led)
+        self.watch.step(self.world.now_ms, led, self.log.stable_ends(DELAY, led))
         found = [self.watch.held_back(partition) for partition in (0, 1)]
         return [
             None if each is None else (each.records, self.world.now_ms - each.since_ms)

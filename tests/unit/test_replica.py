@@ -481,7 +481,6 @@ def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(c
     watch = ShardWatch(
         [node.driver],
         case.log,
-        delay_topic=case.delay,
         progress_topic=case.progress,
         clock=case.clock,
         failed=node.failures.append,

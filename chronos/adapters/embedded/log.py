@@ -38,6 +38,7 @@ from chronos.ports import (
     Appended,
     Clock,
     Outgoing,
+    ReaderMode,
     Sent,
     TopicInfo,
     TopicSpec,
@@ -369,14 +370,7 @@ class EmbeddedLog:
     # --- records
 
     def reader(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        bounded: bool = False,
-        alone: bool = False,
-        patient: bool = False,
+        self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> EmbeddedReader:
         """A reader that starts at the offset. Records are not compressed, so every reader is
         bounded."""

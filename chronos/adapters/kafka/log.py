@@ -34,7 +34,7 @@ from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
-from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
+from chronos.ports import Appended, Outgoing, ReaderMode, TopicInfo, TopicSpec, Watermarks
 
 MESSAGE_TIMEOUT_MS = 30_000
 """How long the client tries to send a record; callers wait for a shorter time."""
@@ -173,14 +173,7 @@ class KafkaLog:
     # --- records
 
     def reader(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        bounded: bool = False,
-        alone: bool = False,
-        patient: bool = False,
+        self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> KafkaReader | BoundedReader:
         """A consumer of its own for one partition; `bounded`: in a child process, up to its end at
         the first such request.
@@ -188,14 +181,14 @@ class KafkaLog:
         `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
         ends later.
         """
-        if bounded:
+        if mode == "bounded":
             at = topic, partition
             if at not in self._bounded_until:
                 self._bounded_until[at] = self.stable_end(topic, partition)
             return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
-        if alone:
+        if mode == "alone":
             return AloneReader(self, topic, partition, offset)
-        return self.plain_reader(topic, partition, offset, patient=patient)
+        return self.plain_reader(topic, partition, offset, patient=mode == "patient")
 
     def plain_reader(
         self, topic: str, partition: int, offset: int, *, patient: bool = False

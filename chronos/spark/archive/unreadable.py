@@ -274,7 +274,7 @@ def find_unreadable(
     deadline_s = time.monotonic() + SEARCH_S
     for topic, partition, begin, end in places:
         for part in parts_of(begin, end, known.get(partition, ())):
-            reader = brokers.reader(topic, int(partition), part.begin, bounded=True)
+            reader = brokers.reader(topic, int(partition), part.begin, mode="bounded")
             try:
                 while reader.position < part.end and time.monotonic() < deadline_s:
                     reader.wait(SEARCH_WAIT_S)

@@ -62,7 +62,7 @@ class Follower:
         bounded: bool = False,
     ) -> None:
         """`cluster`: the only cluster whose progress records are applied. `bounded`: see
-        `ports.RecordLog.reader`."""
+        `ports.ReaderMode`."""
         self._log = log
         self._store = store
         self._shard = shard
@@ -151,7 +151,10 @@ class Follower:
         if patient != self._is_patient:
             before = self._progress
             self._progress = self._log.reader(
-                self._progress_topic, self._partition, before.position, patient=patient
+                self._progress_topic,
+                self._partition,
+                before.position,
+                mode="patient" if patient else "plain",
             )
             self._is_patient = patient
             before.close()
@@ -220,8 +223,7 @@ class Follower:
                 self._delay_topic,
                 self._partition,
                 self._shard.state.pull_offset,
-                bounded=self._bounded,
-                patient=True,
+                mode="bounded" if self._bounded else "patient",
             )
         records = self._records
         # The pull offset is the offset after a record that was staged, so the partition must hold
@@ -250,7 +252,7 @@ class Follower:
         A master has read it, or else had stepped over it, so that there is no other way.
         """
         _, last = self._log.batch_bounds(self._delay_topic, self._partition, error.offset)
-        reader = self._log.reader(self._delay_topic, self._partition, delay.position, alone=True)
+        reader = self._log.reader(self._delay_topic, self._partition, delay.position, mode="alone")
         records: list[Record] = []
         waits = 0
         try:

@@ -11,7 +11,7 @@ import structlog
 from chronos.core.message import Record
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable
-from chronos.ports import Log, Reader
+from chronos.ports import Log, ReaderMode
 
 log = structlog.get_logger("chronos.pull")
 
@@ -32,11 +32,12 @@ class Puller:
     """Records of one delay partition, kept until the step that staged them is applied."""
 
     def __init__(
-        self, log: Log, reader: Reader, topic: str, partition: int, *, patient: bool
+        self, log: Log, topic: str, partition: int, offset: int, *, mode: ReaderMode
     ) -> None:
-        """`patient`: the reader is a patient one, and not bounded."""
+        """Read from the offset on, in this mode."""
         self._log = log
-        self._reader = reader
+        self._reader = log.reader(topic, partition, offset, mode=mode)
+        self._mode: ReaderMode = mode
         self._topic = topic
         self._partition = partition
         self._waiting: list[Record] = []
@@ -45,7 +46,6 @@ class Puller:
         """Position at which the next batch could not be read."""
         self._held_up_at: int | None = None
         """Position at which the reader did not reach an end that exists; None: it always did."""
-        self._is_patient = patient
 
     @property
     def waiting(self) -> int:
@@ -134,15 +134,17 @@ class Puller:
 
     def _hurry(self) -> None:
         """Replace the patient reader where it was held up twice at the same position: it stands at
-        the marker of a producer's transaction, and due messages would wait at each of them."""
+        the marker of a producer's transaction, and due messages would wait at each of them.
+
+        A bounded one stays: it is late because it waits for its turn."""
         position = self._reader.position
-        if self._is_patient and self._held_up_at == position:
+        if self._mode == "patient" and self._held_up_at == position:
             log.info(
                 "records are written in transactions", topic=self._topic, partition=self._partition
             )
-            self._is_patient = False
+            self._mode = "plain"
             self._reader.close()
-            self._reader = self._log.reader(self._topic, self._partition, position)
+            self._reader = self._log.reader(self._topic, self._partition, position, mode=self._mode)
         self._held_up_at = position
 
     def release(self, count: int) -> None:

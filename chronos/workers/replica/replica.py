@@ -41,7 +41,7 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import READING_BOUNDED, Clock, Log, Reader, Store, Watermarks, Writer
+from chronos.ports import READING_BOUNDED, Clock, Log, Store, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher
@@ -137,7 +137,7 @@ class Replica:
         `guard`: returns why no step may begin now; None if one may. `assigned`: the assignment as
         of now. `restore`: replaces the store's contents by a checkpoint where that is needed or
         cheaper than the replay; returns whether it did, and raises Retry while it cannot be done.
-        `bounded`: read the delay partition in bounded memory, see `ports.RecordLog.reader`.
+        `bounded`: read the delay partition in bounded memory, see `ports.ReaderMode`.
         `elsewhere`: returns a time (epoch ms) that no record lies before that other shards may
         still forward to this one."""
         self.number = rules.shard
@@ -511,33 +511,26 @@ class Replica:
         self._replay.check_places(self.store, self._rules, follower.position, now_ms)
         if self._replay.needs_flush:
             self.store.flush()
-        reader = self._log.reader(
+        puller = Puller(
+            self._log,
             self._settings.delay_topic,
             self.number,
             self.state.pull_offset,
-            bounded=self._bounded,
-            patient=True,
+            mode="bounded" if self._bounded else "patient",
         )
         self._follower = None
         follower.close()
-        self._make_master(writer, reader, leadership)
+        self._make_master(writer, puller, leadership)
         self._take_over_ms.append(self._clock.now_ms())
         return now_ms
 
-    def _make_master(self, writer: Writer, reader: Reader, leadership: Assignment) -> None:
+    def _make_master(self, writer: Writer, puller: Puller, leadership: Assignment) -> None:
         self._pusher = self._make_pusher()
         self._master = Master(
             shard=self.shard,
             store=self.store,
             writer=writer,
-            puller=Puller(
-                self._log,
-                reader,
-                self._settings.delay_topic,
-                self.number,
-                # A bounded one must stay: it is late because it waits for its turn.
-                patient=not self._bounded,
-            ),
+            puller=puller,
             pusher=self._pusher,
             clock=self._clock,
             writer_epoch=WriterEpoch(

@@ -5,7 +5,7 @@ A `read_committed` reader ends at the first open transaction, so the records beh
 producer, are not readable, and a cancel among them may be too late (law 6). The watch reports them;
 it decides nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import structlog
 from msgspec import Struct
@@ -51,13 +51,14 @@ class OpenTransactions:
         """Return what has been held back for more than HELD_BACK_MS; None if nothing has."""
         return self._reported.get(partition)
 
-    def step(self, now_ms: int, partitions: Collection[int]) -> None:
-        """Look at those of the partitions once. What does not answer stays as it was."""
+    def step(self, now_ms: int, partitions: Collection[int], stable: Mapping[int, int]) -> None:
+        """Look at those of the partitions once. What does not answer stays as it was.
+
+        `stable`: the last stable offsets of those that answered, asked for before this call: what a
+        later answer has in addition is no transaction."""
         for partition in {*self._open, *self._reported}.difference(partitions):
             self._open.pop(partition, None)
             self._reported.pop(partition, None)
-        # In this order: whatever a later answer has in addition is no transaction.
-        stable = self._log.stable_ends(self._topic, partitions)
         high = self._log.high_watermarks(self._topic, partitions)
         for partition in sorted(stable.keys() & high.keys()):
             self._look(partition, stable[partition], high[partition], now_ms)
