@@ -207,3 +207,80 @@ fetch_jars() {
     rm -rf "$into"
     mv "$partial" "$into"
 }
+
+# ------------------------------------------------------------------------------------------ Chromium
+
+# set_up_browser: a Chromium for tests/browser, in CHROMIUM, which is exported. It is $CHROMIUM if set, else /usr/bin/chromium,
+# else Debian's packages in .cache/chromium-<version>. CHROMIUM=fetch fetches them even if one is installed.
+set_up_browser() {
+    local wanted=${CHROMIUM-} found
+    if [[ -z "$wanted" && -x /usr/bin/chromium ]]; then wanted=/usr/bin/chromium; fi
+    if [[ -z "$wanted" || "$wanted" == fetch ]]; then
+        found=$(compgen -G "$CACHE/chromium-*/chromium" | head -n 1) || true
+        if [[ -z "$found" ]]; then
+            fetch_browser
+            found=$(compgen -G "$CACHE/chromium-*/chromium" | head -n 1)
+        fi
+        wanted=$found
+    fi
+    starts "$wanted" || fail "the browser $wanted does not start, and tests/browser needs it." \
+        "Its reason: $("$wanted" --version 2>&1 | tail -n 1)" \
+        "Name another: CHROMIUM=<path of a Chromium>. If it is in .cache: remove its directory and run ./scripts/browser/fetch"
+    export CHROMIUM=$wanted
+}
+
+# starts BROWSER: whether it shows an empty page without a screen.
+starts() {
+    local profile
+    profile=$(mktemp -d)
+    local shown=1
+    if timeout 60 "$1" --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir="$profile" \
+        --dump-dom about:blank 2>/dev/null </dev/null | grep -q '<html>'; then shown=0; fi
+    rm -rf "$profile"
+    return $shown
+}
+
+# fetch_browser: .cache/chromium-<version> with Debian's chromium, and the libraries it needs that are not installed. It reads
+# the package sources of this machine, keeps the lists in .cache, and installs nothing.
+fetch_browser() {
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+        fail "there is no Chromium, and no apt-get to fetch Debian's: tests/browser needs one." \
+            "Install a Chromium and name it: CHROMIUM=<path>. Without it: ./scripts/test fast"
+    local partial apt packages version attempt
+    mkdir -p "$CACHE"
+    partial=$(mktemp -d "$CACHE/browser-partial.XXXXXX")
+    mkdir -p "$partial"/state/lists/partial "$partial"/cache/archives/partial "$partial"/packages "$partial"/tree
+    apt=(apt-get -qq -o Dir::State="$partial/state" -o Dir::Cache="$partial/cache" -o Dir::State::status=/var/lib/dpkg/status
+        -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=3)
+    say "fetching Debian's chromium into .cache (some 100 MB)"
+    for attempt in 1 2 3; do
+        if "${apt[@]}" update >&2 </dev/null &&
+            packages=$("${apt[@]}" --no-install-recommends --reinstall --simulate install chromium chromium-common | sed -n 's/^Inst \([^ ]*\).*/\1/p') &&
+            [[ -n "$packages" ]] && (cd "$partial/packages" && "${apt[@]}" download $packages >&2 </dev/null); then break; fi
+        [[ $attempt -lt 3 ]] || {
+            rm -rf "$partial"
+            fail "could not fetch Debian's package chromium; apt-get's reason is above." \
+                "Install a Chromium and name it: CHROMIUM=<path>. Without it: ./scripts/test fast"
+        }
+        sleep $((attempt * 5))
+    done
+    local package
+    for package in "$partial"/packages/*.deb; do dpkg-deb -x "$package" "$partial/tree"; done
+    version=$(dpkg-deb -f "$partial"/packages/chromium_*.deb Version)
+    # Debian's own start script looks for the program below /usr.
+    cat >"$partial/chromium" <<'START'
+#!/bin/sh
+tree=$(dirname "$(readlink -f "$0")")/tree
+for libraries in "$tree"/usr/lib/*-linux-gnu "$tree"/lib/*-linux-gnu "$tree"/usr/lib/chromium; do
+    LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+done
+export LD_LIBRARY_PATH
+exec "$tree/usr/lib/chromium/chromium" "$@"
+START
+    chmod +x "$partial/chromium"
+    rm -rf "$partial"/{state,cache,packages}
+    starts "$partial/chromium" || fail "Debian's chromium was fetched into $partial, and does not start." \
+        "Its reason: $("$partial/chromium" --version 2>&1 | tail -n 1)"
+    rm -rf "$CACHE/chromium-$version"
+    mv "$partial" "$CACHE/chromium-$version"
+}

@@ -48,9 +48,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 
-INTEGRATION_FOLDERS = {"integration"}
-"""All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks
-those of Spark."""
+INTEGRATION_FOLDERS = {"browser", "integration"}
+"""All tests in these need Java or a browser, or take as long as those that do;
+tests/spark/conftest.py marks those of Spark."""
 
 SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""

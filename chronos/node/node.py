@@ -29,6 +29,7 @@ from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.checkpoints import CheckpointScheduler, StoreBootstrap
 from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
+from chronos.node.history import History
 from chronos.node.opening import (
     DataDirectory,
     audit_topics,
@@ -120,6 +121,8 @@ class Node:
         """The checkpoints of this node's shards; None without a location for them."""
         self.outcomes = Outcomes()
         """Counts of the outcomes of all shards since the process started."""
+        self.history = History(self.outcomes)
+        """The last day, minute by minute."""
         self.failure: ChronosError | None = None
         """The error that ends the node; None before it."""
         self.failed = threading.Event()
@@ -495,8 +498,9 @@ class Node:
         self.failed.set()
 
     def _maintain(self) -> None:
-        """The maintenance thread: checks the topics, looks for open transactions, asks for the ends
-        of the partitions, flushes the stores, and drops expired records of an embedded log."""
+        """The maintenance thread: keeps the history, checks the topics, looks for open
+        transactions, asks for the ends of the partitions, flushes the stores, and drops expired
+        records of an embedded log."""
         flushed_s = expired_s = time.monotonic()
         check_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
@@ -504,6 +508,7 @@ class Node:
             now_s = time.monotonic()
             try:
                 now_ms = self.clock.now_ms()
+                self._keep_history(now_ms)
                 # A time further away than the interval was set by a clock that was ahead then.
                 if not 0 < check_ms - now_ms <= CHECK_EVERY_MS:
                     check_ms = self._topic_watch.step(now_ms)
@@ -527,6 +532,15 @@ class Node:
                 self._look_at_causes(now_ms)
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
+
+    def _keep_history(self, now_ms: int) -> None:
+        self.history.step(
+            now_ms,
+            pending=sum(
+                shard.state.pending for shard in self.shards if shard.role == ReplicaState.MASTER
+            ),
+            lateness=[shard.lateness for shard in self.shards],
+        )
 
     def _ping(self) -> None:
         """The reachability thread."""

@@ -133,6 +133,7 @@ EXAMPLES = {
     "job": Example("/v1/jobs/none"),
     "stop": Example("/v1/jobs/none"),
     "timeline": Example("/v1/timeline"),
+    "history": Example("/v1/history"),
     "shards": Example("/v1/shards"),
     "transfer": Example("/v1/shards/0/transfer?to=x"),
     "digest": Example("/v1/shards/0/digest"),

@@ -649,6 +649,27 @@ def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
     )
 
 
+def test_the_history_tells_what_the_last_minutes_did(service):
+    def delivered() -> int:
+        return sum(each["delivered"] for each in service.get("/v1/history")["minutes"])
+
+    before = delivered()
+    service.post("/v1/messages?wait=5s", [message("history", delay=0) for _ in range(25)])
+    service.wait_until(lambda: delivered() >= before + 25, "count the deliveries")
+    found = service.get("/v1/history", minutes=2)
+    assert found["node"] == service.shards()[0]["node"]
+    assert 1 <= len(found["minutes"]) <= 2
+    last = found["minutes"][-1]
+    assert last["start"].endswith(":00.000Z")
+    assert last["late_max_ms"] >= last["late_p99_ms"] > 0
+    service.wait_until(
+        lambda: service.get("/v1/history")["minutes"][-1]["pending"] == service.pending(),
+        "count the pending messages",
+    )
+    for minutes in (0, 1441, "x"):
+        assert service.ask("GET", f"/v1/history?minutes={minutes}")[0] == 422
+
+
 def test_the_timeline_counts_pending_messages(service):
     """By the minute, summed to the requested step."""
     start = 2_950_000_000_000 // 3_600_000 * 3_600_000

@@ -1,4 +1,4 @@
-"""The shards, the timeline, the health and the rate limits of a node over HTTP."""
+"""The shards, the timeline, the history, the health and the rate limits of a node over HTTP."""
 
 import asyncio
 from collections import Counter
@@ -21,9 +21,12 @@ from chronos.admin.http.schemas import (
     Fault,
     Health,
     HeldBack,
+    History,
+    HistoryQuery,
     Interval,
     LaneInfo,
     Lateness,
+    Minute,
     OverviewQuery,
     RateChange,
     RateInfo,
@@ -207,7 +210,7 @@ TIMELINE_INTERVALS = 60
 
 
 class Overview:
-    """The handlers of `/v1/shards`, `/v1/timeline`, `/livez` and `/readyz`."""
+    """The handlers of `/v1/shards`, `/v1/timeline`, `/v1/history`, `/livez` and `/readyz`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -384,6 +387,27 @@ class Overview:
             intervals=[
                 Interval(start=format_time(start_ms + at * step_ms), pending=pending)
                 for at, pending in enumerate(sums)
+            ],
+        )
+
+    async def history(self, call: Call) -> tuple[int, object]:
+        """The last minutes of this node."""
+        query: HistoryQuery = call.query
+        node = self._context.node
+        return 200, History(
+            node=node.config.node.id,
+            minutes=[
+                Minute(
+                    start=format_time(minute.start_ms),
+                    delivered=minute.delivered,
+                    dead=minute.dead,
+                    expired=minute.expired,
+                    rejected=minute.rejected,
+                    pending=minute.pending,
+                    late_p99_ms=_ms(minute.quantile_s(0.99)),
+                    late_max_ms=_ms(minute.quantile_s(1.0)),
+                )
+                for minute in node.history.minutes(self._context.now_ms(), query.minutes)
             ],
         )
 

@@ -440,6 +440,22 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/history",
+            name="history",
+            role="read",
+            scope="service",
+            handler=overview.history,
+            query=schemas.HistoryQuery,
+            summary=(
+                "What the node asked did in each of the last minutes, at most a day: deliveries, "
+                "failures, lateness and pending messages. It begins with the process, and counts "
+                "its own steps only: ask every node of a cluster."
+            ),
+            answer=schemas.History,
+            answers={200: "The minutes.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET",
             path="/v1/shards",
             name="shards",
             role="read",

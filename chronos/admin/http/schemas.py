@@ -872,6 +872,44 @@ class Timeline(Struct, kw_only=True):
     intervals: Annotated[list[Interval], Meta(max_length=1500)]
 
 
+class Minute(Struct, kw_only=True, gc=False):
+    """One minute of a node. Lateness is that of the messages delivered in it, an upper bound; null:
+    more than an hour, or no deliveries."""
+
+    start: Instant
+    delivered: Annotated[int, Meta(ge=0, description="Messages delivered.")]
+    dead: Annotated[
+        int, Meta(ge=0, description="Messages dead-lettered for a reason other than expiry.")
+    ]
+    expired: Annotated[int, Meta(ge=0, description="Messages expired.")]
+    rejected: Annotated[int, Meta(ge=0, description="Records rejected.")]
+    pending: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Pending messages at its end, in the shards the node was master of.",
+        ),
+    ]
+    late_p99_ms: Annotated[float | None, Meta(description="Lateness of 99 in 100 of them.")]
+    late_max_ms: Annotated[float | None, Meta(description="Lateness of all of them.")]
+
+
+class History(Struct, kw_only=True):
+    """Minutes of one node."""
+
+    node: Annotated[str, Meta(description="The node asked.")]
+    minutes: Annotated[
+        list[Minute],
+        Meta(
+            max_length=1440,
+            description=(
+                "The oldest first; the last one is not over yet. A minute in which the process "
+                "did not run is absent."
+            ),
+        ),
+    ]
+
+
 class Epoch(Struct, kw_only=True):
     """The epochs of a shard's last committing master."""
 
@@ -1755,6 +1793,19 @@ Step = (
         ),
     ]
 )
+
+
+class HistoryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How far back."""
+
+    minutes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1440,
+            description="The last so many minutes, the one that is not over yet included.",
+        ),
+    ] = 60
 
 
 class TimelineQuery(
