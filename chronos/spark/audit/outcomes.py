@@ -140,9 +140,9 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     """Table `decisions` -> the decisions about promised deliveries due within the window, made then
     or before.
 
-    `moved` are the records of messages that an action moved: all their decisions are needed, because
-    a retry or deferral may be why the action found them pending, also one from before the window
-    about a message that an action moved out of the window before another moved it back."""
+    `moved` are the records of messages that an action moved: all their decisions are needed. A
+    retry or deferral may be why the action found them pending, even one before the window: an
+    earlier action may have moved the message out of the window."""
     carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds(
         "next_due_ms"
     )
