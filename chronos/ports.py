@@ -18,7 +18,8 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS as CLOCK_TOLERANCE_MS
 from chronos.core.cluster.roles import ClusterView, Member, Request, Roles
 from chronos.core.message import Record
 from chronos.core.shard.codec import Identity
-from chronos.core.shard.step import StoreView
+from chronos.core.shard.progress import Decision
+from chronos.core.shard.step import Parsed, Selection, Staged, StoreView
 
 Outgoing = tuple[
     str,
@@ -219,6 +220,19 @@ class AuditSink(Protocol):
 
     def close(self) -> None:
         """Release what it holds."""
+
+
+class Tracing(Protocol):
+    """The observer of the messages of committed steps. It never waits and never fails."""
+
+    def accepted(self, shard: int, committed_ms: int, parsed: Parsed, staged: Staged) -> None:
+        """Observe the messages that were accepted by a step that was committed at this time (epoch
+        ms): those parsed, without those refused."""
+
+    def settled(
+        self, shard: int, committed_ms: int, selection: Selection, decisions: Sequence[Decision]
+    ) -> None:
+        """Observe the messages that the step delivered, dead-lettered or expired."""
 
 
 class RecordLog(Appender, Protocol):

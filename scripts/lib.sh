@@ -271,7 +271,7 @@ fetch_browser() {
     cat >"$partial/chromium" <<'START'
 #!/bin/sh
 tree=$(dirname "$(readlink -f "$0")")/tree
-for libraries in "$tree"/usr/lib/*-linux-gnu "$tree"/lib/*-linux-gnu "$tree"/usr/lib/chromium; do
+for libraries in "$tree"/usr/lib/*-linux-gnu "$tree"/usr/lib/*-linux-gnu/pulseaudio "$tree"/lib/*-linux-gnu "$tree"/usr/lib/chromium; do
     LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 done
 export LD_LIBRARY_PATH

@@ -62,6 +62,7 @@ AT_HOME_IN = {
     "fsspec": "adapters",
     "jwt": "admin",
     "kazoo": "adapters",
+    "opentelemetry": "adapters",
     "pyspark": "spark",
     "rocksdict": "adapters",
 }
@@ -90,7 +91,12 @@ NOT_CALLED_IN_CORE = {"open", "print", "input", "breakpoint", "exec", "eval"}
 CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
 
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic", "jwt": "pyjwt"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "pydantic_core": "pydantic",
+    "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry_sdk",
+}
 
 
 # ------------------------------------------------------------------------------------------ Imports
@@ -298,7 +304,8 @@ def test_everything_imported_is_a_declared_dependency():
     needs it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["server"], *extras["zookeeper"], *extras["spark"]]
+    parts = ("server", "zookeeper", "otel", "spark")
+    asked = [*project["dependencies"], *(each for part in parts for each in extras[part])]
     declared = {re.split(r"[^\w-]", each)[0].lower().replace("-", "_") for each in asked}
     for path in (ROOT / "chronos").rglob("*.py"):
         for line, name in imports(ast.parse(path.read_text()), "chronos", is_package=True):
@@ -322,7 +329,10 @@ def test_a_missing_module_is_named_with_the_extra_that_has_it():
     for module, extra in EXTRAS.items():
         assert DISTRIBUTIONS.get(module, module).replace("_", "-").lower() in names[extra], module
     listed = {DISTRIBUTIONS.get(module, module).replace("_", "-").lower() for module in EXTRAS}
-    assert names["server"] | names["zookeeper"] | names["spark"] == listed | {"tzdata"}
+    # The exporter is a module of the same name as the SDK.
+    unnamed = {"tzdata", "opentelemetry-exporter-otlp-proto-http"}
+    parts = ("server", "zookeeper", "otel", "spark")
+    assert set().union(*(names[part] for part in parts)) == listed | unnamed
     asked = {extra: set(requirements) for extra, requirements in extras.items()}
     assert asked["server"] < asked["spark"]
 

@@ -25,6 +25,7 @@ EXTRAS = {
     "structlog": "server",
     "yaml": "server",
     "kazoo": "zookeeper",
+    "opentelemetry": "otel",
     "pandas": "spark",
     "py4j": "spark",
     "pyarrow": "spark",

@@ -16,6 +16,7 @@ from chronos.config.sections import (
     FailoverConfig,
     RegistryConfig,
     ReplicationConfig,
+    TracingConfig,
 )
 from chronos.config.values import (
     Address,
@@ -565,4 +566,5 @@ class Config(Section):
     admin: AdminConfig = Field(default_factory=AdminConfig)
     audit: AuditConfig = Field(default_factory=AuditConfig)
     registry: RegistryConfig = Field(default_factory=RegistryConfig)
+    tracing: TracingConfig = Field(default_factory=TracingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

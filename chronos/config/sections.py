@@ -182,6 +182,35 @@ class AuditConfig(Section):
     )
 
 
+class TracingConfig(Section):
+    """Spans for OpenTelemetry, of messages that carry the header `traceparent`. They need the extra
+    `otel`."""
+
+    enabled: bool = key(
+        False,
+        "Send a span when such a message is accepted, and one when it is delivered, expired or "
+        "dead-lettered, each linked to its `traceparent`.",
+    )
+    endpoint: Text | None = key(
+        None,
+        "URL that the spans are sent to, as OTLP over HTTP, for example "
+        "`http://localhost:4318/v1/traces`; null: that of the variables of OpenTelemetry, such as "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, else that example.",
+    )
+    one_in: int = key(
+        100,
+        "One in this many messages with a `traceparent` has spans; 1: all of them. They are chosen "
+        "by the trace id, so that a message has both spans or none.",
+        least=1,
+        most=1_000_000_000,
+    )
+    follow_sampled: bool = key(
+        False,
+        "Choose the messages whose `traceparent` has the flag `sampled`, and no others; `one_in` "
+        "does not apply.",
+    )
+
+
 class FailoverConfig(Section):
     """Masters that are alive but stuck: nodes of a cluster probe each shard, and replace a master
     that does nothing."""

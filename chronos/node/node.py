@@ -18,6 +18,7 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.kafka.connection import consumers
 from chronos.adapters.machine import SystemClock
 from chronos.adapters.rocksdb import RocksStore, shared_cache
+from chronos.adapters.tracing import Spans, open_spans
 from chronos.config import Config
 from chronos.core.cluster.health import Mode, Verdict, mode_of
 from chronos.core.cluster.roles import OK, Member
@@ -144,6 +145,8 @@ class Node:
         self._reads = False
         """Its shards were started."""
         self._stores: dict[int, RocksStore] = {}
+        self._spans: Spans | None = None
+        """None if tracing is off."""
         self._watch: ShardWatch | None = None
         self._reachability: LogReachability | None = None
         """None on the embedded log."""
@@ -183,7 +186,8 @@ class Node:
         """Start everything in order; after an error everything is stopped again, and the error is
         raised.
 
-        1. raise the limit of open files if it is too low, and lock the data directory, 2. open the
+        1. raise the limit of open files if it is too low, open the spans, and lock the data
+           directory, 2. open the
            log and check its topics, 3. construct the copier and the bootstrap,
         4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7.
            start the maintenance,
@@ -192,6 +196,7 @@ class Node:
         try:
             # 1.
             raise_limit(config)
+            self._spans = self._open_spans()
             self.directory.claim()
             # 2.
             self.log = open_log(config, self.directory, self.clock)
@@ -256,6 +261,19 @@ class Node:
             self.stop()
             raise
         log.info("started", node=config.node.id, shards=config.shards, log=config.log.kind)
+
+    def _open_spans(self) -> Spans | None:
+        tracing = self.config.tracing
+        if not tracing.enabled:
+            return None
+        return open_spans(
+            tracing.endpoint,
+            delay_topic=self.config.topics.delay,
+            node=self.config.node.id,
+            version=__version__,
+            one_in=tracing.one_in,
+            follow_sampled=tracing.follow_sampled,
+        )
 
     def _make_copier(self) -> Copier:
         retention = self.config.retention
@@ -361,6 +379,7 @@ class Node:
             outcomes=self.outcomes,
             limits=self.rates.limits,
             elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
+            tracing=self._spans,
         )
         self._flushed[number] = position
         if self.checkpoints is not None:
@@ -609,7 +628,7 @@ class Node:
         """Stop everything in order; the stores are flushed, so that the next start replays nothing.
 
         1. have other nodes take over the shards, 2. end the checkpoints, 3. end the maintenance and
-           the shards' steps,
+           the shards' steps, and send their last spans,
         4. leave the cluster, 5. close the stores, the log and the data directory
         """
         # 1.
@@ -632,6 +651,8 @@ class Node:
             threads.append(self._watch.thread)
         for thread in threads:
             join_until(thread, deadline_s)
+        if self._spans is not None:
+            self._spans.close()
         # 4.
         if self._cluster is not None:
             self._cluster.leave(max(0.0, deadline_s - time.monotonic()))

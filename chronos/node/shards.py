@@ -32,7 +32,7 @@ from chronos.core.values import shards_text
 from chronos.errors import ChronosError
 from chronos.node.opening import own_topics
 from chronos.node.outcomes import LATENESS_S, STEP_S, Histogram, Outcomes
-from chronos.ports import Clock, Log, Store, TopicLog
+from chronos.ports import Clock, Log, Store, TopicLog, Tracing
 from chronos.workers.cluster.observer import Look
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
@@ -251,9 +251,12 @@ def make_shard(
     limits: RateLimits | None = None,
     outcomes: Outcomes | None = None,
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
+    tracing: Tracing | None = None,
 ) -> ShardDriver:
     """Return the driver, not started yet. `guard`, `assigned`, `restore`, `bounded`, `elsewhere`:
     see `workers.replica.replica.Replica`.
+
+    `tracing`: observes the committed steps; None: tracing is off.
 
     `limits`: the rate limits in force, which all shards of the node share; None: those of the
     configuration. `outcomes`: where the node counts the outcomes of its steps.
@@ -336,6 +339,7 @@ def make_shard(
         restore=restore,
         bounded=bounded,
         elsewhere=elsewhere,
+        tracing=tracing,
     )
     return ShardDriver(replica, clock=clock, failed=failed, outcomes=outcomes)
 

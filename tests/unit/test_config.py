@@ -245,7 +245,7 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 TOP_LEVEL = (
     "there are cluster, shards, node, log, topics, coordinator, failover, replication, workers, "
     "limits, delivery, delivery_faults, targets, checkpoints, retention, store, admin, audit, "
-    "registry, logging"
+    "registry, tracing, logging"
 )
 WRONG_VALUES = {
     "shards=0": "shards: 0 is not within 1 to 1024",

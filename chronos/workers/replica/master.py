@@ -33,7 +33,7 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Tracing, Writer
 from chronos.workers.push.decisions import within_cron, within_targets
 from chronos.workers.push.lanes import Batch, LaneTurns
 from chronos.workers.push.letter_topics import LetterTopics
@@ -86,8 +86,10 @@ class Master:
         letters: LetterTopics,
         horizon: Horizon,
         rules_number: Callable[[], int] = lambda: RULES,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`rules_number`: returns the number of the newest rules that all nodes know."""
+        """`rules_number`: returns the number of the newest rules that all nodes know. `tracing`:
+        observes the committed steps; None: tracing is off."""
         self._shard = shard
         self._store = store
         self._writer = writer
@@ -102,6 +104,7 @@ class Master:
         self._held = HeldQueues(shard, letters, pusher, limits)
         self._horizon = horizon
         self._rules_number = rules_number
+        self._tracing = tracing
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
@@ -180,7 +183,7 @@ class Master:
                 now_ms, to_end=is_heartbeat, something_leaves=open_lanes
             )
         except BatchUnreadable as error:
-            records, reached_ms = [], self._reached_ms
+            records, reached_ms, parsed = [], self._reached_ms, None
             staged = self._step_over(error)
         else:
             parsed = self._look_ahead.parsed(records)
@@ -197,6 +200,8 @@ class Master:
             return now_ms if self._delivers_only else self._idle(now_ms)
         report = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
+        if self._tracing is not None and parsed is not None:
+            self._tracing.accepted(self._shard.rules.shard, report.committed_ms, parsed, staged)
         if records:
             # Not before: the end of the log is not reached in a step that is made again without
             # these records.
@@ -470,6 +475,8 @@ class Master:
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
         shard, committed_ms = self._shard.rules.shard, self._committed_ms
+        if self._tracing is not None:
+            self._tracing.settled(shard, committed_ms, selection, plan.decisions)
         return StepReport.of(
             plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms
         )

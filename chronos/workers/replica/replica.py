@@ -41,7 +41,7 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import READING_BOUNDED, Clock, Log, Store, Watermarks, Writer
+from chronos.ports import READING_BOUNDED, Clock, Log, Store, Tracing, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher
@@ -131,6 +131,7 @@ class Replica:
         restore: Callable[[RecoveryCost], bool] = lambda cost: False,
         bounded: bool = False,
         elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
+        tracing: Tracing | None = None,
     ) -> None:
         """`pusher`: makes the pusher of one leadership.
 
@@ -168,6 +169,7 @@ class Replica:
         self._restore = restore
         self._bounded = bounded
         self._elsewhere = elsewhere
+        self._tracing = tracing
         self._poison_search = PoisonSearch(messages_max=settings.limits.messages)
         self._letters = LetterTopics()
         self._backoff = Backoff()
@@ -550,6 +552,7 @@ class Replica:
                 elsewhere=partial(self._elsewhere, self.number),
             ),
             rules_number=lambda: self._assigned().rules,
+            tracing=self._tracing,
         )
 
     def _begin(self, now_ms: int) -> int:

@@ -1,0 +1,262 @@
+"""Spans for OpenTelemetry: one when a message was accepted, one when it was delivered, each a trace
+of its own with a link to the message's `traceparent`.
+
+Packages of the extra `otel` are imported when the spans are opened, not before. A span is made
+after the commit, from times that are known then, and put into a bounded queue; a thread of the SDK
+exports it."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from chronos.core.message import ConditionalSchedule, Entry, Reason, entry_id
+from chronos.core.shard.progress import Decision, Outcome
+from chronos.core.shard.step import Parsed, Selection, Staged
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Link
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+QUEUE_MAX = 8_192
+"""Spans that wait for their export; the oldest is dropped for each one beyond, and the SDK logs
+that."""
+
+BATCH_MAX = 512
+"""Spans of one request."""
+
+EXPORT_TIMEOUT_S = 5
+"""Time for one request, its repetitions included."""
+
+FLUSH_S = 3.0
+"""Time for the export of the spans that are left at the end of the process."""
+
+ODD_DIGITS = frozenset(b"%x" % digit for digit in range(1, 16, 2))
+"""Last digits of the flags of a context that is sampled."""
+
+OBSERVED = {
+    Outcome.DELIVERED: Outcome.DELIVERED,
+    Outcome.AGAIN: Outcome.DELIVERED,
+    Outcome.EXPIRED: Outcome.EXPIRED,
+    Outcome.DEAD: Outcome.DEAD,
+}
+"""Outcomes that have a span, and the one it names; after any other the message is pending."""
+
+_RATIO_BITS = 64
+"""Bits at the end of a trace id by which a share of the traces is chosen, as the sampler
+`traceidratio` of OpenTelemetry does."""
+
+
+class Spans:
+    """The spans of one node. Every shard's thread may call."""
+
+    def __init__(
+        self,
+        processor: "SpanProcessor",
+        *,
+        delay_topic: str,
+        node: str,
+        version: str,
+        one_in: int,
+        follow_sampled: bool,
+    ) -> None:
+        """`one_in`: one in this many messages with a `traceparent` is chosen.
+        `follow_sampled`: those whose `traceparent` has the flag `sampled` instead."""
+        from opentelemetry.context import Context
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource = Resource.create(
+            {
+                "service.name": "chronos",
+                "service.version": version,
+                "service.instance.id": node,
+            }
+        )
+        # The messages are chosen here. The end of the process calls `close`, not the SDK.
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(processor)
+        self._processor = processor
+        self._tracer = provider.get_tracer("chronos", version)
+        self._root = Context()
+        self._kind = SpanKind.CLIENT
+        self._error: Callable[[str], Status] = lambda why: Status(StatusCode.ERROR, why)
+        self._propagator = TraceContextTextMapPropagator()
+        self._delay_topic = delay_topic
+        # The digits of a number are in the order of the numbers; "g" is after all of them.
+        self._below = b"g" if one_in == 1 else b"%016x" % ((1 << _RATIO_BITS) // one_in)
+        self._follow_sampled = follow_sampled
+
+    def accepted(self, shard: int, committed_ms: int, parsed: Parsed, staged: Staged) -> None:
+        """Make the spans of the messages that a committed step accepted."""
+        entries = [
+            command.entry if isinstance(command, ConditionalSchedule) else command
+            for command in parsed.commands
+        ]
+        chosen = self._chosen([each if isinstance(each, Entry) else None for each in entries])
+        refused = {offset for offset, _ in staged.refused} if chosen else set()
+        for at in chosen:
+            offset, entry = parsed.records[at].offset, entries[at]
+            assert isinstance(entry, Entry), "only messages are chosen"
+            link = None if offset in refused else self._link(entry)
+            if link is None:
+                continue
+            attributes = self._attributes(shard, offset, entry)
+            attributes |= {
+                "messaging.operation.name": "accept",
+                "messaging.operation.type": "receive",
+                "messaging.destination.name": self._delay_topic,
+                "messaging.destination.partition.id": str(shard),
+                "messaging.kafka.offset": offset,
+                "chronos.target": entry.target,
+            }
+            span = self._tracer.start_span(
+                f"accept {entry.target}",
+                self._root,
+                self._kind,
+                attributes,
+                [link],
+                entry.timestamp_ms * 1_000_000,
+            )
+            span.end(max(committed_ms, entry.timestamp_ms) * 1_000_000)
+
+    def settled(
+        self, shard: int, committed_ms: int, selection: Selection, decisions: Sequence[Decision]
+    ) -> None:
+        """Make the spans of the messages that a committed step delivered, dead-lettered or
+        expired."""
+        chosen = self._chosen(selection.entries)
+        decided = {decision.offset: decision for decision in decisions} if chosen else {}
+        for at in chosen:
+            entry, offset = selection.entries[at], selection.items[at][1]
+            decision = decided.get(offset)
+            outcome = Outcome.DELIVERED if decision is None else OBSERVED.get(decision.outcome)
+            reason = 0 if decision is None else decision.reason
+            link = None if outcome is None else self._link(entry)
+            if outcome is None or link is None:
+                continue
+            attributes = self._attributes(shard, offset, entry)
+            attributes |= {
+                "messaging.operation.name": "deliver",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": entry.target,
+                "chronos.lateness_ms": max(0, committed_ms - entry.due_ms),
+                "chronos.outcome": outcome.name.lower(),
+            }
+            # A message that was due before it was sent could not be delivered before.
+            began_ms = max(entry.due_ms, entry.timestamp_ms)
+            span = self._tracer.start_span(
+                f"deliver {entry.target}",
+                self._root,
+                self._kind,
+                attributes,
+                [link],
+                began_ms * 1_000_000,
+            )
+            if outcome is not Outcome.DELIVERED:
+                label = Reason(reason).label if reason else outcome.name.lower()
+                span.set_attribute("error.type", label)
+                span.set_status(self._error(label))
+            span.end(max(committed_ms, began_ms) * 1_000_000)
+
+    def close(self) -> None:
+        """Export what is left, for at most about FLUSH_S."""
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        if isinstance(self._processor, BatchSpanProcessor):
+            self._processor._batch_processor.shutdown(int(FLUSH_S * 1_000))
+        else:
+            self._processor.shutdown()
+
+    def _attributes(self, shard: int, offset: int, entry: Entry) -> dict[str, str | int]:
+        attributes: dict[str, str | int] = {"messaging.system": "kafka", "chronos.shard": shard}
+        # The first time of a series, and with it a generated id, may not be decided yet.
+        if entry.occurrence:
+            attributes["chronos.due_at"] = entry.due_ms
+        if entry.occurrence or entry.id is not None:
+            message_id = entry_id(entry, shard, offset)
+            attributes["messaging.message.id"] = message_id.decode("utf-8", "backslashreplace")
+        return attributes
+
+    def _chosen(self, entries: Sequence[Entry | None]) -> list[int]:
+        """Return the indices of the messages that are chosen, by a `traceparent` that may be
+        malformed. It is called with every message: bytes are compared, and nothing is parsed."""
+        if self._follow_sampled:
+            return [
+                at
+                for at, entry in enumerate(entries)
+                if entry is not None
+                and (headers := entry.headers)
+                and (value := _value(headers)) is not None
+                and value[54:55] in ODD_DIGITS
+            ]
+        below = self._below
+        return [
+            at
+            for at, entry in enumerate(entries)
+            if entry is not None
+            and (headers := entry.headers)
+            and (value := headers.get(TRACEPARENT) if type(headers) is dict else _value(headers))
+            is not None
+            and value[19:35] < below
+        ]
+
+    def _link(self, entry: Entry) -> "Link | None":
+        """Return the link to the message's context; None if it has no valid one."""
+        from opentelemetry.trace import Link, get_current_span
+
+        headers = dict(entry.headers)
+        try:
+            carrier = {
+                name: value.decode("ascii")
+                for name in (TRACEPARENT, TRACESTATE)
+                if (value := headers.get(name)) is not None
+            }
+        except UnicodeDecodeError:
+            return None
+        extracted = self._propagator.extract(carrier, self._root)
+        context = get_current_span(extracted).get_span_context()
+        return Link(context) if context.is_valid else None
+
+
+def _value(
+    headers: dict[str, bytes | None] | list[tuple[str, bytes | None]],
+) -> bytes | None:
+    return dict(headers).get(TRACEPARENT)
+
+
+def batched(exporter: "SpanExporter") -> "SpanProcessor":
+    """Return the processor whose thread exports in batches from the bounded queue."""
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return BatchSpanProcessor(exporter, max_queue_size=QUEUE_MAX, max_export_batch_size=BATCH_MAX)
+
+
+def open_spans(
+    endpoint: str | None,
+    *,
+    delay_topic: str,
+    node: str,
+    version: str,
+    one_in: int,
+    follow_sampled: bool,
+) -> Spans:
+    """Return the spans that are sent to an OTLP receiver over HTTP. Raises ModuleNotFoundError if
+    the extra `otel` is not installed.
+
+    `endpoint`: the URL of its traces; None: that of the variables of OpenTelemetry."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return Spans(
+        batched(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)),
+        delay_topic=delay_topic,
+        node=node,
+        version=version,
+        one_in=one_in,
+        follow_sampled=follow_sampled,
+    )
