@@ -4,9 +4,10 @@ the roles to publish.
 It keeps liveness (every shard has a master) and moves as little as possible. A mistake costs time,
 never a message: the log fences all masters but one (law 5)."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -80,6 +81,8 @@ EXCESS_MIN = 2
 
 NO_REPORT = ReplicaReport()
 
+last_seen = attrgetter("role_epoch", "role_node", "role_instance")
+
 REPLAN_MS = 250
 """Time after which an unchanged view is planned again: its deadlines are seconds away or more."""
 
@@ -118,15 +121,13 @@ def plan(view: ClusterView) -> Roles:
     table.place_replicas()  # 2
     for request in view.requests:  # 3
         table.answer(request)
-    before = None
     for _ in range(PASSES_MAX):
+        before = table.decided()
         table.place_replicas()
         table.assign()  # 4
         table.spread()  # 5
-        after = table.roles()
-        if after == before:
+        if table.decided() == before:
             break
-        before = after
     return table.roles()  # 6
 
 
@@ -154,15 +155,14 @@ class _Table:
     def __init__(self, view: ClusterView) -> None:
         self.view = view
         self.members = view.members
-        self.reports: dict[int, dict[str, ReplicaReport]] = defaultdict(dict)
-        """Shard -> the reports of the members about it, by node."""
-        self.seen: dict[int, set[tuple[int, str, str]]] = defaultdict(set)
+        self.furthest: dict[int, int] = {}
+        """Shard -> the greatest progress that a member reports."""
+        self.seen: dict[int, set[tuple[int, str, str]]] = {}
         """Shard -> the greatest role epochs that members have seen in its progress log, each with
         its node and the id of that node's data directory."""
-        for node, member in view.members.items():
-            for shard, replica in member.replicas.items():
-                self.reports[shard][node] = replica
-                self.seen[shard].add((replica.role_epoch, replica.role_node, replica.role_instance))
+        self.suspected: set[int] = set()
+        """Shards whose master a member finds unhealthy."""
+        self._read_reports()
         self.unhealthy: dict[tuple[int, int], bool] = {}
         """Shard and role epoch -> whether a quorum finds its master unhealthy."""
         self.sorted: dict[frozenset[str], list[str]] = {}
@@ -191,6 +191,33 @@ class _Table:
         shard of one another."""
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
+
+    def _read_reports(self) -> None:
+        # Half of the time of a plan. Member by member, as they lie in memory: shard by shard it
+        # takes more than twice as long (measured with 1,000 shards on 50 nodes).
+        furthest, seen = self.furthest, self.seen
+        for member in self.members.values():
+            for shard, replica in member.replicas.items():
+                applied, last = replica.applied, last_seen(replica)
+                if applied is not None and applied > furthest.get(shard, -1):
+                    furthest[shard] = applied
+                if shard not in seen:
+                    seen[shard] = {last}
+                elif last not in seen[shard]:
+                    seen[shard].add(last)
+                if replica.unhealthy:
+                    self.suspected.add(shard)
+
+    def decided(self) -> tuple[object, ...]:
+        """Return all that a pass may change, as a value: the next pass does the same if this one
+        changed nothing."""
+        return (
+            dict(self.shards),
+            dict(self.away),
+            dict(self.armed),
+            dict(self.unhealthy_moves),
+            self.history[-HISTORY_MAX:],
+        )
 
     def roles(self) -> Roles:
         """Return the roles as a value."""
@@ -227,7 +254,8 @@ class _Table:
 
     def replica(self, shard: int, node: str | None) -> ReplicaReport:
         """Return the node's report of its replica; an empty one if there is none."""
-        return self.reports[shard].get(node or "", NO_REPORT)
+        member = self.members.get(node or "")
+        return NO_REPORT if member is None else member.replicas.get(shard, NO_REPORT)
 
     def awaits_reports(self) -> bool:
         """Return whether shards had masters that these roles do not know, and more members may
@@ -239,7 +267,7 @@ class _Table:
         )
 
     def _latest_epoch(self, shard: int) -> int:
-        return max((epoch for epoch, _, _ in self.seen[shard]), default=0)
+        return max((epoch for epoch, _, _ in self.seen.get(shard, ())), default=0)
 
     def record_progress(self) -> None:
         """Record the greatest progress of each shard, and since when nodes are away; forget those
@@ -256,10 +284,8 @@ class _Table:
             self.forget(node)
 
     def _with_progress(self, shard: int, given: ShardRoles) -> ShardRoles:
-        reports = self.reports[shard].values()
-        applied = max([replica.applied or 0 for replica in reports], default=0)
         known = 0 if self._leads(shard, given) else given.applied
-        applied = max(known, applied)
+        applied = max(known, self.furthest.get(shard, 0))
         return given if applied == given.applied else replace(given, applied=applied)
 
     def _leads(self, shard: int, given: ShardRoles) -> bool:
@@ -272,7 +298,7 @@ class _Table:
 
     def _record_away(self) -> None:
         now_ms = self.view.now_ms
-        listed = self.drained.union(*(given.replicas for given in self.shards.values()))
+        listed = self.drained.union(*{given.replicas for given in self.shards.values()})
         away = sorted(listed - set(self.members))
         self.away = {node: min(self.away.get(node, now_ms), now_ms) for node in away}
 
@@ -288,23 +314,27 @@ class _Table:
     def place_replicas(self) -> None:
         """Keep replicas where they are, add missing ones, then start at most one move towards an
         even spread."""
-        held = self._replica_counts()
-        for shard, given in self.shards.items():
-            nodes = (
-                self._on_all_nodes(given)
-                if self.view.replication is None
-                else self._on_some_nodes(shard, given, held)
-            )
-            if len(nodes) != len(given.replicas) or not nodes.issuperset(given.replicas):
-                held.subtract(given.replicas)
-                held.update(nodes)
-            self._set_replicas(shard, nodes)
-        if self.view.replication is not None:
+        if self.view.replication is None:
+            self._place_on_all_nodes()
+        else:
+            held = self._replica_counts()
+            for shard, given in self.shards.items():
+                nodes = self._on_some_nodes(shard, given, held)
+                if len(nodes) != len(given.replicas) or not nodes.issuperset(given.replicas):
+                    held.subtract(given.replicas)
+                    held.update(nodes)
+                self._set_replicas(shard, nodes)
             self._even_out()
         self._record_away()
 
-    def _on_all_nodes(self, given: ShardRoles) -> set[str]:
-        return {*given.replicas, *self.members}
+    def _place_on_all_nodes(self) -> None:
+        # Most shards have the same replicas in one of a few orders.
+        nodes = {
+            replicas: frozenset(replicas).union(self.members)
+            for replicas in {given.replicas for given in self.shards.values()}
+        }
+        for shard, given in self.shards.items():
+            self._set_replicas(shard, nodes[given.replicas])
 
     def _on_some_nodes(self, shard: int, given: ShardRoles, held: Counter[str]) -> set[str]:
         """`held`: the number of replicas that each node has."""
@@ -558,11 +588,21 @@ class _Table:
 
     def _is_unhealthy(self, shard: int, given: ShardRoles) -> bool:
         """Return whether a quorum of observers finds the master unhealthy that these roles name."""
+        if shard not in self.suspected:
+            return False
         found = self.unhealthy.get((shard, given.epoch))
         if found is None:
-            found = is_unhealthy(verdicts_among(self.reports[shard], given.epoch).values())
+            found = is_unhealthy(verdicts_among(self._reports(shard), given.epoch).values())
             self.unhealthy[shard, given.epoch] = found
         return found
+
+    def _reports(self, shard: int) -> dict[str, ReplicaReport]:
+        """Return the reports of the members about the shard."""
+        return {
+            node: member.replicas[shard]
+            for node, member in self.members.items()
+            if shard in member.replicas
+        }
 
     def _fail_over(self, shard: int, given: ShardRoles) -> None:
         """Replace an unhealthy master, if that is permitted and another replica can take over.
@@ -703,7 +743,7 @@ class _Table:
         instance = self.members[master].instance
         return any(
             seen > epoch or by not in ("", master) or in_instance not in ("", instance)
-            for seen, by, in_instance in self.seen[shard]
+            for seen, by, in_instance in self.seen.get(shard, ())
             if seen >= epoch
         )
 
