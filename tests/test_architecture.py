@@ -336,6 +336,7 @@ BASE_VERBS = {
     "__init__",
     "app",
     "connect",
+    "findings",
     "follow",
     "listing",
     "options",
@@ -344,6 +345,7 @@ BASE_VERBS = {
     "spark_app",
     "status",
     "times",
+    "top",
     "verbs",
 }
 
