@@ -346,6 +346,7 @@ BASE_VERBS = {
     "__init__",
     "app",
     "connect",
+    "findings",
     "follow",
     "listing",
     "options",
@@ -354,6 +355,7 @@ BASE_VERBS = {
     "spark_app",
     "status",
     "times",
+    "top",
     "verbs",
 }
 

@@ -26,6 +26,7 @@ from chronos.cli.options import (
     Target,
     at_least,
     filter_of,
+    interval_s,
     with_connection,
 )
 from chronos.cli.output import Format
@@ -62,7 +63,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def top(
+def without_verb(
     context: typer.Context,
     version: Annotated[
         bool,
@@ -422,6 +423,38 @@ def status(
     from chronos.cli.service.status import show
 
     show(server, output, watch=watch)
+
+
+@app.command()
+@with_connection
+def top(
+    every: Annotated[
+        str,
+        typer.Option(
+            "--every", metavar="DURATION", help="Time between two refreshes.", show_default=True
+        ),
+    ] = "1s",
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the state once, as in a pipe, and end.")
+    ] = False,
+    server: Server = HERE,
+) -> None:
+    """Show the state of the service on a screen that is refreshed: nodes, shards, what is due,
+    deliveries per second, lateness, and what is wrong with the next thing to do.
+
+    Keys: q quits, p pauses and continues. While the service does not answer, the last state stays.
+    Times are in the time zone of this machine (TZ=UTC for another one). In a pipe, and with --once,
+    the state is printed once, after the second in which the rates are measured.
+
+    \b
+    Examples:
+      chronos top
+      chronos top --every 5s --server http://chronos-1:7700
+      chronos top --once
+    """
+    from chronos.cli.service.top import show
+
+    show(server, every_s=interval_s(every, "--every"), once=once)
 
 
 @app.command()

@@ -185,6 +185,19 @@ def check_delay(text: str | None, option: str) -> None:
         raise typer.BadParameter(f"{option}: {error}") from None
 
 
+INTERVAL_MIN_MS = 100
+"""Shortest time between two refreshes."""
+
+
+def interval_s(text: str, option: str) -> float:
+    """The seconds between two refreshes; typer.BadParameter, which names the option, if it is no
+    duration or too short."""
+    check_delay(text, option)
+    if (found_ms := delay_ms(text)) < INTERVAL_MIN_MS:
+        raise typer.BadParameter(f"{option}: {text} is less than {INTERVAL_MIN_MS} ms")
+    return found_ms / 1_000
+
+
 def check_time(text: str | None, option: str) -> None:
     """A time in RFC 3339; typer.BadParameter, which names the option, otherwise."""
     try:

@@ -185,12 +185,12 @@ def parsed(moment: datetime | str | None) -> datetime | None:
     return moment
 
 
-def relative(moment: datetime | str | None) -> str:
-    """`in 5 s`, `3 min ago`."""
+def relative(moment: datetime | str | None, now: datetime | None = None) -> str:
+    """`in 5 s`, `3 min ago`; by the clock of this machine, unless `now` is given."""
     found = parsed(moment)
     if found is None:
         return "-"
-    seconds = (found - datetime.now(UTC)).total_seconds()
+    seconds = (found - (now or datetime.now(UTC))).total_seconds()
     text = span(abs(seconds))
     return f"in {text}" if seconds >= 0 else f"{text} ago"
 

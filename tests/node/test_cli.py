@@ -425,7 +425,7 @@ def test_a_reason_of_the_service_is_printed(tmp_path):
 def test_a_pause_is_shown_once_for_all_shards():
     """Wrapped, and not repeated in the table."""
     from chronos.admin.http.context import together
-    from chronos.cli.service.status import _other_reasons
+    from chronos.cli.service.status import other_reasons
 
     troubles = {
         0: ("master", "no broker"),
@@ -441,7 +441,7 @@ def test_a_pause_is_shown_once_for_all_shards():
         {"shard": 2, "paused": "clocks"},
     ]
     found = {"nodes": [{"reasons": reasons}], "shards": shards}
-    assert _other_reasons(found) == ["paused: shards 1, 2: clocks"]
+    assert other_reasons(found) == ["paused: shards 1, 2: clocks"]
 
 
 # --- Wrong usage
@@ -646,10 +646,11 @@ def test_shell_completion_can_be_installed():
 
 
 @pytest.mark.parametrize(
-    "verb", ["serve", "send", "get", "list", "cancel", "reschedule", "fire", "tail", "status", (
-        "transfer"
-    ), "archive",
-             "audit", "backfill", "config", "doctor", "version"],
+    "verb",
+    [
+        "serve", "send", "get", "list", "cancel", "reschedule", "fire", "tail", "status", "top",
+        "transfer", "archive", "audit", "backfill", "config", "doctor", "version",
+    ],
 )  # fmt: skip
 def test_every_verb_explains_itself(verb):
     """--help, on stdout, with examples; arguments are in capitals or a choice, and in one pair of

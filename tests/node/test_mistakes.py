@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chronos.cli.service.checks import _shard
+from chronos.cli.service.findings import of_shard
 from tests.harness.inside import Inside, wait_until
 
 TO = ("chronos-target-topic", b"orders")
@@ -79,7 +79,7 @@ def test_delays_without_a_unit_are_shown_with_their_target(node: Inside) -> None
     write(node, b"five", TO, ("chronos-delay", b"5"))
     (shard,) = node.ask("GET", "/v1/shards").json()["shards"]
     assert shard["unitless"]["orders"] >= 1
-    found = [finding for finding in _shard(shard) if "unit" in finding.text]
+    found = [finding for finding in of_shard(shard) if "unit" in finding.text]
     assert [(finding.verdict, finding.what) for finding in found] == [("note", "shard 0")]
     assert "orders (" in found[0].text
 

@@ -18,12 +18,14 @@ import typer
 from chronos.cli.output import Format, number, printable, put_json, size
 from chronos.cli.service.checks import (
     ASK_S,
-    Finding,
     due_targets,
     examine_cluster,
     examine_kafka,
     examine_service,
     examine_tokens,
+)
+from chronos.cli.service.findings import (
+    Finding,
     failed,
     guarded,
     note,

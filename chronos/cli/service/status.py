@@ -4,6 +4,7 @@
 """
 
 import time
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -192,12 +193,12 @@ def show(server: str, output: Format, *, watch: bool) -> None:
     with connect(server) as client:
         if output is Format.json:
             while True:
-                put_json(_look(client))
+                put_json(look(client))
                 if not watch:
                     return
                 time.sleep(WATCH_S)
         if not watch:
-            put(_screen(_look(client)))
+            put(_screen(look(client)))
             return
         from rich.live import Live
 
@@ -206,7 +207,7 @@ def show(server: str, output: Format, *, watch: bool) -> None:
             with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
                 while True:
                     try:
-                        live.update(_screen(_look(client)), refresh=True)
+                        live.update(_screen(look(client)), refresh=True)
                     except (Unreachable, ServiceFailed) as error:
                         live.update(str(error), refresh=True)
                     time.sleep(WATCH_S)
@@ -214,7 +215,8 @@ def show(server: str, output: Format, *, watch: bool) -> None:
             note("")
 
 
-def _look(client: Client) -> dict[str, Any]:
+def look(client: Client) -> dict[str, Any]:
+    """The nodes, their shards as the masters show them, and what is due within the next hour."""
     return {
         **client.ask("/v1/nodes"),
         "shards": client.ask("/v1/shards?copies=masters")["shards"],
@@ -261,7 +263,7 @@ def _screen(found: dict[str, Any]) -> Any:
         held = ", ".join(map(str, node["shards"]))
         parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
                                    (f"away since {relative(node['since'])}", "red")))  # fmt: skip
-    if text := _rules_held_back(found):
+    if text := rules_held_back(found):
         parts.append(Text(wrapped(printable(text), "  ")))
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
@@ -281,12 +283,12 @@ def _screen(found: dict[str, Any]) -> Any:
     if not found["sure"]:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
-    parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
+    parts += [Text(wrapped(reason, "  "), "red") for reason in other_reasons(found)]
     parts += [
-        Text(wrapped(printable(text), "  "), "red") for text in map(_held_back, shards) if text
+        Text(wrapped(printable(text), "  "), "red") for text in map(held_back, shards) if text
     ]
     parts += [
-        Text(wrapped(printable(text), "  "), "red") for text in map(_unhealthy, shards) if text
+        Text(wrapped(printable(text), "  "), "red") for text in map(unhealthy, shards) if text
     ]
     parts += [
         Text(wrapped(printable(text), "  "), "red")
@@ -294,7 +296,7 @@ def _screen(found: dict[str, Any]) -> Any:
         if text
     ]
     parts += [
-        Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text
+        Text(wrapped(printable(text), "  "), "red") for text in map(waits_for, shards) if text
     ]
     parts += [
         Text(wrapped(printable(text), "  "), "red") for text in map(_dead_recently, shards) if text
@@ -348,7 +350,7 @@ def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
     return table(columns, rows)
 
 
-def _other_reasons(found: dict[str, Any]) -> list[str]:
+def other_reasons(found: dict[str, Any]) -> list[str]:
     """Why shards are paused, each reason once, unless a node has named it among its own reasons."""
     named = [reason for node in found["nodes"] for reason in node["reasons"]]
     paused: dict[str, list[int]] = {}
@@ -360,7 +362,7 @@ def _other_reasons(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rules_held_back(found: dict[str, Any]) -> str:
+def rules_held_back(found: dict[str, Any]) -> str:
     """Which nodes a newer rules number waits for; empty if there is none, or if the node asked is
     of a version without them."""
     nodes = found.get("rules_held_back_by")
@@ -373,18 +375,20 @@ def _rules_held_back(found: dict[str, Any]) -> str:
     )
 
 
-def _held_back(shard: dict[str, Any]) -> str:
+def held_back(shard: dict[str, Any], now: datetime | None = None) -> str:
+    """The records behind an open transaction; empty if there are none. So are the texts below."""
     held = shard.get("held_back")
     if held is None:
         return ""
-    since = relative(held["since"])
+    since = relative(held["since"], now)
     return (
         f"shard {shard['shard']}: {number(held['records'])} records are held back by an open "
         f"transaction, since {since}"
     )
 
 
-def _unhealthy(shard: dict[str, Any]) -> str:
+def unhealthy(shard: dict[str, Any]) -> str:
+    """The nodes whose probes find the master unhealthy."""
     nodes = shard.get("unhealthy")
     return (
         ""
@@ -400,7 +404,8 @@ def _too_few_in_sync(shard: dict[str, Any]) -> str:
     return f"shard {shard['shard']}: {len(in_sync)} of {needed} followers in sync"
 
 
-def _waits_for(shard: dict[str, Any]) -> str:
+def waits_for(shard: dict[str, Any]) -> str:
+    """What the shard waits for, such as a partition without a leader."""
     waits = shard.get("waits_for")
     return "" if waits is None else f"shard {shard['shard']}: {waits}"
 
