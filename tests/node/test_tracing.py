@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
-from chronos.adapters.tracing import Spans
+from chronos.adapters.tracing import SPANS_PER_SECOND, Spans
 from chronos.core.message import Entry, Reason, Record
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.step import Parsed, Selection, Staged
@@ -133,6 +133,33 @@ def test_a_share_is_chosen_by_the_trace_id_and_has_both_spans():
     assert len(Traced(one_in=100).of(message({"traceparent": low}))) == 2
     assert Traced(one_in=100).of(message({"traceparent": high})) == ()
     assert len(Traced().of(message([("a", b""), ("a", b""), ("traceparent", high)]))) == 2
+
+
+def test_the_spans_of_a_second_are_bounded_over_all_steps():
+    traced = Traced()
+    entries = [message({"traceparent": TRACEPARENT})] * (SPANS_PER_SECOND - 1)
+
+    def made_after(committed_ms: int) -> int:
+        selection = Selection(
+            items=[(4_000, at, b"") for at in range(len(entries))],
+            entries=entries,
+            with_id=[],
+            cursor=(4_000, len(entries)),
+            complete=True,
+        )
+        traced.spans.settled(0, committed_ms, selection, [])
+        return len(traced.exporter.get_finished_spans())
+
+    assert made_after(4_007) == SPANS_PER_SECOND - 1
+    assert made_after(4_990) == SPANS_PER_SECOND
+    assert made_after(4_999) == SPANS_PER_SECOND
+    assert made_after(5_000) == 2 * SPANS_PER_SECOND - 1
+
+
+def test_what_fails_in_the_spans_does_not_fail_the_step():
+    traced = Traced()
+    traced.spans.settled(0, 4_007, None, [])
+    assert traced.of(message({"traceparent": TRACEPARENT})) == ()
 
 
 def test_the_sampled_flag_decides_where_it_is_followed():
