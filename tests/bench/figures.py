@@ -662,6 +662,13 @@ def figure_cost(bench: Bench) -> None:
     cost.figure_cost(bench)
 
 
+def figure_plan(bench: Bench) -> None:
+    """The processor time of one plan of the controller."""
+    from tests.bench import plans
+
+    plans.figure_plan(bench)
+
+
 def figure_spark(bench: Bench) -> None:
     """The Spark jobs: records archived per second, time and memory of an audit, messages replayed
     per second."""
@@ -691,6 +698,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "floods": figure_floods,
     "cost": figure_cost,
     "registry": registry.figure_registry,
+    "plan": figure_plan,
     "stages": figure_stages,
     "spark": figure_spark,
 }
