@@ -1266,3 +1266,19 @@ def test_a_view_is_planned_again_once_it_has_changed_or_deadlines_may_have_passe
     assert masters(planner.plan(without)) == ["b"] * 4
     earlier = replace(without, now_ms=NOW_MS)
     assert planner.plan(earlier) == plan(earlier)
+
+
+def test_reports_alone_are_planned_some_times_a_second_and_everything_else_at_once() -> None:
+    """A member that leaves, for example; and reports count in that plan."""
+    planner, progress = RolePlanner(), ReplicaReport(applied=7)
+    seen = view(member("a", applied=None), member("b", applied=None), shards=1)
+    assert masters(planner.plan(seen)) == [None]
+    reported = view(member("a", progress), member("b", progress), shards=1, now_ms=NOW_MS + 1)
+    assert masters(planner.plan(reported)) == [None]
+    waited = replace(reported, now_ms=NOW_MS + REPLAN_MS)
+    assert masters(planner.plan(waited)) == ["a"]
+    planner.plan(seen)
+    leaving = view(
+        member("a", progress, leaving=True), member("b", progress), shards=1, now_ms=NOW_MS + 1
+    )
+    assert masters(planner.plan(leaving)) == ["b"]

@@ -84,7 +84,9 @@ NO_REPORT = ReplicaReport()
 last_seen = attrgetter("role_epoch", "role_node", "role_instance")
 
 REPLAN_MS = 250
-"""Time after which an unchanged view is planned again: its deadlines are seconds away or more."""
+"""Time after which a view is planned again that has not changed, or only in the reports of its
+members: its deadlines are seconds away or more, and a plan for 1,000 shards on 50 nodes takes some
+30 ms."""
 
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
@@ -132,7 +134,9 @@ def plan(view: ClusterView) -> Roles:
 
 
 class RolePlanner:
-    """Plans again only once the view has changed, or after REPLAN_MS: deadlines pass meanwhile."""
+    """Plans again at once when the view has changed, but only after REPLAN_MS when nothing has
+    changed but the reports of the members and the time: reports change all the time, because they
+    tell progress, and deadlines pass."""
 
     def __init__(self) -> None:
         self._last: tuple[ClusterView, Roles] | None = None
@@ -141,12 +145,25 @@ class RolePlanner:
         """Return the roles to publish now."""
         if self._last is not None:
             before, roles = self._last
-            is_recent = 0 <= view.now_ms - before.now_ms < REPLAN_MS
-            if is_recent and replace(view, now_ms=before.now_ms) == before:
+            if 0 <= view.now_ms - before.now_ms < REPLAN_MS and _same_but_reports(before, view):
                 return roles
         roles = plan(view)
         self._last = view, roles
         return roles
+
+
+def _same_but_reports(before: ClusterView, view: ClusterView) -> bool:
+    same = replace(
+        view, now_ms=before.now_ms, members=before.members, in_sync_from=before.in_sync_from
+    )
+    return (
+        same == before
+        and view.members.keys() == before.members.keys()
+        and all(
+            replace(member, replicas=before.members[node].replicas) == before.members[node]
+            for node, member in view.members.items()
+        )
+    )
 
 
 class _Table:
