@@ -4,7 +4,11 @@
 #   docker run -p 127.0.0.1:7700:7700 -v ./tokens.yaml:/etc/chronos/tokens.yaml:ro \
 #     -e CHRONOS_ADMIN__HOST=0.0.0.0 -e CHRONOS_ADMIN__TOKENS=/etc/chronos/tokens.yaml chronos
 #
-# The digest is the image; the tag says for people which one it is.
+# For several architectures, from the same files: docker buildx build --platform linux/amd64,linux/arm64 -t NAME --push .
+#
+# With --read-only it needs the volume and nothing else that can be written to.
+#
+# The digest is the image, of all architectures; the tag says for people which one it is.
 FROM python:3.11.15-slim@sha256:90744cff8f32887f075c47d747a173ff333e9e98801667af93c357fa9f5e28ff
 
 WORKDIR /app
@@ -17,8 +21,11 @@ COPY pyproject.toml PACKAGE.md LICENSE ./
 COPY chronos ./chronos
 RUN pip install --no-cache-dir --no-index --no-deps --no-build-isolation .
 
-RUN useradd --system --uid 10001 chronos && install -d -o chronos -m 700 /var/lib/chronos
-USER chronos
+# By number, so that Kubernetes can tell that it is not root.
+RUN groupadd --system --gid 10001 chronos \
+    && useradd --system --uid 10001 --gid chronos --no-create-home --shell /usr/sbin/nologin chronos \
+    && install -d -o chronos -g chronos -m 700 /var/lib/chronos
+USER 10001:10001
 VOLUME /var/lib/chronos
 
 # It listens inside the container only, as everywhere: with CHRONOS_ADMIN__HOST=0.0.0.0 it starts with a file of tokens

@@ -140,6 +140,9 @@ set_up_kafka() { set_up_jars Kafka kafka; }
 # set_up_zookeeper: .cache/zookeeper-<version> with what scripts/zookeeper/pom.xml names.
 set_up_zookeeper() { set_up_jars ZooKeeper zookeeper; }
 
+# set_up_helm: .cache/helm-<version> with what scripts/helm/pom.xml names.
+set_up_helm() { set_up_jars Helm helm; }
+
 # set_up_spark: PySpark in .venv, and its Kafka connector in .cache/spark-<version>.
 set_up_spark() {
     local lock=locks/requirements-spark.txt locked

@@ -510,7 +510,7 @@ def test_the_bill_of_materials_is_that_of_the_lock():
     assert {named(name): version for name, version, _ in listed} == locked
 
 
-@pytest.mark.parametrize("name", ["kafka", "zookeeper", "spark"])
+@pytest.mark.parametrize("name", ["helm", "kafka", "zookeeper", "spark"])
 def test_jars_are_compared_with_hashes_of_our_own(name, tmp_path):
     """One that was changed, is missing or is new ends the set-up."""
     hashes = (ROOT / f"locks/{name}-jars.sha256").read_text()
@@ -623,5 +623,14 @@ def test_compose_sets_a_configuration_that_chronos_accepts(services):
         "@sha256:" in image for image in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
     )
     assert "\nHEALTHCHECK " in dockerfile
+    # By number: Kubernetes cannot tell whether a name is root.
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", dockerfile, re.MULTILINE)
+    assert "0" not in user
+    # The volume belongs to this user.
+    for number, command in zip(
+        user, ("useradd --system --uid", "groupadd --system --gid"), strict=True
+    ):
+        assert f"{command} {number} " in dockerfile
+    assert f"install -d -o chronos -g chronos -m 700 {config.node.data_dir}\n" in dockerfile
     assert f"VOLUME {config.node.data_dir}\n" in dockerfile
     assert f"EXPOSE {config.admin.port}\n" in dockerfile
