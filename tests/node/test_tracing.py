@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -158,7 +159,8 @@ def test_the_spans_of_a_second_are_bounded_over_all_steps():
 
 def test_what_fails_in_the_spans_does_not_fail_the_step():
     traced = Traced()
-    traced.spans.settled(0, 4_007, None, [])
+    nothing: Any = None
+    traced.spans.settled(0, 4_007, nothing, [])
     assert traced.of(message({"traceparent": TRACEPARENT})) == ()
 
 
