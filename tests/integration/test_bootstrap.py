@@ -206,7 +206,9 @@ def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fa
     newcomer = fleet.nodes["n3"]
     for shard in range(SHARDS):
         fleet.any().post(f"/v1/shards/{shard}/transfer?to=n2", None)
-    newcomer.wait_until(lambda: newcomer.pending() == MESSAGES, "hold the pending messages")
+    newcomer.wait_until(
+        lambda: newcomer.pending() == MESSAGES, "hold the pending messages", timeout_s=90.0
+    )
     digests(fleet)
 
     # 1. Followers are asked first: n1, which fails; then n2.
