@@ -118,11 +118,16 @@ class Spans:
         expired."""
         self._observe(self._settled, shard, committed_ms, selection, decisions)
 
-    def _observe(self, observe: Callable[..., None], *step: object) -> None:
+    def _observe(
+        self, observe: Callable[..., None], shard: int, committed_ms: int, *step: object
+    ) -> None:
+        second = committed_ms // 1_000
+        if second != self._second:
+            self._second, self._left = second, SPANS_PER_SECOND
         # The step is committed: whatever fails here must not stop the shard.
-        if not self._failed:
+        if self._left > 0 and not self._failed:
             try:
-                observe(*step)
+                observe(shard, committed_ms, *step)
             except Exception:
                 self._failed = True
                 log.exception("tracing failed: no spans until this node is started again")
@@ -132,8 +137,7 @@ class Spans:
             command.entry if isinstance(command, ConditionalSchedule) else command
             for command in parsed.commands
         ]
-        messages = [each if isinstance(each, Entry) else None for each in entries]
-        chosen = self._chosen(committed_ms, messages)
+        chosen = self._chosen([each if isinstance(each, Entry) else None for each in entries])
         refused = {offset for offset, _ in staged.refused} if chosen else set()
         for at in chosen:
             offset, entry = parsed.records[at].offset, entries[at]
@@ -141,8 +145,7 @@ class Spans:
             link = None if offset in refused else self._link(entry)
             if link is None:
                 continue
-            attributes = self._attributes(shard, offset, entry)
-            attributes |= {
+            attributes = self._attributes(shard, offset, entry) | {
                 "messaging.operation.name": "accept",
                 "messaging.operation.type": "receive",
                 "messaging.destination.name": self._delay_topic,
@@ -150,31 +153,21 @@ class Spans:
                 "messaging.kafka.offset": offset,
                 "chronos.target": entry.target,
             }
-            span = self._tracer.start_span(
-                f"accept {entry.target}",
-                self._root,
-                self._kind,
-                attributes,
-                [link],
-                entry.timestamp_ms * 1_000_000,
-            )
-            span.end(max(committed_ms, entry.timestamp_ms) * 1_000_000)
+            self._span(f"accept {entry.target}", link, attributes, entry.timestamp_ms, committed_ms)
 
     def _settled(
         self, shard: int, committed_ms: int, selection: Selection, decisions: Sequence[Decision]
     ) -> None:
-        chosen = self._chosen(committed_ms, selection.entries)
+        chosen = self._chosen(selection.entries)
         decided = {decision.offset: decision for decision in decisions} if chosen else {}
         for at in chosen:
             entry, offset = selection.entries[at], selection.items[at][1]
             decision = decided.get(offset)
             outcome = Outcome.DELIVERED if decision is None else OBSERVED.get(decision.outcome)
-            reason = 0 if decision is None else decision.reason
             link = None if outcome is None else self._link(entry)
             if outcome is None or link is None:
                 continue
-            attributes = self._attributes(shard, offset, entry)
-            attributes |= {
+            attributes = self._attributes(shard, offset, entry) | {
                 "messaging.operation.name": "deliver",
                 "messaging.operation.type": "send",
                 "messaging.destination.name": entry.target,
@@ -183,19 +176,28 @@ class Spans:
             }
             # A message that was due before it was sent could not be delivered before.
             began_ms = max(entry.due_ms, entry.timestamp_ms)
-            span = self._tracer.start_span(
-                f"deliver {entry.target}",
-                self._root,
-                self._kind,
-                attributes,
-                [link],
-                began_ms * 1_000_000,
-            )
+            error = None
             if outcome is not Outcome.DELIVERED:
-                label = Reason(reason).label if reason else outcome.name.lower()
-                span.set_attribute("error.type", label)
-                span.set_status(self._error(label))
-            span.end(max(committed_ms, began_ms) * 1_000_000)
+                reason = 0 if decision is None else decision.reason
+                error = Reason(reason).label if reason else outcome.name.lower()
+            self._span(f"deliver {entry.target}", link, attributes, began_ms, committed_ms, error)
+
+    def _span(
+        self,
+        name: str,
+        link: "Link",
+        attributes: dict[str, str | int],
+        began_ms: int,
+        committed_ms: int,
+        error: str | None = None,
+    ) -> None:
+        span = self._tracer.start_span(
+            name, self._root, self._kind, attributes, [link], began_ms * 1_000_000
+        )
+        if error is not None:
+            span.set_attribute("error.type", error)
+            span.set_status(self._error(error))
+        span.end(max(committed_ms, began_ms) * 1_000_000)
 
     def close(self) -> None:
         """Export what is left, for at most about FLUSH_S."""
@@ -216,15 +218,11 @@ class Spans:
             attributes["messaging.message.id"] = message_id.decode("utf-8", "backslashreplace")
         return attributes
 
-    def _chosen(self, committed_ms: int, entries: Sequence[Entry | None]) -> list[int]:
+    def _chosen(self, entries: Sequence[Entry | None]) -> list[int]:
         """Return the indices of the messages that are chosen, as many as may have a span in this
         second."""
-        second = committed_ms // 1_000
-        if second != self._second:
-            self._second, self._left = second, SPANS_PER_SECOND
-        if self._left <= 0:
-            return []
-        chosen = self._sampled(entries)[: self._left]
+        # Threads that chose at the same time may have left less than nothing.
+        chosen = self._sampled(entries)[: max(0, self._left)]
         self._left -= len(chosen)
         return chosen
 

@@ -187,8 +187,8 @@ class Node:
         raised.
 
         1. raise the limit of open files if it is too low, open the spans, and lock the data
-           directory, 2. open the
-           log and check its topics, 3. construct the copier and the bootstrap,
+           directory, 2. open the log and check its topics, 3. construct the copier and the
+           bootstrap,
         4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7.
            start the maintenance,
         the watch and the checkpoints"""
