@@ -19,14 +19,13 @@ import pytest
 import typer
 import yaml
 
-from chronos.admin.http import server
 from chronos.admin.http.routes import table
 from chronos.cli.app import app
 from chronos.config import Config, load
 from chronos.config.catalogue import keys
-from chronos.node import checkpoints, cluster, node
 from tests.harness.helm import HelmError, lint, render
 from tests.harness.pages import DOCS, ROOT, blocks, inline
+from tests.harness.stopping import LONGEST_STOP_S
 
 CHART = ROOT / "config" / "helm" / "chronos"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -191,13 +190,12 @@ def test_commands_ports_and_paths_are_those_of_the_code(name: str, tmp_path: Pat
 
 @variants
 def test_a_stop_has_more_time_than_it_takes_at_most(name: str) -> None:
-    """The parts of a stop follow each other; a node that is killed costs a failover."""
+    """A node that is killed costs a failover."""
     found = objects(name)
     command, waited = container(found)["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    longest_s = server.STOP_S + cluster.HAND_OVER_S + checkpoints.STOP_S + node.STOP_S
-    assert longest_s < 60  # what the chart asks for, and the page says
-    assert pod(found)["spec"]["terminationGracePeriodSeconds"] > longest_s + int(waited)
+    assert LONGEST_STOP_S < 60  # what the chart asks for, and the page says
+    assert pod(found)["spec"]["terminationGracePeriodSeconds"] > LONGEST_STOP_S + int(waited)
 
 
 @variants

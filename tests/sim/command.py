@@ -151,7 +151,7 @@ def _run(simulation: Simulation, arguments: Sequence[str]) -> int:
 def _renew(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/sim faults",
-        description="Find the first seed that shows each planted fault, and keep it for the tests.",
+        description="Find a seed that shows each planted fault, and keep it for the tests.",
     )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
     missing = first_seeds.renew(parser.parse_args(arguments).jobs)

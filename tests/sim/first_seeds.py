@@ -1,4 +1,4 @@
-"""The first seed that shows each planted fault, kept in `first_seeds.json`: a test tries it before
+"""A seed that shows each planted fault, kept in `first_seeds.json`: a test tries it before
 any other, which saves minutes.
 
 A kept seed may no longer show its fault after a change of the simulator or of the calls of a port;
@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +55,17 @@ def kept() -> dict[str, dict[str, int]]:
 
 
 def find(name: str, fault: str) -> int | None:
-    """The first seed that shows the fault, the kept one before all others; None if none does."""
+    """A seed that shows the fault, the kept one before all others; None if none does."""
     simulation = PLANTED[name]
     first = kept().get(name, {}).get(fault, 0)
+    seeds = dict.fromkeys([first, *range(simulation.seeds)])
     with planted(fault, simulation.faults):
-        return next(
-            (
-                seed
-                for seed in chain([first], range(simulation.seeds))
-                if finds(simulation.simulate, seed)
-            ),
-            None,
-        )
+        return next((seed for seed in seeds if finds(simulation.simulate, seed)), None)
 
 
 def renew(jobs: int) -> int:
-    """Find the first seed of every fault, report each, keep those that are not 0, and return how
-    many faults no seed shows."""
+    """Find a seed of every fault, the kept one if it still shows it; report each, keep those that
+    are not 0, and return how many faults no seed shows."""
     seeds: dict[str, dict[str, int]] = {name: {} for name in PLANTED}
     missing = 0
     for name, fault, seed, took_s in _found(jobs):

@@ -4,6 +4,7 @@
 """
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -242,9 +243,7 @@ def _screen(found: dict[str, Any]) -> Any:
             else ("ready", "green")
         )
         free = node["disk_free_bytes"]
-        words = [word for word in ("leaving", "drained") if node[word]]
-        if node["node"] == found["controller"]:
-            words.insert(0, "controller")
+        words = node_words(node, found["controller"])
         parts.append(
             Text.assemble(
                 (printable(node["node"]), "bold"),
@@ -331,12 +330,10 @@ def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
             _master(shard) if in_cluster else shard["role"],
             number(shard["pending"]),
             number(shard["parked"]),
-            f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}"
-            if shard["oldest_overdue_ms"] > 1_000
-            else relative(shard["next_due_at"]),
+            next_due(shard["oldest_overdue_ms"], shard["next_due_at"]),
             number(shard["lag"]),
-            _ms(shard["lateness"]["p50_ms"]),
-            _ms(shard["lateness"]["p99_ms"]),
+            at_most(shard["lateness"]["p50_ms"]),
+            at_most(shard["lateness"]["p99_ms"]),
             *(
                 number(shard["totals"][name])
                 for name in ("delivered", "cancelled", "rejected", "dead")
@@ -469,8 +466,26 @@ def _history(changes: list[dict[str, Any]]) -> Any:
     return table(columns, rows)
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"≤ {span(value / 1_000)}"
+def next_due(overdue_ms: int, at: datetime | str | None, now: datetime | None = None) -> str:
+    """When the next message is due, or by how much one is overdue."""
+    return f"overdue {span(overdue_ms / 1_000)}" if overdue_ms > 1_000 else relative(at, now)
+
+
+def at_most(value_ms: float | None) -> str:
+    """An upper bound of lateness; `-` if there is none."""
+    return "-" if value_ms is None else f"≤ {span(value_ms / 1_000)}"
+
+
+def bars(counts: Sequence[int]) -> str:
+    """A bar for each count; one of them is not 0."""
+    most = max(counts)
+    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
+
+
+def node_words(node: dict[str, Any], controller: str | None) -> list[str]:
+    """The words for the part that a node has in the cluster: `controller`, `leaving`, `drained`."""
+    words = [word for word in ("leaving", "drained") if node[word]]
+    return ["controller", *words] if node["node"] == controller else words
 
 
 def _timeline(timeline: dict[str, Any]) -> Any:
@@ -480,6 +495,5 @@ def _timeline(timeline: dict[str, Any]) -> Any:
     most = max(counts, default=0)
     if not most:
         return Text("\nnothing is due within the next hour")
-    bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
     start, end = (local(timeline[side])[11:16] for side in ("start", "end"))
-    return Text(f"\nmessages due per minute, at most {number(most)}\n{start} {bars} {end}")
+    return Text(f"\nmessages due per minute, at most {number(most)}\n{start} {bars(counts)} {end}")

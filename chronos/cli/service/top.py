@@ -35,9 +35,12 @@ from chronos.cli.output import (
 )
 from chronos.cli.service.findings import OVERDUE_MS, of_cluster, of_nodes, of_shard
 from chronos.cli.service.status import (
-    BARS,
+    at_most,
+    bars,
     held_back,
     look,
+    next_due,
+    node_words,
     other_reasons,
     rules_held_back,
     unhealthy,
@@ -314,11 +317,8 @@ def _nodes(view: View) -> "list[Text]":
     lines = []
     for node in nodes[:NODES_MAX]:
         free = node["disk_free_bytes"]
-        words = [word for word in ("leaving", "drained") if node[word]]
-        if node["node"] == found["controller"]:
-            words.insert(0, "controller")
         facts = [
-            *words,
+            *node_words(node, found["controller"]),
             f"{node['log']} log",
             f"version {node['version']}",
             f"up {relative(node['started_at'], view.at).removesuffix(' ago')}",
@@ -349,16 +349,15 @@ def _numbers(view: View, now: datetime, columns: int) -> "list[Text]":
     delivered = growth(view, lambda shard: int(shard["totals"]["delivered"]))
     mean_ms = recent_lateness_ms(view)
     p99_ms = max((shard["lateness"]["p99_ms"] or 0.0 for shard in shards), default=0.0)
-    most = max((interval["pending"] for interval in timeline["intervals"]), default=0)
+    counts = [interval["pending"] for interval in timeline["intervals"]]
+    most = max(counts, default=0)
     pairs = [
         (
             "pending",
             number(sum(shard["pending"] for shard in shards))
             + (f", {number(parked)} parked" if parked else ""),
             "next due",
-            f"overdue {span(overdue_ms / 1_000)}"
-            if overdue_ms > 1_000
-            else relative(min(due, key=_moment, default=None), view.at),
+            next_due(overdue_ms, min(due, key=_moment, default=None), view.at),
         ),
         (
             "delivered",
@@ -366,7 +365,7 @@ def _numbers(view: View, now: datetime, columns: int) -> "list[Text]":
             + ("" if delivered is None else f", {_rate(*delivered)} deliveries/s"),
             "lateness",
             ("-" if mean_ms is None else f"{span(mean_ms / 1_000)} mean")
-            + (f", p99 ≤ {span(p99_ms / 1_000)}" if p99_ms else ""),
+            + (f", p99 {at_most(p99_ms)}" if p99_ms else ""),
         ),
         (
             "dead letters",
@@ -384,15 +383,11 @@ def _numbers(view: View, now: datetime, columns: int) -> "list[Text]":
         Text(f"due within the next hour: {number(timeline['pending'])}, at most "
              f"{number(most)} per minute")
     )  # fmt: skip
-    bars = "".join(
-        BARS[-(-interval["pending"] * (len(BARS) - 1) // most)]
-        for interval in timeline["intervals"]
-    )
     start, end = (
         f"{moment.astimezone(now.tzinfo):%H:%M}" if (moment := parsed(timeline[side])) else "-"
         for side in ("start", "end")
     )
-    return [*lines, Text(f"{start} {bars} {end}")]
+    return [*lines, Text(f"{start} {bars(counts)} {end}")]
 
 
 def _moment(text: str) -> float:
@@ -500,16 +495,10 @@ def _columns(view: View, in_cluster: bool) -> list[Column]:
         return name if len(name) <= NAME_COLUMNS else name[: NAME_COLUMNS - 1] + "…"
 
     def due(shard: dict[str, Any]) -> str:
-        if shard["oldest_overdue_ms"] > 1_000:
-            return f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}"
-        return relative(shard["next_due_at"], view.at)
+        return next_due(shard["oldest_overdue_ms"], shard["next_due_at"], view.at)
 
     def late(name: str) -> Callable[[dict[str, Any]], str]:
-        def cell(shard: dict[str, Any]) -> str:
-            value = shard["lateness"][name]
-            return "-" if value is None else f"≤ {span(value / 1_000)}"
-
-        return cell
+        return lambda shard: at_most(shard["lateness"][name])
 
     def count(name: str) -> Callable[[dict[str, Any]], str]:
         return lambda shard: number(shard["totals"][name])
