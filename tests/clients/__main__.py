@@ -11,10 +11,11 @@ from pathlib import Path
 from tests.clients.campaign import SHARDS, Outcome, TooSlow, cancellers, readings, run
 from tests.clients.judge import Reading
 from tests.clients.programs import CLIENTS, ClientError, Program, left_out, set_up
+from tests.clients.snippets import Place, snippets, wait_for_message
 from tests.harness.broker import Broker, BrokerError
 from tests.harness.java import ROOT
 from tests.harness.service import Service, ServiceError
-from tests.integration.foreign import Topics
+from tests.integration.foreign import Tail, Topics
 
 WRONG, INCOMPLETE = 1, 2
 """Exit codes."""
@@ -24,7 +25,7 @@ For every ordered pair of clients the first writes messages, and the second canc
 a tenth and reschedules a tenth. Java and confluent-kafka also act in transactions that are committed and that are aborted.
 Required: no cancelled message is delivered; every other one is, exactly once, with its last value, and not before its due
 time; no record is rejected. Then every client reads a topic with aborted transactions: those that can read committed records
-only must show exactly these.
+only must show exactly these. Last, every program in docs/how-to/schedule.md must schedule its message.
 
 Exit codes: 0 nothing was wrong, 1 something was, 2 a client is left out or the campaign could not be run.
 """  # noqa: E501
@@ -140,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=1, help="seed of the bytes in ids (default 1)")
     made.add_argument(
         "--part",
-        choices=("all", "cancels", "readers"),
+        choices=("all", "cancels", "readers", "snippets"),
         default="all",
         help="what is tried (default all)",
     )
@@ -161,8 +162,12 @@ def main() -> int:
         parser().error(f"unknown clients: {', '.join(sorted(unknown))}")
     if arguments.messages < 10:
         parser().error("--messages must be at least 10")
-    chosen = [CLIENTS[name] for name in names]
+    chosen = [] if arguments.part == "snippets" else [CLIENTS[name] for name in names]
     absent = left_out(chosen)
+    if arguments.part in ("all", "snippets"):
+        absent |= {
+            f"the snippet {each.name}": reason for each in snippets() if (reason := each.missing())
+        }
     for name, reason in absent.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     if absent and not arguments.allow_missing:
@@ -194,7 +199,7 @@ def campaign(programs: list[Program], arguments: argparse.Namespace) -> int:
     topics, outcome, found = Topics.of("clients"), None, {}
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder, Broker() as broker:
-        if arguments.part != "readers":
+        if arguments.part in ("all", "cancels"):
             settings = topics.settings(shards=SHARDS, topics__misplaced=arguments.misplaced)
             with Service(
                 Path(folder, "node"), bootstrap=broker.bootstrap, settings=settings
@@ -212,13 +217,34 @@ def campaign(programs: list[Program], arguments: argparse.Namespace) -> int:
                 assert service.stop() == 0, service.tail()
             print(table(outcome, programs, arguments.messages), flush=True)
             complaints += missed(outcome)
-        if arguments.part != "cancels":
+        if arguments.part in ("all", "readers"):
             found = readings(broker, programs)
             complaints += unlike_documented(found)
-    print(summary(outcome, found, programs))
+        if arguments.part in ("all", "snippets"):
+            run_snippets(broker, Path(folder), arguments.programs.resolve())
+    if arguments.part != "snippets":
+        print(summary(outcome, found, programs))
     for text in complaints:
         print(f"missed: {text}")
     return WRONG if complaints else 0
+
+
+def run_snippets(broker: Broker, folder: Path, programs: Path) -> None:
+    """Run each program of the documentation whose tools are there; a line for each."""
+    topics = Topics.of("snippets")
+    settings = topics.settings(shards=SHARDS)
+    with Service(folder / "snippets", bootstrap=broker.bootstrap, settings=settings) as service:
+        service.start()
+        target = broker.create_topic("snippets.target")
+        place = Place(broker.bootstrap, service.url, topics.delay, target)
+        for number, snippet in enumerate(snippets()):
+            if snippet.missing():
+                continue
+            snippet.run(place, f"snippet-{number}", programs)
+            with Tail(broker.bootstrap, target) as tail:
+                wait_for_message(tail, target, f"snippet-{number}")
+            print(f"delivered: the message of the snippet {snippet.name}", flush=True)
+        assert service.stop() == 0, service.tail()
 
 
 if __name__ == "__main__":

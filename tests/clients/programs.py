@@ -126,15 +126,16 @@ def _java_is_missing() -> str | None:
     )
 
 
-def _missing(*names: str) -> str | None:
+def missing_tools(*names: str) -> str | None:
+    """Which of these commands are not installed; None if all are."""
     absent = [name for name in names if shutil.which(name) is None]
     return f"not installed: {', '.join(absent)}" if absent else None
 
 
 TOOLS: Mapping[str, Callable[[], str | None]] = {
     "java": _java_is_missing,
-    "go": lambda: _missing("go"),
-    "node": lambda: _missing("node", "npm"),
+    "go": lambda: missing_tools("go"),
+    "node": lambda: missing_tools("node", "npm"),
     "python": lambda: None,
 }
 """For each tool a function that returns why it cannot be used, or None."""
@@ -226,17 +227,26 @@ def _java(client: Client, folder: Path) -> Program:
     )
 
 
+def go_environ(folder: Path) -> dict[str, str]:
+    """The environment of Go, which keeps its modules and what it has built in a directory."""
+    return {
+        "GOMODCACHE": str(folder / "go-modules"),
+        "GOCACHE": str(folder / "go-build"),
+        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
+        "GOTOOLCHAIN": "local",
+    }
+
+
 def _go(client: Client, folder: Path) -> Program:
     def make(into: Path) -> None:
-        own = {"GOMODCACHE": str(folder / "go-modules"), "GOCACHE": str(folder / "go-build")}
-        flags = {"GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false", "GOTOOLCHAIN": "local"}
-        _step(["go", "build", "-o", into / "clients", "."], HERE / "go", **own, **flags)
+        _step(["go", "build", "-o", into / "clients", "."], HERE / "go", **go_environ(folder))
 
     built = _made(folder, "go", sorted((HERE / "go").iterdir()), make)
     return Program(client, [str(built / "clients"), client.name])
 
 
-def _node(client: Client, folder: Path) -> Program:
+def node_packages(folder: Path) -> Path:
+    """The directory with main.js and the packages that it needs."""
     sources = [HERE / "node" / name for name in ("main.js", "package.json", "package-lock.json")]
 
     def make(into: Path) -> None:
@@ -244,9 +254,11 @@ def _node(client: Client, folder: Path) -> Program:
             shutil.copy(source, into)
         _step(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], into)
 
-    return Program(
-        client, ["node", str(_made(folder, "node", sources, make) / "main.js"), client.name]
-    )
+    return _made(folder, "node", sources, make)
+
+
+def _node(client: Client, folder: Path) -> Program:
+    return Program(client, ["node", str(node_packages(folder) / "main.js"), client.name])
 
 
 def _python(client: Client, folder: Path) -> Program:

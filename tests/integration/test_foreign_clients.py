@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from chronos.core.keys import partition_of
+from tests.clients.snippets import Place, Snippet, snippets, wait_for_message
 from tests.harness.broker import Broker, ConsoleRecord
 from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
@@ -133,6 +134,22 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
     shard, due, place = (dict(plain.headers)["chronos-id"] or "").split("-")
     assert dict(plain.headers)["chronos-source"] == f"{topic}/{shard}/{place}"
     assert due == dict(plain.headers)["chronos-due-at"]
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [each for each in snippets() if each.language in ("java", "python")],
+    ids=lambda each: each.name,
+)
+def test_the_programs_in_the_documentation_schedule(
+    chronos: Chronos, tmp_path: Path, snippet: Snippet
+) -> None:
+    """As they stand there; `scripts/clients` runs those in other languages too."""
+    target = chronos.target()
+    place = Place(chronos.broker.bootstrap, chronos.service.url, chronos.topics.delay, target)
+    snippet.run(place, f"snippet-{target}", tmp_path)
+    with Tail(chronos.broker.bootstrap, target) as tail:
+        wait_for_message(tail, target, f"snippet-{target}")
 
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
