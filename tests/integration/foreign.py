@@ -13,10 +13,16 @@ from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from chronos.core.shard.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
@@ -190,6 +196,7 @@ class Tail:
             if error is not None:
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
+                self._ends[_place(message)[:2]] = _place(message)[2]
                 continue
             found += 1
             got = _got(message)
@@ -218,12 +225,24 @@ class Tail:
         return self.records[topic]
 
     def settle(self, quiet_s: float = 0.7) -> Self:
-        """Read until no record has come for `quiet_s`, to see that there are no more."""
+        """Read what the brokers say is there now, and then until no record has come for `quiet_s`,
+        to see that there are no more."""
+        self._read_to_end()
         quiet_since = time.monotonic()
         while time.monotonic() - quiet_since < quiet_s:
             if self.read():
                 quiet_since = time.monotonic()
         return self
+
+    def _read_to_end(self) -> None:
+        """Read until each partition has ended where its broker says that it ends now: at the last
+        stable offset for `read_committed`."""
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        for part in self._parts:
+            _, end = self._consumer.get_watermark_offsets(part, timeout=READ_TIMEOUT_S)
+            while self._ends.get((part.topic, part.partition), 0) < end:
+                assert time.monotonic() < deadline, f"{part} was not read to {end}"
+                self.read()
 
     def close(self) -> None:
         """Close the consumer."""
@@ -251,19 +270,21 @@ def _got(message: Message) -> Got:
         headers = _headers(message) or []
     except SystemError:
         headers = []
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None
-    assert partition is not None
-    assert offset is not None
     return Got(
-        topic,
-        partition,
-        offset,
+        *_place(message),
         message.timestamp()[1],
         message.key(),
         message.value(),
         headers,
     )
+
+
+def _place(message: Message) -> tuple[str, int, int]:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    return topic, partition, offset
 
 
 def read_all(bootstrap: str, topic: str) -> list[Got]:
@@ -294,7 +315,10 @@ def delete_topic(kafka: Clients, *topics: str) -> None:
 
 
 def alter_topic(kafka: Clients, topic: str, **settings: str) -> None:
-    """Change settings of a topic: `max_message_bytes="1000"`."""
+    """Change settings of a topic, `max_message_bytes="1000"`, and wait until they are applied.
+
+    A broker applies changes of metadata one after the other: once it lists a topic that was created
+    after it showed the change, the change is applied."""
     entries = [
         ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
         for name, value in settings.items()
@@ -302,6 +326,16 @@ def alter_topic(kafka: Clients, topic: str, **settings: str) -> None:
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     admin = kafka.admin()
     admin.incremental_alter_configs([resource])[resource].result(30)
+    deadline = time.monotonic() + 30
+    while not _has_settings(admin, topic, settings):
+        assert time.monotonic() < deadline, f"{topic} does not show {settings}"
+    kafka.create_topic(f"after.{uuid4().hex}")
+
+
+def _has_settings(admin: AdminClient, topic: str, settings: Mapping[str, str]) -> bool:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    shown = admin.describe_configs([resource])[resource].result(30)
+    return all(shown[name.replace("_", ".")].value == value for name, value in settings.items())
 
 
 def topic_names_of(kafka: Clients) -> set[str]:

@@ -38,6 +38,8 @@ from tests.integration.foreign import (
 
 RECORDS = 10_000
 RECORDS_AT_ONCE = 20
+CANCELLED = 30
+"""Messages that are cancelled long before they are due, however slow the machine is."""
 
 RESIDENT_BYTES_MAX = 500_000_000
 
@@ -303,6 +305,11 @@ def _write_records(place: Place) -> int:
             raw.produce(place.topics.delay, b"x" * largest, headers)
             raw.produce(place.topics.delay, None, [*headers, (b"own", b"x" * largest)])
         written[0] += 4
+        for number in range(CANCELLED):
+            later = [(b"chronos-target-topic", place.target.encode()), (b"chronos-delay", b"1h")]
+            raw.produce(place.topics.delay, b"v", later, b"cancelled-%d" % number)
+            raw.produce(place.topics.delay, None, (), b"cancelled-%d" % number)
+        written[0] += 2 * CANCELLED
     return written[0]
 
 

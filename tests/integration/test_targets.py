@@ -484,7 +484,7 @@ def test_a_target_that_refuses_every_message_is_set_aside(
 ) -> None:
     """A thousand refused messages cost about as many aborts as twenty, and delay no other message;
     once the target takes messages again, those that wait are delivered."""
-    place = Place(secured_broker, tmp_path)
+    place = Place(secured_broker, tmp_path, delivery__retry_cap="5s")
     blind = blind_target(place, 300)
     refused = [Sent(b"%d" % number + b"x" * 400, schedule(blind)) for number in range(1_000)]
     with place.service as service:
