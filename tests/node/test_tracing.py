@@ -185,6 +185,10 @@ class Receiver:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.answers = threading.Event()
+        """Cleared, it takes requests and does not answer them."""
+        self.answers.set()
+        self.asked = threading.Event()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -194,6 +198,8 @@ class Receiver:
                     import gzip
 
                     body = gzip.decompress(body)
+                receiver.asked.set()
+                receiver.answers.wait()
                 request = ExportTraceServiceRequest.FromString(body)
                 receiver.spans += [
                     span
@@ -213,6 +219,7 @@ class Receiver:
         self.thread.start()
 
     def close(self) -> None:
+        self.answers.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
@@ -258,6 +265,29 @@ def test_a_service_sends_two_linked_spans_and_leaves_the_header_as_it_is(tmp_pat
         (link,) = span.links
         assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, PARENT)
     assert accept.trace_id != deliver.trace_id
+
+
+def test_a_receiver_that_does_not_answer_delays_no_message_and_no_stop(tmp_path, receiver):
+    """Spans are sent by a thread of their own, and what is left at the end is given up in time."""
+    receiver.answers.clear()
+    settings = {
+        "tracing.enabled": "true",
+        "tracing.endpoint": receiver.url,
+        "tracing.one_in": "1",
+    }
+    with Service(tmp_path / "data", settings=settings) as service:
+        service.start()
+        target = {"topic": "reminders", "headers": {"traceparent": TRACEPARENT.decode()}}
+        entry = {"target": target, "value": "x", "delay": 0}
+        service.post("/v1/messages", [entry] * 600)
+        assert receiver.asked.wait(60)
+        service.post("/v1/messages", [entry] * 600)
+        service.wait_until(
+            lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) == 1_200,
+            "all are delivered",
+        )
+        assert not receiver.spans
+        assert service.stop() == 0
 
 
 def test_a_message_that_waits_on_has_no_deliver_span():
