@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from chronos.adapters.rocksdb import RocksStore
+from chronos.core.keys import STATE_KEY
+from chronos.core.shard.codec import pack_state, unpack_state
 from chronos.core.shard.progress import RULES
+from chronos.errors import LogMismatch
 from tests.harness.service import Service
 
 FROZEN = Path(__file__).parent / "frozen"
@@ -62,6 +67,24 @@ def test_a_data_directory_of_an_earlier_version_is_opened_and_delivered_from(
             status, answer = service.ask("DELETE", f"/v1/messages/{message_id}")
             assert (status, answer["result"]) == (200, "cancelled")
         assert service.stop() == 0
+
+
+def test_a_data_directory_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    """After an orderly stop nothing is left to replay, and so no record names the rules."""
+    with Service(tmp_path / "data", settings=SETTINGS) as service:
+        service.start()
+        assert service.stop() == 0
+        store = RocksStore(tmp_path / "data" / "shards" / "0")
+        (data,) = store.get([STATE_KEY])
+        assert data is not None
+        later = replace(unpack_state(data), rules=RULES + 1)
+        store.write([(STATE_KEY, pack_state(later))], [])
+        store.flush()
+        store.close()
+        service.launch()
+        assert service.wait_exit() == LogMismatch.exit_code
+        assert f"decided by rules {RULES + 1}" in service.tail(1)
+        assert "Traceback" not in service.tail()
 
 
 def values(service: Service, topic: str) -> list[str]:

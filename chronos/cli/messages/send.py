@@ -205,7 +205,8 @@ def send(
     if scheduled.result == "ignored":
         note(f"ignored: {scheduled.detail}")
     elif wait and not scheduled.applied:
-        note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
+        why = scheduled.detail or "it was not applied within 5 s"
+        note(f"accepted: it is in the log, but {why}; see `chronos get`")
         raise typer.Exit(1)
 
 
