@@ -106,6 +106,8 @@ class UpgradeFlow(MixedFlow):
         self.expected: Counter[tuple[str, str]] = Counter()
         """Value and end of each record of a group."""
         self._groups = 0
+        self.lock = threading.Lock()
+        """Held while something is written: two threads do."""
         kafka.create_topic(
             self.cases, partitions=2, config={"message.timestamp.type": "LogAppendTime"}
         )
@@ -178,7 +180,8 @@ class Writer(threading.Thread):
         deadline = time.monotonic() + SECONDS_MAX
         try:
             while not self._ended.wait(PORTION_S) and time.monotonic() < deadline:
-                self._flow.write_portion()
+                with self._flow.lock:
+                    self._flow.write_portion()
             self._flow.flush()
         except BaseException as error:
             self.error = error
@@ -374,9 +377,20 @@ class Upgrade:
         self.complaints += crossing_complaints(nodes[new], nodes[old], self.flow.cases)
 
     def long_ago(self, end: str) -> None:
-        """Write a message due long ago for each shard, whose end depends on the rules."""
-        for _ in range(2 * SHARDS):
-            self.flow.write_case("long-ago", [({"deliver-at": -LONG_AGO_MS}, end)])
+        """Write messages due long ago, whose end depends on the rules, and wait until they are
+        decided."""
+        with self.flow.lock:
+            for _ in range(2 * SHARDS):
+                self.flow.write_case("long-ago", [({"deliver-at": -LONG_AGO_MS}, end)])
+            self.flow.flush()
+            written = dict(self.flow.watermarks.offsets)
+        node = self.fleet.any()
+        node.wait_until(
+            lambda: all(
+                shard["pull_offset"] >= written.get(shard["shard"], 0) for shard in node.shards()
+            ),
+            "decide what was written",
+        )
 
     def run(self) -> None:
         """Do all steps."""
@@ -556,7 +570,7 @@ def upgrade_embedded(directory: Path, old: Path, new: Path, *, seed: int) -> Non
 def upgrade(commit: str, seed: int, coordinator: str) -> int:
     """Run the campaign; the exit code is 1 if anything is wrong. LookupError without the commit."""
     old = checkout(commit)
-    PROGRESS.print(f"from {old.name.removeprefix('source-')} to this checkout: about 4 minutes")
+    PROGRESS.print(f"from {old.name.removeprefix('source-')} to this checkout: about 5 minutes")
     out = Console()
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
