@@ -53,7 +53,7 @@ CANCELLED = 0.2
 PAST_MS, AHEAD_MS = 1_000, 12_000
 """Messages are due from `PAST_MS` before to `AHEAD_MS` after they are written."""
 
-SECONDS_MAX = 600.0
+SECONDS_MAX = 900.0
 """The load ends after this time in any case."""
 
 STAYS_S = 3.0
@@ -471,7 +471,6 @@ def upgrade_cluster(
                 f"{flow.prefix}.drill",
                 rate=RATE,
                 seconds_max=SECONDS_MAX,
-                gap_s=2.0,
             )
         )
         upgrade = Upgrade(fleet, flow, drill, old, new)
