@@ -34,9 +34,10 @@ from tests.integration.mixture import MixedFlow
 
 ROOT = Path(__file__).parents[2]
 
-BEFORE = "1a5695e37b723620f7d84b43a1c73cfa11af6644"
-"""The commit that stands for the version before: the last one that knows rules 2. No later commit
-has other rules or other formats than this checkout; set it anew when either changes."""
+BEFORE = "8e80a9b79de149145a3f6747a640d7025a92d9c9"
+"""The commit that stands for the version before: the last one on the main line that knows rules 2.
+The merge after it brought rules 3, and no later one changed rules or formats; set it anew when
+either changes."""
 
 RATE = 300
 """Messages of the drill per second: versions and not throughput are tested."""
