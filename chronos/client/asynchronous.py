@@ -24,7 +24,6 @@ from chronos.client.models import (
     MessageInfo,
     OnConflict,
     Page,
-    Refused,
     Result,
     Scheduled,
     Unreachable,
@@ -346,14 +345,6 @@ class AsyncClient:
 
     async def call(self, request: Request) -> Any:
         """See `Client.call`."""
-        try:
-            return await self._call(request)
-        except Refused as error:
-            if (known := requests.without_unknown(request, error)) is None:
-                raise
-            return await self._call(known)
-
-    async def _call(self, request: Request) -> Any:
         import asyncio
 
         import aiohttp

@@ -30,7 +30,6 @@ from chronos.client.models import (
     MessageInfo,
     OnConflict,
     Page,
-    Refused,
     Result,
     Scheduled,
     Unreachable,
@@ -397,14 +396,6 @@ class Client:
     def call(self, request: Request) -> Any:
         """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the
         decoded answer."""
-        try:
-            return self._call(request)
-        except Refused as error:
-            if (known := requests.without_unknown(request, error)) is None:
-                raise
-            return self._call(known)
-
-    def _call(self, request: Request) -> Any:
         check_open(self._closed)
         attempts = Attempts(request, self._timeout_s, self._retries)
         tried: set[str] = set()

@@ -364,14 +364,9 @@ class Unreachable(ClientError):
 
 
 class NotFound(ClientError):
-    """No message has the id. `no_path`: the service has nothing at the path of the request, as one
-    of an earlier version."""
+    """No message has the id."""
 
     exit_code = 4
-
-    def __init__(self, text: str, *, no_path: bool = False) -> None:
-        self.no_path = no_path
-        super().__init__(text)
 
 
 class Refused(ClientError):

@@ -102,9 +102,6 @@ PAGE_MESSAGES = 1_000
 CONFIRM_WAIT = "5s"
 """How long `wait=True` waits until the shard has applied a message, as long as for an action."""
 
-FRESH = "&fresh=true"
-"""The last parameter of the first page of a list."""
-
 FRESH_WAIT_S = 3.0
 """How long the service waits for the first page of a list until its shards have applied the log."""
 
@@ -390,8 +387,8 @@ def page(
     if state != "pending":
         query["state"] = state
     query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
-    query |= {} if after is None else {"after": after}
-    path = f"/v1/messages?{urlencode(query, doseq=True)}{FRESH if after is None else ''}"
+    query |= {"fresh": "true"} if after is None else {"after": after}
+    path = f"/v1/messages?{urlencode(query, doseq=True)}"
     return Request(
         method="GET", path=path, decode=_page, wait_s=FRESH_WAIT_S if after is None else 0.0
     )
@@ -473,15 +470,6 @@ def post(path: str) -> Request:
     return Request(method="POST", path=path, decode=json.loads, repeatable=False)
 
 
-def without_unknown(request: Request, refused: Refused) -> Request | None:
-    """Return the request for a service of an earlier version, which refused a parameter that the
-    request can do without; None: it was refused for another reason."""
-    if all(error.get("field") != "fresh" for error in refused.errors):
-        return None
-    path = request.path.removesuffix(FRESH)
-    return None if path == request.path else msgspec.structs.replace(request, path=path)
-
-
 # --- Answers
 
 
@@ -505,7 +493,7 @@ def read_answer(request: Request, status: int, body: bytes) -> Any:
     if "hint" in problem:
         text += f" ({problem['hint']})"
     if status == 404:
-        raise NotFound(text, no_path=problem.get("type") == "about:blank")
+        raise NotFound(text)
     if status in (409, 410) or status >= 500 or status == 429:
         raise ServiceFailed(text)
     raise Refused(text, problem.get("errors", ()))
@@ -534,8 +522,6 @@ def confirm(
         try:
             found: Outcome = yield outcome(scheduled, min(left_s, OUTCOME_WAIT_S))
         except NotFound as error:
-            if error.no_path:
-                return (yield from _looked_up(scheduled, deadline_s))
             # It was applied long ago; or it is settled and its retention is over.
             return msgspec.structs.replace(scheduled, detail=str(error))
         if found.result != "accepted" or found.detail is not None or left_s == 0:
@@ -547,22 +533,6 @@ def confirm(
     if result in ("conflict", "rejected"):
         raise Rejected(f"{scheduled.id} was rejected: {found.detail}", known)
     return known
-
-
-def _looked_up(scheduled: Scheduled, deadline_s: float) -> Steps[Scheduled]:
-    """Look the message up until its id names it: a service of an earlier version does not tell the
-    outcome."""
-    while True:
-        try:
-            found: MessageInfo = yield get(scheduled.id)
-            if (found.shard, found.offset) == (scheduled.shard, scheduled.offset):
-                return msgspec.structs.replace(scheduled, result="scheduled")
-        except NotFound:
-            pass
-        if time.monotonic() >= deadline_s:
-            why = "the service is of an earlier version, and its id does not name this message"
-            return msgspec.structs.replace(scheduled, detail=why)
-        yield JOB_EVERY_S
 
 
 def follow_job(started: Job, wait: Delay) -> Steps[Job]:

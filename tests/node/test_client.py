@@ -553,56 +553,6 @@ def test_a_message_whose_id_is_taken_is_rejected(client):
     assert client.get("taken").value_bytes == 6
 
 
-@contextmanager
-def earlier_version(service: Service) -> Iterator[str]:
-    """The service as one of an earlier version: without `fresh` and without outcomes."""
-    unknown = {"detail": "unknown parameter", "field": "fresh", "reason": "bad-value"}
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status = 404
-            found: object = {"type": "about:blank", "detail": "there is nothing at this path"}
-            if "fresh=" in self.path:
-                status, found = 422, {"detail": "fresh: unknown parameter", "errors": [unknown]}
-            elif "/outcome?" not in self.path:
-                status, found = service.ask(self.command, self.path, json.loads(body or "null"))
-            data = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_a_client_waits_and_lists_with_a_service_of_an_earlier_version_too(service):
-    """A rolling upgrade has nodes of both versions; other refusals stay as they are."""
-
-    async def live(url: str) -> None:
-        async with chronos.AsyncClient(url) as client:
-            assert [found.id async for found in client.pending(target="earlier")] == ["earlier"]
-
-    with earlier_version(service) as url, chronos.Client(url) as client:
-        sent = client.schedule("earlier", "v", delay="1h", id="earlier", wait="10s")
-        assert sent.result == "scheduled"
-        again = client.schedule("earlier", "other", delay="1h", id="earlier", wait="300ms")
-        assert not again.applied
-        assert "of an earlier version" in str(again.detail)
-        assert [found.id for found in client.pending(target="earlier")] == ["earlier"]
-        asyncio.run(live(url))
-        with pytest.raises(Refused, match="limit"):
-            client.call(requests.page(limit=0))
-
-
 def test_the_asyncio_client_waits_alike(service):
     """The same steps."""
 

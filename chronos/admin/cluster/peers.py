@@ -7,7 +7,6 @@ forwarded once and never in a circle."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import aiohttp
@@ -99,24 +98,15 @@ class PeerClient:
         kind: type[T],
         *,
         reach: Reach,
-        optional: Mapping[str, list[int]] = MappingProxyType({}),
     ) -> list[tuple[list[int], T]]:
         """The answers of nodes that hold the shards, each with its shards. ProblemError when no
-        node answers for one.
-
-        `optional`: parameters that a node of the version before does not know. It is asked without
-        them, and its shards are added to the list."""
+        node answers for one."""
         groups = self.groups(shards)
         parts = await asyncio.gather(
             *(self.ask(numbers, "GET", path, query, reach=reach) for numbers in groups)
         )
         found = []
         for numbers, (status, body) in zip(groups, parts, strict=True):
-            if 400 <= status < 500 and (unknown := _fields(body) & optional.keys()):
-                for name in unknown:
-                    optional[name].extend(numbers)
-                known = {name: query[name] for name in query if name not in unknown}
-                status, body = await self.ask(numbers, "GET", path, known, reach=reach)
             if status >= 400:
                 raise _forwarded(status, body)
             found.append((numbers, msgspec.json.decode(body, type=kind)))
@@ -210,32 +200,6 @@ class PeerClient:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-
-
-def has_no_path(body: bytes) -> bool:
-    """Return whether a node answered 404 because it has nothing at the path, and not because it
-    did not find the message."""
-    try:
-        return msgspec.json.decode(body, type=_Problem).type == "about:blank"
-    except msgspec.MsgspecError:
-        return False
-
-
-def _fields(body: bytes) -> set[str]:
-    """The fields that a problem of another node names."""
-    try:
-        return {error.field for error in msgspec.json.decode(body, type=_Problem).errors}
-    except msgspec.MsgspecError:
-        return set()
-
-
-class _WrongField(msgspec.Struct):
-    field: str = ""
-
-
-class _Problem(msgspec.Struct):
-    type: str = ""
-    errors: list[_WrongField] = []
 
 
 def _forwarded(status: int, body: bytes) -> ProblemError:

@@ -132,9 +132,7 @@ class Listing:
             "state": UNSET if query.state == "pending" else query.state,
             "fresh": "true" if is_fresh else UNSET,
         }
-        for _, found in await peers.gather(
-            missing, "/v1/messages", asked, Page, reach=reach, optional={"fresh": behind}
-        ):
+        for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
             behind += found.behind or ()
             rows = [
                 ((time_ms(one.planned_at), one.shard, one.offset), one)

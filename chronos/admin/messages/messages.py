@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.cluster.peers import has_no_path
 from chronos.admin.http.access import check_id, forbidden
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import (
@@ -156,7 +155,7 @@ class Messages:
 
         async def add_one(answer: Accepted, ends_s: float) -> None:
             left_s = max(0.0, ends_s - loop.time())
-            with suppress(ProblemError, ChronosError, web.HTTPNotFound):
+            with suppress(ProblemError, ChronosError):
                 message_id = whole_id_bytes(answer.id)
                 found = await self._outcome(
                     answer.shard, message_id, answer.offset, left_s, reach=reach, is_own=True
@@ -218,9 +217,7 @@ class Messages:
                 [shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach
             )
             if status == 404:
-                # A node of the version before has nothing at this path, and the client looks the
-                # message up.
-                raise web.HTTPNotFound if has_no_path(body) else _not_found(message_id, [])
+                raise _not_found(message_id, [])
             if status >= 300:
                 raise ProblemError(
                     503, "no-holder", f"another node answered {status} for shard {shard}"

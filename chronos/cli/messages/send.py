@@ -205,8 +205,7 @@ def send(
     if scheduled.result == "ignored":
         note(f"ignored: {scheduled.detail}")
     elif wait and not scheduled.applied:
-        why = scheduled.detail or "it was not applied within 5 s"
-        note(f"accepted: it is in the log, but {why}; see `chronos get`")
+        note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
         raise typer.Exit(1)
 
 
