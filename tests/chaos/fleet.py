@@ -21,7 +21,14 @@ DIGESTS_S = 120.0
 class Node(Service):
     """A node whose wall clock can be set, and whose commits can hang."""
 
-    def __init__(self, data_dir: Path, *, bootstrap: str, settings: dict[str, object]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        bootstrap: str,
+        settings: dict[str, object],
+        source: Path | None = None,
+    ) -> None:
         self._clock_path = data_dir.with_name(data_dir.name + ".clock")
         super().__init__(
             data_dir,
@@ -29,6 +36,7 @@ class Node(Service):
             settings=settings,
             environ={ENVIRONMENT: str(self._clock_path)},
             module="tests.chaos.stepped",
+            source=source,
         )
 
     def set_clock(self, wrong_ms: int) -> None:
@@ -77,6 +85,7 @@ class Fleet:
     """`count` nodes on the same topics. Their data stays in `directory` across restarts.
 
     `zookeeper`: its servers; None: the coordinator is Kafka. `raft`: the nodes themselves vote.
+    `source`: the checkout that all nodes are of at first; None: this one.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Fleet:
         session_s: int = SESSION_S,
         settings: dict[str, object] | None = None,
         node_settings: Callable[[str], dict[str, object]] = lambda _: {},
+        source: Path | None = None,
     ) -> None:
         self.shards = shards
         self.session_s = session_s
@@ -107,6 +117,7 @@ class Fleet:
                     **(settings or {}),
                     **node_settings(name),
                 },
+                source=source,
             )
             for name in names
         }

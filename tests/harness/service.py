@@ -41,14 +41,18 @@ class Service:
         environ: dict[str, str] | None = None,
         output: Path | None = None,
         module: str = "chronos",
+        source: Path | None = None,
     ) -> None:
-        """`module` is the module that Python runs; it takes the arguments of `chronos`."""
+        """`module` is the module that Python runs; it takes the arguments of `chronos`. `source` is
+        the checkout that it is of; None: this one."""
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = output or data_dir.with_name(data_dir.name + ".log")
         self._environ = environ or {}
         self._module = module
+        self.source = source
+        """Of the next start."""
         self.settings: dict[str, object] = {
             "node.data_dir": data_dir,
             "admin.port": self.port,
@@ -80,7 +84,8 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environ},
+                cwd=self.source,
+                env={**os.environ, **of_source(self.source), **self._environ},
             )
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:
@@ -277,6 +282,12 @@ class Service:
             len(logged),
         )
         return "\n".join(logged[min(crash, max(0, len(logged) - lines)) :])
+
+
+def of_source(source: Path | None) -> dict[str, str]:
+    """Return the environment of a Python that imports Chronos from a checkout; None: from this
+    one, as the caller does."""
+    return {} if source is None else {"PYTHONPATH": str(source)}
 
 
 def _decoded(data: bytes, kind: str) -> Any:

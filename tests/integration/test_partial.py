@@ -142,6 +142,8 @@ def test_any_node_answers_for_shards_it_does_not_hold(
             assert (found["state"], found["shard"]) == ("pending", shard)
         for strange in ("never-was", "a%2Fb%3Fc%25", "%2E%2E", "base64:Li4="):
             assert node.ask("GET", f"/v1/messages/{strange}")[0] == 404
+        for number in range(2 * SHARDS):
+            assert node.ask("GET", f"/v1/messages/never-{number}/outcome?offset=0")[0] == 404
 
     # Lists and counts are the same everywhere.
     lists = [listed(node) for node in nodes]

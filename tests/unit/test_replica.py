@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
-from chronos.core.keys import PLACED, PLACED_KEY
+from chronos.core.keys import PLACED, PLACED_KEY, STATE_KEY
+from chronos.core.shard.codec import pack_state
 from chronos.core.shard.digest import digest
-from chronos.core.shard.progress import unpack_progress
+from chronos.core.shard.progress import RULES, unpack_progress
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
 from chronos.node.opening import own_topics
 from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardDriver, ShardWatch, make_shard, report
@@ -59,13 +61,14 @@ class Node:
         *,
         shards: int = 1,
         bounded: bool = False,
+        store: MemoryStore | None = None,
     ) -> None:
         self.assignment = assignment
         self.guard: str | None = None
         self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
         """What `restore` does."""
         self.clock = case.clock
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.failures: list[ChronosError] = []
         self.driver: ShardDriver = make_shard(
             load(None, {}, [f"shards={shards}", f"node.id={name}"]),
@@ -645,6 +648,18 @@ def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log
     case.lead()
     assert case.other.replica.state.totals.accepted == 2
     case.follow_from_nothing()
+
+
+def test_a_store_decided_by_newer_rules_is_refused_although_nothing_is_left_to_replay(
+    case: Case,
+) -> None:
+    """As after an orderly stop of a newer version: no record that names its rules is read."""
+    case.commit()
+    case.lead()
+    store = case.node.store
+    store.write([(STATE_KEY, pack_state(replace(case.node.replica.state, rules=RULES + 1)))], [])
+    with pytest.raises(LogMismatch, match=f"by rules {RULES + 1}, .* up to {RULES}: a newer"):
+        Node(case, "a", STANDALONE, store=store)
 
 
 def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(case: Case) -> None:

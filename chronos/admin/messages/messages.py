@@ -216,6 +216,8 @@ class Messages:
             status, body = await context.peers.ask(
                 [shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach
             )
+            if status == 404:
+                raise _not_found(message_id, [])
             if status >= 300:
                 raise ProblemError(
                     503, "no-holder", f"another node answered {status} for shard {shard}"

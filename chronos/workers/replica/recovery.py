@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from chronos.core.keys import ID_STATE, PLACED, PLACED_KEY, parse_generated_id
 from chronos.core.shard.codec import DELIVERED, PENDING, IdState, State, unpack_id_state
 from chronos.core.shard.order import partitions_of
-from chronos.core.shard.progress import Progress, unpack_progress
+from chronos.core.shard.progress import RULES, Progress, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch, LogUnavailable
@@ -97,6 +97,17 @@ class Replay:
         if not self._placed and position >= self.end:
             check_places(store, rules, now_ms)
             self._placed = True
+
+
+def check_rules(state: State, shard: int) -> None:
+    """Raise LogMismatch if the store's last step was decided by rules that this version does not
+    know: none of the records left to replay may name them."""
+    if state.rules > RULES:
+        raise LogMismatch(
+            f"the last step in the store of shard {shard} was decided by rules {state.rules}, and "
+            f"this version of Chronos knows rules up to {RULES}: a newer version wrote it. "
+            "Upgrade this node."
+        )
 
 
 def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:

@@ -49,7 +49,13 @@ from chronos.workers.replica.follow import Follower
 from chronos.workers.replica.master import Master
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
-from chronos.workers.replica.recovery import RecoveryCost, Replay, begun, check_positions
+from chronos.workers.replica.recovery import (
+    RecoveryCost,
+    Replay,
+    begun,
+    check_positions,
+    check_rules,
+)
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter, Horizon
 from chronos.workers.replica.state import TRANSITIONS, Assignment, Claim, ReplicaState, WriterEpoch
@@ -644,10 +650,12 @@ class Replica:
     # --- parts of phases
 
     def _load(self) -> Shard:
-        """Return the shard as the store holds it, and make its delete worker."""
+        """Return the shard as the store holds it, and make its delete worker. Raises
+        LogMismatch."""
         (data,) = self.store.get([STATE_KEY])
         self.known = True
         state = FRESH if data is None else unpack_state(data)
+        check_rules(state, self.number)
         shard = Shard(rules=self._rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
         if self._settings.delivered_ms is not None:
