@@ -182,7 +182,7 @@ def decide(
             return of_series
         next_ms = of_series.next_ms
     if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
-        return DeadLetter(Reason.EXPIRED, f"expired at {entry.expire_at_ms}", next_ms)
+        return DeadLetter(Reason.EXPIRED, f"expired at {format_time(entry.expire_at_ms)}", next_ms)
     if target.refusal is not None:
         return DeadLetter(*target.refusal, next_ms)
     if info is None:
