@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { card, h, link, replace, tabs } from "./dom.js";
 import { duration, ms, number } from "./format.js";
-import { isCluster, service } from "./service.js";
+import { isCluster, seldom, service } from "./service.js";
 import { nowMs } from "./state.js";
 
 const MINUTE_MS = 60e3;
@@ -35,14 +35,7 @@ export function past(query) {
     h("div", { class: "head" }, note, h("div", { class: "acts" }, scale, ranges)),
     h("div", { class: "grid" },
       [["Delivered", delivered], ["Failed", failed], ["Lateness", late]].map(([name, made]) => h("div", { class: "third" }, h("h3", null, name), made.element))));
-  let askedAt = -Infinity;
-
-  async function refresh() {
-    if (performance.now() - askedAt < EVERY_MS) return;
-    askedAt = performance.now();
-    const found = await get("/v1/history", { minutes: RANGES[range] });
-    draw(found);
-  }
+  const refresh = seldom(EVERY_MS, async () => draw(await get("/v1/history", { minutes: RANGES[range] })));
 
   function draw({ node, minutes }) {
     const stepMs = Math.max(1, RANGES[range] / POINTS) * MINUTE_MS;

@@ -12,6 +12,7 @@ const OVERDUE_MS = 60e3; // A shard whose next message is overdue by more is a p
 const NOT_READY = { view: "Cluster", path: "/ui/cluster", command: "chronos doctor", runbook: "not-ready" };
 const PAUSED = { view: "Cluster", path: "/ui/cluster", query: { state: "trouble" }, command: "chronos doctor", runbook: "paused" };
 const LATE = { view: "Cluster", path: "/ui/cluster", query: { state: "trouble" }, command: "chronos doctor", runbook: "late" };
+const UNITLESS = { ...LATE, view: "Targets", path: "/ui/targets", query: null };
 const ROLES = { view: "Cluster", path: "/ui/cluster", command: "chronos failover status", runbook: "roles" };
 const DEAD = { view: "Dead letters", path: "/ui/dead-letters", command: "chronos dead-letters list", runbook: "dead-letters" };
 const REJECTED = { view: "Rejected", path: "/ui/rejected", command: "chronos rejected count --by reason,target", runbook: "dead-letters" };
@@ -102,7 +103,7 @@ export function troubles() {
   add(LATE, byText(here, (shard) => shard.waits_for));
   add(LATE, byText(here, heldBack));
   add(LATE, (found.nodes[0].brokers ?? []).filter((broker) => broker.unavailable_until).map((broker) => `broker ${broker.broker} took ${duration(broker.latency_ms)}: messages without a key avoid it`), "wait", false);
-  add(REJECTED, byText(here, unitless), "die", false);
+  add(UNITLESS, byText(here, unitless), "wait", false);
   if (found.rules_held_back_by.length) {
     const newest = Math.max(...found.nodes.map((node) => node.rules));
     add(NOT_READY, [`rules ${found.rules} are in use; rules ${newest} wait for ${found.rules_held_back_by.join(", ")}: upgrade them, or forget those that will not come back`], "wait", false);

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { card, link } from "./dom.js";
 import { duration, number, relative } from "./format.js";
-import { isCluster, service } from "./service.js";
+import { isCluster, seldom, service } from "./service.js";
 import { nowMs } from "./state.js";
 import { table } from "./table.js";
 import { shardsText } from "./trouble.js";
@@ -23,15 +23,11 @@ export function waiting() {
   const element = card("What waits", { class: "wide" }, grid.element);
   element.hidden = true;
   let lanes = [];
-  let askedAt = -Infinity;
+  const ask = seldom(EVERY_MS, async () => { lanes = (await get("/v1/rates")).lanes; });
 
   async function refresh() {
-    const isParked = service.shards.some((shard) => shard.parked > 0);
-    if (!isParked) lanes = [];
-    else if (performance.now() - askedAt >= EVERY_MS) {
-      askedAt = performance.now();
-      lanes = (await get("/v1/rates")).lanes;
-    }
+    if (service.shards.some((shard) => shard.parked > 0)) await ask();
+    else lanes = [];
     const rows = [...ofShards(), ...lanes.map(ofLane)];
     const shown = rows.slice(0, ROWS);
     if (rows.length > ROWS) shown.push({ key: "more", what: `${number(rows.length - ROWS)} more`, waitsFor: link("/ui/targets", null, "Targets"), count: "" });

@@ -5,7 +5,7 @@ import { card, facts, h, link, replace } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { number, plural, relative, time } from "../lib/format.js";
 import { brokerTable, nodeFacts, nodeTable } from "../lib/nodes.js";
-import { isCluster, look, service } from "../lib/service.js";
+import { isCluster, look, seldom, service } from "../lib/service.js";
 import { matching, shardTable } from "../lib/shards.js";
 import { table } from "../lib/table.js";
 
@@ -40,15 +40,12 @@ function about() {
   element.append(list);
   let shown = "";
   let notes = [];
-  let askedAt = -Infinity;
 
   /** What an operator should know of a node that is ready; one that is not has its reasons in the answer about nodes. */
-  async function ask() {
-    if (performance.now() - askedAt < NOTES_MS) return;
-    askedAt = performance.now();
+  const ask = seldom(NOTES_MS, async () => {
     notes = (await get("/readyz").catch(() => null))?.details ?? [];
     update();
-  }
+  });
 
   function update() {
     const node = service.nodes.nodes[0];
