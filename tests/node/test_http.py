@@ -644,6 +644,9 @@ def test_pending_messages_are_listed_by_id_prefix_and_header(service):
         assert status == 200
         return sorted(one["id"] for one in answer["messages"])
 
+    page = service.get("/v1/messages?target=sifted&limit=1")
+    assert page["through"] == page["messages"][0]["planned_at"]
+    assert "through" not in service.get("/v1/messages?target=sifted")
     assert listed("id_prefix=sift-") == [f"sift-{at}" for at in range(4)]
     assert listed("id_prefix=sift-&header=tenant=t1") == ["sift-1", "sift-3"]
     assert listed("header=lang=de&header=tenant=t0&id_prefix=o") == ["other-0", "other-2"]

@@ -766,6 +766,15 @@ class Page(Struct, kw_only=True):
             )
         ),
     ]
+    through: Annotated[
+        Instant | UnsetType,
+        Meta(
+            description=(
+                "The time of the last message that was read for the page, whether it is on it or "
+                "not. Absent: this is the last page."
+            )
+        ),
+    ] = UNSET
     kept_from: Annotated[
         Instant | UnsetType,
         Meta(

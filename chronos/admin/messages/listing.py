@@ -151,7 +151,11 @@ class Listing:
                 _plain(end) if query.shards is not UNSET else context.cursors.seal(call, query, end)
             )
         return 200, Page(
-            messages=messages, after=key, kept_from=kept_from, behind=sorted(behind) or UNSET
+            messages=messages,
+            after=key,
+            through=UNSET if end is None else format_time(end[0]),
+            kept_from=kept_from,
+            behind=sorted(behind) or UNSET,
         )
 
     async def _behind(self, held: list[int]) -> list[int]:
