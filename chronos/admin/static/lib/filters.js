@@ -1,17 +1,19 @@
 // A form whose fields are the query of the address: what is chosen can be linked to.
 
 import { address, h } from "./dom.js";
+import { fieldInstant, fieldText, zoned } from "./fields.js";
 import { navigate } from "./router.js";
 
 let lists = 0;
 
 /**
- * A form. `fields`: { name (of the query), label, type ("text", "select", "checkbox", "datetime-local", …), options
- * ([value, text] of a select), suggestions (texts), placeholder, pattern, title }. `keep`: further names of the query
- * that stay when the form is sent; everything else, such as the page, is left out.
+ * A form. `fields`: { name (of the query), label, type ("text", "select", "checkbox", "datetime-local", "lines", …),
+ * options ([value, text] of a select), suggestions (texts), placeholder, pattern, title }. A datetime-local is shown in the
+ * zone of the console, and an instant in the address; of lines, each is one value of the query. `keep`: further names of
+ * the query that stay when the form is sent; everything else, such as the page, is left out.
  */
 export function filterForm({ path, query, fields, keep = [], label = "Filter", action = "Apply" }) {
-  const inputs = fields.map((field) => ({ field, ...input(field, query.get(field.name) ?? field.value ?? "") }));
+  const inputs = fields.map((field) => ({ field, ...input(field, query.get(field.name) ?? field.value ?? "", query) }));
   const kept = () => Object.fromEntries(keep.map((name) => [name, query.getAll(name)]));
   const isSet = fields.some((field) => query.get(field.name));
   const form = h("form", { class: "filters", role: "search", "aria-label": label, autocomplete: "off" },
@@ -26,7 +28,7 @@ export function filterForm({ path, query, fields, keep = [], label = "Filter", a
   return form;
 }
 
-function input(field, value) {
+function input(field, value, query) {
   const id = `filter-${field.name}`;
   if (field.type === "select") {
     const made = h("select", { id }, field.options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)));
@@ -38,11 +40,19 @@ function input(field, value) {
     made.addEventListener("change", () => made.form.requestSubmit());
     return { element: h("label", { class: "check", for: id }, made, " ", field.label), read: () => (made.checked ? "true" : "") };
   }
+  if (field.type === "lines") {
+    const made = h("textarea", { id, rows: "1", value: query.getAll(field.name).join("\n"), placeholder: field.placeholder, title: field.title, spellcheck: "false" });
+    return { element: labelled(field, id, made), read: () => made.value.split("\n").map((line) => line.trim()).filter(Boolean) };
+  }
+  if (field.type === "datetime-local") {
+    const made = h("input", { id, type: field.type, step: "1", value: fieldText(value), title: field.title });
+    return { element: labelled({ label: zoned(field.label) }, id, made), read: () => fieldInstant(made.value) };
+  }
   lists += 1;
   const list = field.suggestions?.length ? h("datalist", { id: `suggestions-${lists}` }, field.suggestions.map((text) => h("option", { value: text }))) : null;
   const made = h("input", {
     id, type: field.type ?? "text", value, placeholder: field.placeholder, pattern: field.pattern, title: field.title,
-    list: list?.id, spellcheck: "false", maxlength: field.maxlength ?? 1400, step: field.type === "datetime-local" ? "1" : null,
+    list: list?.id, spellcheck: "false", maxlength: field.maxlength ?? 1400,
   });
   return { element: labelled(field, id, made, list), read: () => made.value.trim() };
 }
