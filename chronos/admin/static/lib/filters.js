@@ -10,14 +10,14 @@ let lists = 0;
  * A form. `fields`: { name (of the query), label, type ("text", "select", "checkbox", "datetime-local", "lines", …),
  * options ([value, text] of a select), suggestions (texts), placeholder, pattern, title }. A datetime-local is shown in the
  * zone of the console, and an instant in the address; of lines, each is one value of the query. `keep`: further names of
- * the query that stay when the form is sent; everything else, such as the page, is left out.
+ * the query that stay when the form is sent; everything else, such as the page, is left out. `more`: rarely needed.
  */
 export function filterForm({ path, query, fields, keep = [], label = "Filter", action = "Apply" }) {
   const inputs = fields.map((field) => ({ field, ...input(field, query.get(field.name) ?? field.value ?? "", query) }));
   const kept = () => Object.fromEntries(keep.map((name) => [name, query.getAll(name)]));
   const isSet = fields.some((field) => query.get(field.name));
   const form = h("form", { class: "filters", role: "search", "aria-label": label, autocomplete: "off" },
-    inputs.map((each) => each.element),
+    inputs.filter(({ field }) => !field.more).map((each) => each.element), more(inputs, query),
     h("div", { class: "acts" }, h("button", { type: "submit" }, action),
       isSet && h("a", { href: address(path, kept()), "data-route": true, class: "clear" }, "Clear")));
   form.addEventListener("submit", (event) => {
@@ -26,6 +26,14 @@ export function filterForm({ path, query, fields, keep = [], label = "Filter", a
     navigate(address(path, { ...kept(), ...given }));
   });
   return form;
+}
+
+/** Conditions that are rarely needed, behind a summary that is open if one of them is set. */
+function more(inputs, query) {
+  const rare = inputs.filter(({ field }) => field.more);
+  if (rare.length === 0) return null;
+  return h("details", { class: "more", open: rare.some(({ field }) => query.get(field.name)) },
+    h("summary", null, "More conditions"), h("div", { class: "filters" }, rare.map((each) => each.element)));
 }
 
 function input(field, value, query) {

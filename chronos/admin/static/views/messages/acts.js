@@ -12,6 +12,9 @@ const SETTLE_MS = 30e3; // How long an action is followed that was not applied w
 
 export const pathOf = (id) => `/v1/messages/${segment(id)}`;
 
+/** A text as one word of a shell. */
+export const shell = (text) => (/^[\w.:/-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 /** Ask for a new time: { deliver_at } or { delay }, or false. The field opens at `dueAt`. */
 export function askTime(title, action, dueAt, body) {
   const at = h("input", { id: "new-time", type: "datetime-local", step: "1", value: fieldText(dueAt) });
@@ -35,15 +38,18 @@ export function askTime(title, action, dueAt, body) {
 /** The three actions. `ask` asks for a confirmation whose result `send` takes. */
 export const ACTS = {
   cancel: {
-    verb: "Cancel", kind: "danger", done: "cancelled", job: "cancel",
+    verb: "Cancel", all: "Cancel all that match", some: (count) => `Cancel ${count} selected`,
+    kind: "danger", done: "cancelled", job: "cancel",
     send: (id) => del(pathOf(id)),
   },
   reschedule: {
-    verb: "Reschedule", done: "rescheduled", job: "reschedule",
+    verb: "Reschedule", all: "Reschedule all that match", some: (count) => `Reschedule ${count} selected`,
+    done: "rescheduled", job: "reschedule",
     send: (id, chosen) => patch(pathOf(id), chosen),
   },
   fire: {
-    verb: "Deliver now", done: "made due", job: "fire",
+    verb: "Deliver now", all: "Deliver all that match now", some: (count) => `Deliver ${count} selected now`,
+    done: "made due", job: "fire",
     send: (id) => post(`${pathOf(id)}/fire`),
   },
 };

@@ -145,3 +145,4 @@ export function recentJobs(jobs) {
 
 export const readJob = (id) => get(`/v1/jobs/${encodeURIComponent(id)}`);
 export const stopJob = (id) => del(`/v1/jobs/${encodeURIComponent(id)}`);
+export const listJobs = () => get("/v1/jobs").then(({ jobs }) => jobs);
