@@ -122,12 +122,15 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 def _everywhere(route: Route) -> dict[int, str]:
     left_out = set() if route.role in ROLES else {401, 429}
+    left_out |= {422} if route.query is schemas.AnyQuery else set()
     left_out |= set() if is_recorded(route) else {503}
     return {status: meaning for status, meaning in EVERYWHERE.items() if status not in left_out}
 
 
 def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) -> dict[str, Any]:
-    if status >= 400:
+    if status == 304:
+        return {"description": meaning}
+    if status >= 400 and (route.media != "text/html" or status != 404):
         content: dict[str, Any] = {
             PROBLEM_JSON: {"schema": {"$ref": _TEMPLATE.format(name="Problem")}}
         }
@@ -179,7 +182,8 @@ GROUPS = {
     "The audit trail": ("/v1/audit",),
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
-    "The process": ("/livez", "/readyz", "/metrics", "/openapi.json", "/"),
+    "The process": ("/livez", "/readyz", "/metrics", "/openapi.json"),
+    "The console": ("/", "/ui/", "/static/"),
 }
 """Calls of one subject, by the beginning of their paths."""
 
@@ -192,6 +196,8 @@ EXAMPLE_PLACES = {
     "pattern": "billing-*",
     "namespace": "flags",
     "key": "dark-mode",
+    "view": "messages/order-17-reminder",
+    "file": "app.js",
 }
 """The parameters of paths in the examples."""
 
@@ -304,7 +310,7 @@ def _call(route: Route, operation: dict[str, Any]) -> list[str]:
         parts.append(f"\nBody: {_shape(schema)}\n")
     parts.append("\n| status | answer | meaning |\n|---|---|---|\n")
     for status, response in operation["responses"].items():
-        ((media, content),) = response["content"].items()
+        ((media, content),) = response.get("content", {"nothing": {}}).items()
         shape = _shape(content["schema"]) if "json" in media else media
         shape = "problem" if media == PROBLEM_JSON else shape
         parts.append(f"| {status} | {shape} | {response['description']} |\n")
@@ -432,7 +438,7 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   status 400; begin again without it.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
-  that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:
+  that a browser marks as cross-site are refused, except for links to the console. The name in the Host header must be one of the node:
   an address, `localhost`, `node.id`, the name of the machine, `admin.host`, that in `admin.advertised`, or one of
   `admin.allowed_hosts`.
 """  # noqa: E501

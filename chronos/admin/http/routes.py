@@ -54,6 +54,9 @@ ACTION = {
 }
 
 
+CONSOLE = {200: "HTML.", 304: "`If-None-Match` has the ETag of the answer."}
+
+
 class Route(Struct, frozen=True, kw_only=True):
     """One method on one path."""
 
@@ -77,6 +80,8 @@ class Route(Struct, frozen=True, kw_only=True):
     body: Any = None
     parameters: dict[str, Any] = field(default_factory=dict)
     """Types of the parameters in the path."""
+    is_tree: bool = False
+    """The parameter of the path may have a `/`."""
 
 
 def routes(
@@ -1118,8 +1123,36 @@ def routes(
             scope="service",
             handler=None,
             media="text/html",
-            summary="The page of the service, for people.",
-            answers={200: "HTML."},
+            query=schemas.AnyQuery,
+            summary="The console of the service, for people.",
+            answers=CONSOLE,
+        ),
+        Route(
+            method="GET",
+            path="/ui/{view}",
+            name="view",
+            role="open",
+            scope="service",
+            handler=None,
+            media="text/html",
+            query=schemas.AnyQuery,
+            parameters={"view": schemas.ViewPath},
+            is_tree=True,
+            summary="A view of the console. Its conditions are the query, so it can be linked to.",
+            answers=CONSOLE | {404: "No such view, which the console itself says too."},
+        ),
+        Route(
+            method="GET",
+            path="/static/{file}",
+            name="file",
+            role="open",
+            scope="service",
+            handler=None,
+            media="text/javascript",
+            parameters={"file": schemas.FileName},
+            is_tree=True,
+            summary="A script or the style sheet of the console.",
+            answers={200: "The file.", 304: CONSOLE[304], 404: "There is no such file."},
         ),
     ]
 

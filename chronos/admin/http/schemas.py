@@ -182,6 +182,17 @@ RatePattern = Annotated[
 NodeName = Annotated[
     str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")
 ]
+ViewPath = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        title="view",
+        description="A view of the console, and an id to show, such as `messages/order-17`.",
+    ),
+]
+FileName = Annotated[
+    str, Meta(min_length=1, title="file", description="A file of the console, such as `app.js`.")
+]
 Instant = Annotated[
     str,
     Meta(
@@ -1602,6 +1613,10 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
 
 class NoQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Takes no parameters."""
+
+
+class AnyQuery(Struct, kw_only=True):
+    """Takes any parameters, which only the console reads."""
 
 
 ShardList = Annotated[

@@ -1,0 +1,6 @@
+import { h, replace } from "../lib/dom.js";
+
+export function mount(root) {
+  replace(root, h("h1", null, "Audit"));
+  return { refresh: async () => {}, close() {}, live: false };
+}
