@@ -29,7 +29,7 @@ export function mount(root, { query }) {
   let readAt = -Infinity;
   let died = -1;
 
-  const facets = h("div", { class: "facets", hidden: true });
+  const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
   const told = h("span", { class: "soft", role: "status" });
   const selectedActs = h("div", { class: "acts", hidden: true });
@@ -96,7 +96,7 @@ export function mount(root, { query }) {
           { name: "resolved", label: "Also replayed and discarded ones", type: "checkbox" },
         ],
       }),
-      facets, h("div", { class: "head bulk" }, allActs, selectedActs, told), list.element, pages));
+      facets, h("div", { class: "head letter-acts" }, allActs, selectedActs, told), list.element, pages));
 
   async function refresh() {
     const total = sum((shard) => shard.totals.dead + shard.totals.expired);

@@ -32,7 +32,7 @@ function mountList(root, { query }) {
   const chosen = () => ({ ...Object.fromEntries(["target", "reason", "source", "id"].map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
   let readAt = -Infinity;
   let seen = -1;
-  const facets = h("div", { class: "facets", hidden: true });
+  const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
   const list = table({
     caption: "Rejected records", key: (record) => `${record.partition}/${record.offset}`, empty: "No rejected records match. Records that Chronos refuses appear here with the reason.",
