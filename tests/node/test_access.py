@@ -123,6 +123,7 @@ EXAMPLES = {
     "fire": Example("/v1/messages/{target}-2/fire"),
     "dead_letters": Example("/v1/dead-letters"),
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
+    "dead-letter-counts": Example("/v1/dead-letter-counts"),
     "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
     "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
     "rejected": Example("/v1/rejected"),
@@ -175,6 +176,7 @@ EXAMPLES = {
     "checkpoint": Example("/v1/checkpoints"),
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
+    "audit": Example("/v1/audit"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
     "metrics": Example("/metrics"),
@@ -256,6 +258,7 @@ NAMED = {
 FILTERED = {
     "list",
     "dead_letters",
+    "dead-letter-counts",
     "rejected",
     "rejected-counts",
     "replay",
@@ -324,6 +327,7 @@ def test_answers_leave_out_other_targets(service):
     } == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
         assert {
             record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]
         } == expected

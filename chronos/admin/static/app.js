@@ -94,6 +94,7 @@ async function loop() {
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && view?.live !== false) refresh(); });
 document.addEventListener("chronos-redraw", () => draw({ isNew: false }));
+document.addEventListener("chronos-refresh", () => refresh());
 onNavigate(draw);
 draw({ isNew: false });
 loop();

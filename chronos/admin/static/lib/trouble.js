@@ -4,6 +4,7 @@ import { ago, duration, number, plural } from "./format.js";
 import { nowMs } from "./state.js";
 import { growth, isCluster, service } from "./service.js";
 
+const CAUSES = 3; // Named in one line.
 const OVERDUE_MS = 60e3; // A shard whose next message is overdue by more is a problem.
 
 // What to do next: the view that shows it, the command, and the runbook in docs/operations.
@@ -45,6 +46,27 @@ const heldBack = (shard) => shard.held_back && `${plural(shard.held_back.records
 const unitless = (shard) => shard.unitless && `records have a delay or a spread from 1 to 999 without a unit, which is milliseconds: ${
   Object.entries(shard.unitless).map(([target, count]) => `${target || "actions"} (${number(count)})`).join(", ")}. If their producers mean seconds, have them write 30s`;
 
+/** What died in the shards together, in the words of the service: { messages, lastAt, cases, text }; null: nothing. */
+export function deadRecently(shards) {
+  const dying = shards.map((shard) => shard.dead_recently).filter(Boolean);
+  if (!dying.length) return null;
+  const cases = new Map();
+  for (const each of dying.flatMap((found) => found.cases)) {
+    const key = `${each.reason} for ${each.target || "no target"}`;
+    cases.set(key, { ...each, messages: each.messages + (cases.get(key)?.messages ?? 0) });
+  }
+  const sorted = [...cases.values()].sort((one, other) => other.messages - one.messages);
+  const messages = dying.reduce((all, found) => all + found.messages, 0);
+  return { messages, lastAt: dying.map((found) => found.last_at).sort().at(-1), cases: sorted };
+}
+
+function died(shards) {
+  const found = deadRecently(shards);
+  if (found === null) return [];
+  const causes = found.cases.slice(0, CAUSES).map((each) => `${each.reason} for ${each.target || "no target"} (${number(each.messages)})`);
+  return [`${plural(found.messages, "message was", "messages were")} dead-lettered in the last 10 min: ${causes.join(", ")}`];
+}
+
 /** What is wrong with one shard, as short texts; for its row in a table. */
 export function shardTroubles(shard) {
   if (shard.node === null) return ["no node with a replica of it answers"];
@@ -70,7 +92,7 @@ export function troubles() {
   if (vacant.length) add(ROLES, [`no node is master of ${shardsText(vacant)}: their messages wait`]);
   add(ROLES, byText(shards, (shard) => shard.node === null && "no node with a replica of it answers"));
   add(PAUSED, byText(here, (shard) => shard.paused && !named.some((reason) => reason.includes(shard.paused)) && `paused: ${shard.paused}`));
-  add(DEAD, byText(here, (shard) => shard.dead_recently?.text), "die");
+  add(DEAD, died(here), "die");
   add(LATE, byText(here, overdue));
   add(LATE, byText(here, tooFew));
   add(ROLES, byText(here, unhealthy));
