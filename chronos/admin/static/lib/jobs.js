@@ -1,7 +1,7 @@
 // The bulk operations of the node asked.
 
 import { del, get, reason } from "./api.js";
-import { badge, card, h, notice } from "./dom.js";
+import { badge, card, h, link, notice } from "./dom.js";
 import { number, relative } from "./format.js";
 import { table } from "./table.js";
 
@@ -13,7 +13,7 @@ const KINDS = { running: "", done: "good", stopped: "plain", failed: "bad" };
 export function jobs() {
   const grid = table({
     caption: "Bulk operations", key: (job) => job.id, columns: [
-      { name: "Began", cell: (job) => relative(job.started_at) }, { name: "Action", cell: (job) => job.action },
+      { name: "Began", cell: (job) => relative(job.started_at) }, { name: "Action", cell: (job) => link("/ui/messages", { [job.action === "count" ? "count" : "job"]: job.id }, job.action) },
       { name: "Filter", grow: true, cell: (job) => filterText(job.filter) },
       { name: "State", cell: (job) => [badge(job.state, KINDS[job.state]), job.error && h("div", { class: "why" }, job.error)] },
       { name: "Matched", numeric: true, cell: (job) => number(job.matched) }, { name: "Done", numeric: true, cell: (job) => number(job.done) },

@@ -4,10 +4,11 @@ import { reason } from "../lib/api.js";
 import { badge, h, link, messageLink, notice, replace, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
+import { jobs } from "../lib/jobs.js";
 import { table } from "../lib/table.js";
 import { ACTS, actOnEach, confirm, overdueMs } from "./messages/acts.js";
 import { compose } from "./messages/compose.js";
-import { facets, jobPanel, listJobs, readJob, recentJobs, startCount, startJob, stopJob } from "./messages/jobs.js";
+import { facets, jobPanel, readJob, startCount, startJob, stopJob } from "./messages/jobs.js";
 import { chosen, CONDITIONS, isPending, jobFilter, search, STATES } from "./messages/search.js";
 
 const PATH = "/ui/messages";
@@ -37,7 +38,7 @@ export function mount(root, { query }) {
   top.lastChild.classList.add("button");
   const panel = job && jobPanel(() => stopJob(job).catch((error) => notice(reason(error), "bad")));
   const countPlace = h("div");
-  const recent = h("div");
+  const recent = jobs();
   const note = h("p", { class: "soft note", role: "status" });
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
   const bulk = h("div", { class: "acts bulk" });
@@ -51,7 +52,7 @@ export function mount(root, { query }) {
     filterForm({ path: PATH, query, fields: FIELDS, keep: ["state"], label: "Filter the messages" }),
     countPlace,
     h("section", { class: "card", "aria-label": "Messages" }, pending && bulk, rows.element, note, pager),
-    pending && recent);
+    pending && recent.element);
   const searching = new AbortController();
   let nextAt = 0;
   let jobState = job ? "running" : null;
@@ -82,7 +83,7 @@ export function mount(root, { query }) {
   }
 
   async function refresh() {
-    await Promise.all([list(), showJob(), showCount(), pending && listJobs().then((jobs) => fill(recent, recentJobs(jobs)))]);
+    await Promise.all([list(), showJob(), showCount(), pending && recent.refresh()]);
   }
 
   async function list() {

@@ -9,7 +9,6 @@ import { filterText } from "./search.js";
 
 const POLL_MS = 400;
 const TARGETS = 10; // Targets that are listed; the rest is counted.
-const RECENT = 5; // Jobs that are listed.
 
 /** A filter of a job in words, with its due window. */
 function filterWords(filter) {
@@ -133,16 +132,5 @@ export function jobPanel(onStop) {
   };
 }
 
-/** The last jobs of the node, each a link that shows it. */
-export function recentJobs(jobs) {
-  const rows = jobs.filter((job) => job.action !== "count").slice(0, RECENT);
-  return rows.length > 0 && h("section", { class: "card", "aria-label": "Bulk operations" },
-    h("h2", null, "Bulk operations of this node"),
-    h("ul", { class: "plain" }, rows.map((job) => h("li", null, badge(job.state, TONES[job.state]), " ",
-      link("/ui/messages", { job: job.id }, `${Object.values(ACTS).find((each) => each.job === job.action).verb}: ${filterWords(job.filter)}`),
-      " ", h("span", { class: "soft" }, `${ago(job.started_at)}, ${progressText(job)}`)))));
-}
-
 export const readJob = (id) => get(`/v1/jobs/${encodeURIComponent(id)}`);
 export const stopJob = (id) => del(`/v1/jobs/${encodeURIComponent(id)}`);
-export const listJobs = () => get("/v1/jobs").then(({ jobs }) => jobs);
