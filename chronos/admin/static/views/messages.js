@@ -39,7 +39,7 @@ export function mount(root, { query }) {
   const panel = job && jobPanel(() => stopJob(job).catch((error) => notice(reason(error), "bad")));
   const countPlace = h("div");
   const recent = jobs();
-  const note = h("p", { class: "soft note", role: "status" });
+  const note = h("p", { class: "soft told", role: "status" });
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
   const bulk = h("div", { class: "acts bulk" });
   const rows = table({
@@ -133,8 +133,8 @@ function fill(place, content) {
 function columns(query) {
   const pending = isPending(query);
   const target = (row) => (row.target ? link(PATH, { ...chosen(query), target: row.target.topic }, h("span", { dir: "auto" }, row.target.topic)) : h("span", { class: "soft" }, "no longer kept"));
-  const due = { name: "Due", cell: (row) => [lateText(row), h("div", { class: "soft" }, time(row.due_at))] };
-  const ended = { name: "Ended", cell: (row) => [relative(row.settled_at), h("div", { class: "soft" }, time(row.settled_at))] };
+  const due = { name: "Due", cell: (row) => h("div", null, lateText(row), h("div", { class: "soft" }, time(row.due_at))) };
+  const ended = { name: "Ended", cell: (row) => h("div", null, relative(row.settled_at), h("div", { class: "soft" }, time(row.settled_at))) };
   return [
     ...(pending ? [due] : [ended, due]),
     { name: "Id", grow: true, cell: (row) => messageLink(row.id) },
@@ -157,7 +157,7 @@ function stateCell(row) {
     row.next_try_at && ["next try ", relative(row.next_try_at)],
     row.repetition && `series, ${row.repetition.repeat}`,
   ].filter(Boolean);
-  return [word, " ", about.map((part) => h("div", { class: "soft" }, part))];
+  return h("div", null, word, about.map((part) => h("div", { class: "soft" }, part)));
 }
 
 function emptyText(query, found) {

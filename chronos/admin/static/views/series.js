@@ -24,17 +24,17 @@ export function mount(root, { query }) {
   const chosen = query.get("id");
   const kept = Object.fromEntries(NAMES.map((name) => [name, query.get(name)]));
   const asked = new URLSearchParams([...NAMES.filter((name) => query.get(name)).map((name) => [name, query.get(name)]), ["series", "true"]]);
-  const note = h("p", { class: "soft note", role: "status" });
+  const note = h("p", { class: "soft told", role: "status" });
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
   const told = h("div", { role: "status" });
   const detail = h("div");
   const rows = table({
     caption: "Series in the order of their next times", key: (row) => row.id, empty: h("span", null, "Searching."),
     columns: [
-      { name: "Next", cell: (row) => [next(row), h("div", { class: "soft" }, time(row.due_at))] },
+      { name: "Next", cell: (row) => h("div", null, next(row), h("div", { class: "soft" }, time(row.due_at))) },
       { name: "Id", grow: true, cell: (row) => (row.id === chosen ? h("b", { class: "id", dir: "auto" }, row.id) : link(PATH, { ...kept, id: row.id }, h("span", { class: "id", dir: "auto" }, row.id))) },
       { name: "Target", cell: (row) => h("span", { dir: "auto" }, row.target.topic) },
-      { name: "Rhythm", grow: true, cell: (row) => rhythm(row.repetition) },
+      { name: "Rhythm", grow: true, cell: (row) => h("div", null, rhythm(row.repetition)) },
       { name: "Occurrence", numeric: true, cell: (row) => `${number(row.occurrence)}${row.repetition.times ? ` of ${number(row.repetition.times)}` : ""}` },
     ],
   });

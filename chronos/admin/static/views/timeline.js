@@ -31,7 +31,7 @@ export function mount(root, { query }) {
   const isFixed = query.get("from") !== null || query.get("to") !== null;
   const scale = query.get("scale");
   const kept = { range: query.get("range"), from: query.get("from"), to: query.get("to") };
-  const total = h("p", { class: "soft note", role: "status" });
+  const total = h("p", { class: "soft told", role: "status" });
   const steps = h("p", { class: "pager" });
   const bars = chart({
     title: "Pending messages by due time", series: [{ name: "Pending", kind: "accent" }], empty: "No messages are due in this period.",

@@ -9,7 +9,7 @@ const MISSED = { "fire-once": "missed occurrences are delivered as one", "fire-a
 export function rhythm(repetition) {
   const zone = repetition.repeat.startsWith("cron") ? ` in ${repetition.time_zone ?? "UTC"}` : "";
   const bounds = [repetition.times && `at most ${plural(repetition.times, "occurrence")}`, repetition.until && `until ${timeText(repetition.until)}`].filter(Boolean);
-  return [h("code", null, repetition.repeat), [zone, ...bounds].filter(Boolean).join(", "), `; ${MISSED[repetition.late_policy]}`];
+  return [h("code", null, repetition.repeat), `${zone}${bounds.map((text) => `, ${text}`).join("")}`, `; ${MISSED[repetition.late_policy]}`];
 }
 
 /** A time as a clock in this zone shows it, with the day of the week; null if this browser does not know the zone. */
