@@ -17,7 +17,8 @@ const KINDS = { pending: "", delivered: "good", cancelled: "plain", expired: "ba
 const NEXT = 10; // Times of a series that are shown.
 
 export function mount(root, { path, query, id }) {
-  const title = h("h1", null, h("span", { class: "hidden-text" }, "Message "), h("span", { class: "id", dir: "auto" }, id));
+  const name = h("span", { class: "id", dir: "auto" }, id);
+  const title = h("h1", null, h("span", { class: "hidden-text" }, "Message "), name);
   const state = h("span");
   const told = h("div", { role: "status" });
   const why = h("div");
@@ -28,7 +29,7 @@ export function mount(root, { path, query, id }) {
   const headers = card("Headers", { class: "half" });
   const times = card("Next times", { class: "wide" });
   const grid = h("div", { class: "grid" }, left, right, carried, headers, times);
-  const copyId = copyButton("Copy the id", () => id);
+  const copyId = copyButton("Copy the id", () => name.textContent);
   copyId?.classList.add("quiet");
   replace(root, h("div", { class: "head message" }, h("div", { class: "acts" }, title, state, copyId)), told, why, acts, grid);
   let shown = null; // The message as it was last shown, as text,
@@ -76,6 +77,8 @@ export function mount(root, { path, query, id }) {
     if (text === shown) return;
     shown = text;
     grid.hidden = false;
+    // The address of some ids has them in base64.
+    name.textContent = message.id;
     replace(state, badge(message.parked ? "pending, parked" : message.overdue_ms ? "pending, overdue" : message.state, message.parked ? "warn" : message.overdue_ms ? "bad" : KINDS[message.state]));
     replace(why, explanation(message, letter));
     showActs(message);

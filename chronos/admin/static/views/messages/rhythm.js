@@ -29,7 +29,7 @@ export function nextTimes(message) {
   if (!repetition) return null;
   if (times === undefined) return h("p", { class: "soft" }, "The next times are not known: the node that was asked does not know the time zone of the series.");
   const zone = repetition.time_zone ?? "UTC";
-  return h("div", { class: "scroll" }, h("table", null,
+  return h("div", { class: "scroll", role: "group", "aria-label": "Next times", tabindex: "0" }, h("table", null,
     h("caption", { class: "hidden-text" }, "Next times of the series"),
     h("thead", null, h("tr", null, h("th", { scope: "col" }, `In ${zone}`), h("th", { scope: "col" }, `In ${zoneName()}`), h("th", { scope: "col" }, "From now"))),
     h("tbody", null, times.map((at) => h("tr", null, h("td", { class: "num" }, zonedText(at, zone) ?? "zone not known to this browser"), h("td", { class: "num" }, time(at)), h("td", null, relative(at)))))));
