@@ -65,7 +65,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     targets."""
     folder = tmp_path_factory.mktemp("access")
     path = token_file(folder, TOKENS)
-    with Inside(folder, admin__tokens=path, admin__host="0.0.0.0", limits__max_past="0") as running:
+    filters = {
+        "mine": "messages?target=mine",
+        "theirs": "messages?target=theirs",
+        "all": "rejected?since=2h",
+    }
+    with Inside(
+        folder,
+        admin__tokens=path,
+        admin__host="0.0.0.0",
+        admin__filters=json.dumps(filters),
+        limits__max_past="0",
+    ) as running:
         for target in ("mine", "theirs"):
             body = {
                 "target": {"topic": target},
@@ -176,6 +187,7 @@ EXAMPLES = {
     "checkpoint": Example("/v1/checkpoints"),
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
+    "filters": Example("/v1/filters"),
     "audit": Example("/v1/audit"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
@@ -259,6 +271,7 @@ FILTERED = {
     "list",
     "dead_letters",
     "dead-letter-counts",
+    "filters",
     "rejected",
     "rejected-counts",
     "replay",
@@ -328,6 +341,7 @@ def test_answers_leave_out_other_targets(service):
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
         assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
+        assert {each["name"] for each in ask("/v1/filters", token)["filters"]} == expected | {"all"}
         assert {
             record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]
         } == expected

@@ -16,6 +16,7 @@ from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
+from chronos.admin.messages.filters import Filters
 from chronos.admin.messages.jobs import JobHandlers
 from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages
@@ -92,6 +93,7 @@ def routes(
     checkpoints: CheckpointHandlers,
     copies: ReplicaTransfer,
     topics: TopicReads,
+    filters: Filters,
     audit: AuditReads,
     dead_letters: DeadLetters,
     rejected: RejectedRecords,
@@ -1047,6 +1049,17 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/filters",
+            name="filters",
+            role="read",
+            scope="targets",
+            handler=filters.filters,
+            summary="The saved filters of the console (`admin.filters`) of the node asked.",
+            answer=schemas.SavedFilters,
+            answers={200: "The filters."},
+        ),
+        Route(
+            method="GET",
             path="/v1/audit",
             name="audit",
             role="operate",
@@ -1168,6 +1181,7 @@ def table(context: Context | None) -> list[Route]:
         CheckpointHandlers(given),
         ReplicaTransfer(given),
         TopicReads(given),
+        Filters(given),
         AuditReads(given),
         DeadLetters(given),
         RejectedRecords(given),

@@ -1930,6 +1930,28 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]
 
 
+# --- Saved filters
+
+
+class SavedFilter(Struct, kw_only=True):
+    """A filter of a view of the console that the configuration names (`admin.filters`)."""
+
+    name: str
+    view: Literal["messages", "dead-letters", "rejected"]
+    query: Annotated[
+        str, Meta(description="The query of the address of the view, percent-encoded.")
+    ]
+
+
+class SavedFilters(Struct, kw_only=True):
+    """The saved filters."""
+
+    filters: Annotated[
+        list[SavedFilter],
+        Meta(description="In the order of the configuration; none of targets of other tokens."),
+    ]
+
+
 # --- The audit trail
 
 AuditPhase = Literal["intent", "outcome"]

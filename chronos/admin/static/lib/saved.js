@@ -1,7 +1,7 @@
 // The filters that the configuration names (admin.filters), as links above the list that they filter.
 
 import { get } from "./api.js";
-import { h, link, replace } from "./dom.js";
+import { h, replace } from "./dom.js";
 
 let asked = null; // They change with a restart only.
 
@@ -16,7 +16,7 @@ export function savedFilters(view, path) {
   asked.then(({ filters }) => {
     const own = filters.filter((each) => each.view === view);
     element.hidden = own.length === 0;
-    replace(element, h("span", { class: "soft" }, "Saved:"), own.map((each) => link(path, each.query, each.name)));
+    replace(element, h("span", { class: "soft" }, "Saved:"), own.map((each) => h("a", { href: `${path}?${each.query}`, "data-route": true }, each.name)));
   });
   return element;
 }
