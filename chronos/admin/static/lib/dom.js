@@ -102,10 +102,9 @@ export function dialog({ title, body, action, danger = false, back = "Back", rea
   const id = `dialog-${dialogs}`;
   const form = h("form", { method: "dialog" },
     h("div", { class: "dialog-body" }, body instanceof Node ? body : h("p", null, body)),
-    // The Enter key in a field presses the first button.
     h("div", { class: "acts" },
-      h("button", { type: "submit", value: "yes", class: danger ? "main danger" : "main" }, action),
-      back && h("button", { type: "submit", value: "no", formnovalidate: true }, back)));
+      back && h("button", { type: "submit", value: "no", formnovalidate: true }, back),
+      h("button", { type: "submit", value: "yes", class: danger ? "main danger" : "main" }, action)));
   const made = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), form);
   document.body.append(made);
   return new Promise((resolve) => {
