@@ -4,11 +4,12 @@ import { reason } from "../lib/api.js";
 import { badge, h, link, messageLink, notice, replace, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
-import { jobs } from "../lib/jobs.js";
+import { savedFilters } from "../lib/saved.js";
 import { table } from "../lib/table.js";
 import { ACTS, actOnEach, confirm, overdueMs } from "./messages/acts.js";
 import { compose } from "./messages/compose.js";
 import { facets, jobPanel, readJob, startCount, startJob, stopJob } from "./messages/jobs.js";
+import { recentJobs } from "./messages/recent.js";
 import { chosen, CONDITIONS, isPending, jobFilter, search, STATES } from "./messages/search.js";
 
 const PATH = "/ui/messages";
@@ -38,7 +39,7 @@ export function mount(root, { query }) {
   top.lastChild.classList.add("button");
   const panel = job && jobPanel(() => stopJob(job).catch((error) => notice(reason(error), "bad")));
   const countPlace = h("div");
-  const recent = jobs();
+  const recent = recentJobs();
   const note = h("p", { class: "soft told", role: "status" });
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
   const bulk = h("div", { class: "acts bulk" });
@@ -49,6 +50,7 @@ export function mount(root, { query }) {
   replace(root, top,
     panel ? panel.element : null,
     tabs("State", PATH, STATES.map(([state, text]) => [text, { ...chosen(query), state }]), (asked) => (asked.state || "pending") === (query.get("state") || "pending")),
+    savedFilters("messages", PATH),
     filterForm({ path: PATH, query, fields: FIELDS, keep: ["state"], label: "Filter the messages" }),
     countPlace,
     h("section", { class: "card", "aria-label": "Messages" }, pending && bulk, rows.element, note, pager),

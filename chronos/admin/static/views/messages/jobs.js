@@ -11,7 +11,7 @@ const POLL_MS = 400;
 const TARGETS = 10; // Targets that are listed; the rest is counted.
 
 /** A filter of a job in words, with its due window. */
-function filterWords(filter) {
+export function filterWords(filter) {
   const due = [filter.due_from && `due from ${timeText(filter.due_from)}`, filter.due_to && `due before ${timeText(filter.due_to)}`].filter(Boolean);
   return [filterText(filter), ...due].join(", ");
 }

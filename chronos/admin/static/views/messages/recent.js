@@ -1,20 +1,21 @@
 // The bulk operations of the node asked.
 
-import { del, get, reason } from "./api.js";
-import { badge, card, h, link, notice } from "./dom.js";
-import { number, relative } from "./format.js";
-import { table } from "./table.js";
+import { del, get, reason } from "../../lib/api.js";
+import { badge, card, h, link, notice } from "../../lib/dom.js";
+import { number, relative } from "../../lib/format.js";
+import { table } from "../../lib/table.js";
+import { filterWords } from "./jobs.js";
 
 const SHOWN = 5;
 const EVERY_MS = 10e3;
 const KINDS = { running: "", done: "good", stopped: "plain", failed: "bad" };
 
 /** The card, which is hidden if there was none. */
-export function jobs() {
+export function recentJobs() {
   const grid = table({
     caption: "Bulk operations", key: (job) => job.id, columns: [
       { name: "Began", cell: (job) => relative(job.started_at) }, { name: "Action", cell: (job) => link("/ui/messages", { [job.action === "count" ? "count" : "job"]: job.id }, job.action) },
-      { name: "Filter", grow: true, cell: (job) => filterText(job.filter) },
+      { name: "Filter", grow: true, cell: (job) => filterWords(job.filter) },
       { name: "State", cell: (job) => [badge(job.state, KINDS[job.state]), job.error && h("div", { class: "why" }, job.error)] },
       { name: "Matched", numeric: true, cell: (job) => number(job.matched) }, { name: "Done", numeric: true, cell: (job) => number(job.done) },
       { name: "Too late", numeric: true, cell: (job) => number(job.too_late) }, { name: "Failed", numeric: true, cell: (job) => number(job.failed) },
@@ -48,5 +49,3 @@ export function jobs() {
 
   return { element, refresh };
 }
-
-const filterText = (filter) => Object.entries(filter).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ") || "all";
