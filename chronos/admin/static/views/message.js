@@ -15,6 +15,7 @@ import { unknown } from "./messages/unknown.js";
 
 const KINDS = { pending: "", delivered: "good", cancelled: "plain", expired: "bad", dead: "bad" };
 const NEXT = 10; // Times of a series that are shown.
+const UNKNOWN_MS = 10e3;
 
 export function mount(root, { path, query, id }) {
   const name = h("span", { class: "id", dir: "auto" }, id);
@@ -32,11 +33,13 @@ export function mount(root, { path, query, id }) {
   const copyId = copyButton("Copy the id", () => name.textContent);
   copyId?.classList.add("quiet");
   replace(root, h("div", { class: "head message" }, h("div", { class: "acts" }, title, state, copyId)), told, why, acts, grid);
+  let askAt = 0; // When the service is asked again; an unknown id is not worth a request every 2 s.
   let shown = null; // The message as it was last shown, as text,
   let read = null; // and the one whose payload is shown.
   let letter = null; // Its dead letter: undefined if there is none.
 
   async function refresh() {
+    if (performance.now() < askAt) return;
     const isNew = read === null;
     let found;
     try {
@@ -60,6 +63,7 @@ export function mount(root, { path, query, id }) {
   }
 
   async function showUnknown(error) {
+    askAt = performance.now() + UNKNOWN_MS;
     if (shown === error.message) return;
     shown = error.message;
     read = null;
@@ -92,7 +96,10 @@ export function mount(root, { path, query, id }) {
     const gone = h("p", { class: "soft" }, message.state === "cancelled" ? "A cancelled message is not kept." : "It is no longer kept: the retention of the message is over.", isDead(message) ? " The dead letter has it." : "");
     replace(carried, carried.firstChild, message.target
       ? payload(message, { mode: query.get("as"), onMode: (mode) => history.replaceState(null, "", `${path}?as=${mode}`) }) : gone);
-    replace(headers, headers.firstChild, message.target ? headerList(message.target.headers, { isHidden }) : gone.cloneNode(true));
+    const own = message.target?.headers;
+    const copyHeaders = own && copyButton("Copy as JSON", () => JSON.stringify(own, null, 2));
+    copyHeaders?.classList.add("quiet");
+    replace(headers, headers.firstChild, message.target ? headerList(own, { isHidden }) : gone.cloneNode(true), own && h("div", { class: "acts" }, copyHeaders));
   }
 
   function showActs(message) {
