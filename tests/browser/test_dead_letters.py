@@ -42,8 +42,9 @@ MANY = 12
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node with dead letters for `bills`, which is still forbidden, and for `mails`, which expired; with rejected records, a rate limit that makes messages wait, and entries in the
-    audit trail. Hostile texts are among the ids, payloads, headers and names of filters."""
+    """A node with dead letters for `bills`, which is still forbidden, and for `mails`, which
+    expired; with rejected records, a rate limit that makes messages wait, and entries in the audit
+    trail. Hostile texts are among the ids, payloads, headers and names of filters."""
     folder = tmp_path_factory.mktemp("letters")
     tokens = [
         {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
@@ -300,7 +301,7 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
         ("/ui/dead-letters/binary?edit=1", "Payload in base64"),
         ("/ui/rejected/taken", "Copy as JSON"),
         ("/ui/targets?target=news", "set at run time"),
-        ("/ui/audit", "from 127.0.0.1"),
+        ("/ui/audit?action=set-rate", "from 127.0.0.1"),
     ],
     ids=["letters", "letter", "rejected", "targets", "audit"],
 )
