@@ -194,6 +194,8 @@ EXAMPLES = {
     "metrics": Example("/metrics"),
     "openapi": Example("/openapi.json"),
     "page": Example("/"),
+    "view": Example("/ui/messages"),
+    "file": Example("/static/app.js"),
 }
 
 ROUTES = {route.name: route for route in table(None)}

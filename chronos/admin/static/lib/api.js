@@ -42,7 +42,7 @@ export async function request(method, path, { query, body, signal } = {}) {
   }
   if (answer.status === 401) {
     // Another request may have asked in the meantime.
-    const isGiven = token() !== sent || await askOnce();
+    const isGiven = asking === null && token() !== sent ? true : await askOnce();
     if (isGiven && token()) return request(method, path, { query, body, signal });
   }
   if (answer.ok && answer.headers.get("Content-Type")?.startsWith("text/plain")) return answer.text();

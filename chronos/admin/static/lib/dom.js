@@ -103,7 +103,8 @@ export function dialog({ title, body, action, danger = false, back = "Back", rea
   const form = h("form", { method: "dialog" },
     h("div", { class: "dialog-body" }, body instanceof Node ? body : h("p", null, body)),
     h("div", { class: "acts" },
-      back && h("button", { type: "submit", value: "no", formnovalidate: true }, back),
+      // Not a button that submits: Enter in a field would press the first one.
+      back && h("button", { type: "button", onclick: () => made.close("no") }, back),
       h("button", { type: "submit", value: "yes", class: danger ? "main danger" : "main" }, action)));
   const made = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), form);
   document.body.append(made);

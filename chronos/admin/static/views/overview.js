@@ -4,7 +4,6 @@ import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
 import { card, h, link, messageLink, replace, tabs } from "../lib/dom.js";
 import { ago, bytes, duration, ms, number, plural, relative, timeText } from "../lib/format.js";
-import { jobs } from "../lib/jobs.js";
 import { past } from "../lib/past.js";
 import { growth, look, service, sum } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
@@ -24,7 +23,7 @@ export function mount(root, { query }) {
   const figures = theFigures();
   const due = whatIsDue(query);
   const dead = whatDies();
-  const parts = [due, dead, waiting(), past(query), jobs()];
+  const parts = [due, dead, waiting(), past(query)];
   const first = firstSteps();
   const grid = h("div", { class: "grid" }, parts.map((part) => part.element));
   replace(root, h("h1", { class: "hidden-text" }, "Overview"), figures.element, first, grid);
@@ -124,7 +123,7 @@ function whatIsDue(query) {
     if (performance.now() - askedAt < EVERY_MS) return;
     askedAt = performance.now();
     const from = Math.floor(nowMs());
-    const [timeline, page] = await Promise.all([get("/v1/timeline", { from, to: from + RANGES[range] }), get("/v1/messages", { limit: NEXT })]);
+    const [timeline, page] = await Promise.all([get("/v1/timeline", { from, to: from + RANGES[range] }), get("/v1/messages", { limit: NEXT, due_from: from })]);
     asked = { timeline, messages: page.messages };
   }
 
