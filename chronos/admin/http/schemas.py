@@ -748,6 +748,16 @@ class MessageInfo(Struct, kw_only=True):
     repetition: Annotated[
         Repeats | None, Meta(description="The rhythm of a series; null: it is delivered once.")
     ] = None
+    occurrences_at: Annotated[
+        list[Instant] | UnsetType,
+        Meta(
+            description=(
+                "When the next occurrences of a pending series are due, if `occurrences` asked for "
+                "them: the pending one first. Fewer than asked for: the series ends. Absent: the "
+                "node does not know its time zone."
+            )
+        ),
+    ] = UNSET
     spread: Annotated[
         str | None,
         Meta(description="The window in which it is delivered, from `due_at` on; null: none."),
@@ -767,6 +777,15 @@ class Page(Struct, kw_only=True):
             )
         ),
     ]
+    through: Annotated[
+        Instant | UnsetType,
+        Meta(
+            description=(
+                "The time of the last message that was read for the page, whether it is on it or "
+                "not. Absent: this is the last page."
+            )
+        ),
+    ] = UNSET
     kept_from: Annotated[
         Instant | UnsetType,
         Meta(
@@ -1679,7 +1698,7 @@ class OutcomeQuery(ShardsQuery):
 
 
 class MessageQuery(ShardsQuery):
-    """Which shards, and whether the payload is wanted."""
+    """Which shards, and what is wanted besides."""
 
     payload: Annotated[
         bool,
@@ -1691,6 +1710,10 @@ class MessageQuery(ShardsQuery):
             )
         ),
     ] = False
+    occurrences: Annotated[
+        int,
+        Meta(ge=0, le=100, description="Return the times of so many next occurrences of a series."),
+    ] = 0
 
 
 class RatesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1781,6 +1804,9 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
+    series: Annotated[
+        bool, Meta(description="Only series: messages that are delivered repeatedly.")
+    ] = False
     limit: Annotated[
         int, Meta(ge=1, le=1000, description="At most this many messages; a page may hold fewer.")
     ] = 100
