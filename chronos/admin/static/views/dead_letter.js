@@ -75,7 +75,7 @@ function message(letter, query) {
         ["Target", letter.topic && link("/ui/dead-letters", { target: letter.topic }, letter.topic)],
         ["Kafka key", key === undefined ? null : h("span", { class: "id", dir: "auto" }, key ?? "null")],
         ["Due", letter.due_at && [time(letter.due_at), " ", h("span", { class: "soft" }, "(", relative(letter.due_at), ")")]],
-        ["Died", [time(letter.dead_at), " ", h("span", { class: "soft" }, "(", relative(letter.dead_at), ")")]],
+        ["Failed", [time(letter.dead_at), " ", h("span", { class: "soft" }, "(", relative(letter.dead_at), ")")]],
         ["Attempts", `${number(letter.attempt)}, the last of which failed`],
         ["Occurrence", letter.occurrence > 1 ? number(letter.occurrence) : null],
         ["Replay of", letter.replayed ?? null],
@@ -99,7 +99,7 @@ async function earlier(letter) {
     table({
       caption: "Dead letters of this id", rows: found.letters, key: (each) => `${each.partition}/${each.offset}`, empty: "None in the part of the topic that was read.",
       columns: [
-        { name: "Died", cell: (each) => time(each.dead_at) },
+        { name: "Failed", cell: (each) => time(each.dead_at) },
         { name: "Reason", grow: true, cell: (each) => each.reason },
         { name: "Attempts", numeric: true, cell: (each) => number(each.attempt) },
         { name: "State", cell: (each) => each.resolution ?? badge("not resolved", "bad") },

@@ -17,7 +17,7 @@ import { table } from "../lib/table.js";
 
 const PATH = "/ui/dead-letters";
 const PAGE = 100;
-const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another message died.
+const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another message failed.
 const COSTS = 30; // A count that takes long is repeated after so many times what it took.
 
 let counted = null; // The last count: of which period and total, when, how long it took, and its rows. Facets share it.
@@ -38,7 +38,7 @@ export function mount(root, { query }) {
     caption: "Dead letters", key: (letter) => `${letter.partition}/${letter.offset}`, empty: "No dead letters match. Messages that cannot be delivered appear here with the reason.",
     selectable: (letter) => `Select ${letter.id || letter.source}`, onSelect: showActs,
     columns: [
-      { name: "Died", cell: (letter) => relative(letter.dead_at) },
+      { name: "Failed", cell: (letter) => relative(letter.dead_at) },
       { name: "Id", grow: true, cell: letterLink },
       { name: "Target", cell: (letter) => (letter.topic ? link(PATH, { ...Object.fromEntries(query), after: null, target: letter.topic }, letter.topic) : h("span", { class: "soft" }, "–")) },
       { name: "Reason", cell: (letter) => [badge(letter.reason, "bad"), letter.resolution && [" ", badge(letter.resolution, "plain")]] },
@@ -58,7 +58,7 @@ export function mount(root, { query }) {
       named.length < selected.length && h("span", { class: "soft" }, `${plural(selected.length - named.length, "other has", "others have")} no id or ${selected.length - named.length === 1 ? "is" : "are"} resolved`));
   }
 
-  /** What the filter selects, up to now: what dies later is not hit unseen. */
+  /** What the filter selects, up to now: what fails later is not hit unseen. */
   function whole() {
     const { target, reason, since, until } = chosen();
     return { target, reason, since, until: until ?? Math.round(nowMs()) };

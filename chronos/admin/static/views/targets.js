@@ -63,7 +63,7 @@ export function mount(root, { query }) {
     h("section", { class: "card", "aria-label": "Targets" },
       filterForm({ path: PATH, query, label: "Find targets", action: "Find", keep: ["sort"], fields: [{ name: "find", label: "Name, or a part of it", maxlength: 249 }] }),
       list.element, pages,
-      h("p", { class: "soft note" }, "Counters are those of the node asked since it started, of its 20 busiest targets. Other targets are here while messages wait for them, died in the last 10 minutes, or a limit names them; ",
+      h("p", { class: "soft note" }, "Counters are those of the node asked since it started, of its 20 busiest targets. Other targets are here while messages for them wait, if some failed in the last 10 minutes, or if a limit names them; ",
         find && !find.includes(" ") ? link(PATH, { ...Object.fromEntries(query), target: find }, `look ${find} up`) : "open any other by its name", ".")),
     card("Rate limits", null, h("div", { class: "acts" }, h("button", { type: "button", onclick: () => change("", "") }, "Set a limit…")), limitList.element, limitNote));
 
