@@ -1,4 +1,4 @@
-// One message: its life, why it waits or died, what it carries, and what can be done with it.
+// One message: its history, why it waits or failed, what it carries, and what can be done with it.
 
 import { get, reason } from "../lib/api.js";
 import { copyButton } from "../lib/copy.js";
@@ -9,7 +9,7 @@ import { resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
 import { composeFrom } from "./messages/compose.js";
-import { life } from "./messages/life.js";
+import { historyOf } from "./messages/history.js";
 import { nextTimes, rhythm } from "./messages/rhythm.js";
 import { unknown } from "./messages/unknown.js";
 
@@ -77,7 +77,7 @@ export function mount(root, { path, query, id }) {
   function show(message) {
     const { value, value_base64, overdue_ms, ...rest } = message;
     const text = JSON.stringify([rest, letter?.resolution, Math.floor((overdue_ms ?? 0) / 10e3)]);
-    replace(left, left.firstChild, life(message));
+    replace(left, left.firstChild, historyOf(message));
     if (text === shown) return;
     shown = text;
     grid.hidden = false;

@@ -104,7 +104,7 @@ export function mount(root, { query }) {
     replace(rows.element.querySelector(".empty"), emptyText(query, found));
     const text = noteText(query, found);
     if (note.textContent !== text) note.textContent = text;
-    fill(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found), ...diedHint(query)]);
+    fill(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found), ...letterHint(query)]);
   }
 
   async function showJob() {
@@ -196,8 +196,8 @@ function nextPage(query, found) {
   return link(PATH, { ...chosen(query), ...to, after: found.after, page: page + 1 }, found.messages.length < PAGE ? "Go on searching" : "Next page");
 }
 
-/** Where those that died are counted by reason, and replayed. */
-function diedHint(query) {
+/** Where dead letters are counted by reason, and replayed. */
+function letterHint(query) {
   if (!["dead", "expired"].includes(query.get("state"))) return [];
   return [link("/ui/dead-letters", { target: query.get("target") }, "Dead letters by reason, to be replayed")];
 }
