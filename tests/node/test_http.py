@@ -601,6 +601,29 @@ def test_the_pages_contain_all_pending_messages_once_and_in_order(service):
     )
 
 
+def test_series_are_listed_apart_and_their_next_times_are_told(service):
+    daily = {"repeat": "cron 0 9 * * *", "time_zone": "Asia/Tokyo", "repeat_times": 3}
+    plain = message("rhythm", id="rhythm-once")
+    every = message("rhythm", id="rhythm-every", repeat="every 1h")
+    cron = {"id": "rhythm-cron", "target": {"topic": "rhythm"}, "value": "v", **daily}
+    service.post("/v1/messages?wait=5s", [plain, every, cron])
+    status, answer = service.ask("GET", "/v1/messages?target=rhythm&series=true")
+    assert status == 200
+    assert sorted(one["id"] for one in answer["messages"]) == ["rhythm-cron", "rhythm-every"]
+    assert all("occurrences_at" not in one for one in answer["messages"])
+
+    def times(id: str, count: int = 10) -> list[str] | None:
+        status, answer = service.ask("GET", f"/v1/messages/{id}?occurrences={count}")
+        assert status == 200
+        return answer.get("occurrences_at")
+
+    assert [at[11:] for at in times("rhythm-cron") or []] == ["00:00:00.000Z"] * 3
+    assert len(times("rhythm-every") or []) == 10
+    assert times("rhythm-every", 0) is None
+    assert times("rhythm-once") is None
+    assert service.ask("GET", "/v1/messages/rhythm-once?occurrences=101")[0] == 422
+
+
 def test_pending_messages_are_listed_by_id_prefix_and_header(service):
     """Also by the prefix of a generated id; all conditions must be true; a header is compared as a
     whole."""
@@ -621,6 +644,9 @@ def test_pending_messages_are_listed_by_id_prefix_and_header(service):
         assert status == 200
         return sorted(one["id"] for one in answer["messages"])
 
+    page = service.get("/v1/messages?target=sifted&limit=1")
+    assert page["through"] == page["messages"][0]["planned_at"]
+    assert "through" not in service.get("/v1/messages?target=sifted")
     assert listed("id_prefix=sift-") == [f"sift-{at}" for at in range(4)]
     assert listed("id_prefix=sift-&header=tenant=t1") == ["sift-1", "sift-3"]
     assert listed("header=lang=de&header=tenant=t0&id_prefix=o") == ["other-0", "other-2"]

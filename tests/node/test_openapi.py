@@ -41,7 +41,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A node of its own, because random requests are sent to it."""
-    with Service(tmp_path_factory.mktemp("openapi") / "data", settings={"shards": 2}) as running:
+    settings: dict[str, object] = {"shards": 2, "audit.to": "topic"}
+    with Service(tmp_path_factory.mktemp("openapi") / "data", settings=settings) as running:
         yield running.start()
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from chronos import __version__
 from chronos.admin.http import schemas
-from chronos.admin.http.audit import CHANGES, PAYLOADS
+from chronos.admin.http.audit import is_recorded
 from chronos.admin.http.problems import PROBLEM_JSON
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.tokens import ROLES
@@ -123,7 +123,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 def _everywhere(route: Route) -> dict[int, str]:
     left_out = set() if route.role in ROLES else {401, 429}
     left_out |= {422} if route.query is schemas.AnyQuery else set()
-    left_out |= set() if route.role in CHANGES or route.name in PAYLOADS else {503}
+    left_out |= set() if is_recorded(route) else {503}
     return {status: meaning for status, meaning in EVERYWHERE.items() if status not in left_out}
 
 
@@ -174,15 +174,16 @@ def schema_of(kind: Any) -> dict[str, Any]:
 GROUPS = {
     "Schedule, find and change messages": ("/v1/messages", "/v1/timeline"),
     "Bulk operations": ("/v1/jobs",),
-    "Dead letters": ("/v1/dead-letters",),
+    "Dead letters": ("/v1/dead-letter",),
     "Rejected records": ("/v1/rejected",),
     "Shards and nodes": ("/v1/shards", "/v1/history", "/v1/nodes", "/v1/failover"),
     "Rate limits": ("/v1/rates",),
     "Records of topics": ("/v1/topics",),
+    "The audit trail": ("/v1/audit",),
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
     "The process": ("/livez", "/readyz", "/metrics", "/openapi.json"),
-    "The console": ("/", "/ui/", "/static/"),
+    "The console": ("/v1/filters", "/", "/ui/", "/static/"),
 }
 """Calls of one subject, by the beginning of their paths."""
 
@@ -206,6 +207,7 @@ EXAMPLE_QUERIES = {
     "get": "payload=true",
     "outcome": "offset=17&wait=5s",
     "dead_letters": "reason=target-missing&target=orders",
+    "audit": "action=cancel&since=2030-01-31T08:00:00Z&limit=20",
     "rejected": "reason=bad-value&limit=20",
     "timeline": "from=2030-01-31T00:00:00Z&to=2030-02-01T00:00:00Z&step=1h",
     "history": "minutes=1440",

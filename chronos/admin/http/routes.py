@@ -11,10 +11,12 @@ from chronos.admin.cluster.cluster import CheckpointHandlers, Cluster, ReplicaTr
 from chronos.admin.cluster.overview import Overview, RateLimitHandlers
 from chronos.admin.cluster.registry import RegistryHandlers
 from chronos.admin.cluster.topics import TopicReads
+from chronos.admin.cluster.trail import AuditReads
 from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
+from chronos.admin.messages.filters import Filters
 from chronos.admin.messages.jobs import JobHandlers
 from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages
@@ -91,6 +93,8 @@ def routes(
     checkpoints: CheckpointHandlers,
     copies: ReplicaTransfer,
     topics: TopicReads,
+    filters: Filters,
+    audit: AuditReads,
     dead_letters: DeadLetters,
     rejected: RejectedRecords,
     jobs: JobHandlers,
@@ -274,6 +278,21 @@ def routes(
                 422: "The id is not valid.",
                 **UNREADABLE,
             },
+        ),
+        Route(
+            method="GET",
+            path="/v1/dead-letter-counts",
+            name="dead-letter-counts",
+            role="read",
+            scope="targets",
+            handler=dead_letters.counts,
+            query=schemas.DeadLetterCountQuery,
+            summary=(
+                "Dead letters that are not resolved, counted by reason and target, the oldest "
+                "first, part by part."
+            ),
+            answer=schemas.DeadLetterCounts,
+            answers={200: "One part.", **PAGE_KEY, 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
             method="POST",
@@ -1030,6 +1049,40 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/filters",
+            name="filters",
+            role="read",
+            scope="targets",
+            handler=filters.filters,
+            summary="The saved filters of the console (`admin.filters`) of the node asked.",
+            answer=schemas.SavedFilters,
+            answers={200: "The filters."},
+        ),
+        Route(
+            method="GET",
+            path="/v1/audit",
+            name="audit",
+            role="operate",
+            scope="service",
+            handler=audit.page,
+            query=schemas.AuditQuery,
+            summary=(
+                "The audit trail: who asked to change something, or to see payloads, and what "
+                "came of it. The newest entries first, page by page. Each page reads the trail "
+                "for about 2 s at most, so it may be short, or empty, although `after` is not "
+                "null."
+            ),
+            answer=schemas.AuditPage,
+            answers={
+                200: "One page.",
+                **PAGE_KEY,
+                422: "A parameter is not valid.",
+                501: "`audit.to` is `log`: the trail is in the log lines of the nodes.",
+                503: "The file or the topic of the trail cannot be read.",
+            },
+        ),
+        Route(
+            method="GET",
             path="/livez",
             name="live",
             role="open",
@@ -1128,6 +1181,8 @@ def table(context: Context | None) -> list[Route]:
         CheckpointHandlers(given),
         ReplicaTransfer(given),
         TopicReads(given),
+        Filters(given),
+        AuditReads(given),
         DeadLetters(given),
         RejectedRecords(given),
         JobHandlers(given),

@@ -28,7 +28,7 @@ function askOnce() {
   return asking;
 }
 
-/** Send a request; the promise is of the decoded JSON. Asks for a token where one is needed. */
+/** Send a request; the promise is of the decoded JSON, or of the text of an answer that is none. Asks for a token where one is needed. */
 export async function request(method, path, { query, body, signal } = {}) {
   const sent = token();
   const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
@@ -45,6 +45,7 @@ export async function request(method, path, { query, body, signal } = {}) {
     const isGiven = asking === null && token() !== sent ? true : await askOnce();
     if (isGiven && token()) return request(method, path, { query, body, signal });
   }
+  if (answer.ok && answer.headers.get("Content-Type")?.startsWith("text/plain")) return answer.text();
   const found = await answer.json().catch(() => null);
   if (answer.ok && found !== null) return found;
   throw new ApiError({

@@ -79,7 +79,11 @@ const kind = (column) => [column.numeric && "r", column.grow && "grow", column.w
 /** Replace the content of a cell only if it differs, so that the focus inside it and a selection of text stay. */
 function fillCell(cell, content) {
   const next = h("td", null, content);
-  if (sameChildren(next, cell)) return;
+  // What was opened stays open: the service says nothing about it.
+  const opened = cell.querySelector("details[open]");
+  const before = opened ? cell.cloneNode(true) : cell;
+  if (opened) before.querySelectorAll("details").forEach((each) => each.removeAttribute("open"));
+  if (sameChildren(next, before)) return;
   replace(cell, ...next.childNodes);
 }
 

@@ -1,0 +1,124 @@
+// Requests about many dead letters: counting, and replaying or discarding them part by part.
+
+import { get, post, reason } from "./api.js";
+import { dialog, h, notice, replace, segment } from "./dom.js";
+import { number, plural } from "./format.js";
+
+const PARTS_MAX = 50; // Requests of one count: a million dead letters are 100 of them, and take minutes.
+const AT_ONCE = 4; // Requests about single dead letters at a time.
+
+/** Counts of an API that answers part by part: { rows, isWhole }. `size`: the name of the field with the number. */
+export async function countAll(path, query, size, { parts = PARTS_MAX } = {}) {
+  const rows = new Map();
+  let after;
+  for (let part = 0; part < parts; part += 1) {
+    const found = await get(path, { ...query, after });
+    for (const row of found.counts) {
+      const key = JSON.stringify([row.reason, row.topic, row.source]);
+      const known = rows.get(key);
+      if (known) known[size] += row[size];
+      else rows.set(key, row);
+    }
+    after = found.after;
+    if (after === null) return { rows: [...rows.values()], isWhole: true };
+  }
+  return { rows: [...rows.values()], isWhole: false };
+}
+
+/** Add up the results of several requests. */
+function added(total, found) {
+  total.matched += found.matched;
+  total.resolved += found.resolved;
+  for (const each of found.refused) {
+    const known = total.refused.find((other) => other.reason === each.reason);
+    if (known) known.letters += each.letters;
+    else total.refused.push({ ...each });
+  }
+  return total;
+}
+const nothing = () => ({ matched: 0, resolved: 0, refused: [] });
+
+/** Send one action about everything that `selections` name; each is followed part by part. */
+async function send(action, selections, more, told = () => {}) {
+  const total = nothing();
+  const waiting = [...selections];
+  const work = async () => {
+    for (let selection = waiting.shift(); selection; selection = waiting.shift()) {
+      let after;
+      do {
+        const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
+        added(total, found);
+        told(total);
+        after = found.after ?? undefined;
+      } while (after !== undefined);
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
+  return total;
+}
+
+const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"] };
+
+/**
+ * Replay or discard: count first, show what it will hit, ask, do it, and say what came of it. `selections`: bodies of the
+ * API, each with an id or a filter. `what`: what is selected, in words. The promise is of whether something was done.
+ */
+export async function resolveLetters(action, selections, what, told) {
+  const [verb, done] = VERBS[action];
+  try {
+    const found = await send(action, selections, { dry_run: true }, (total) => told?.(`Counted so far: ${number(total.matched)}`));
+    told?.("");
+    if (found.matched === 0) {
+      notice(`No dead letter is left to ${action}: ${what}.`, "bad");
+      return false;
+    }
+    const answer = await confirm(action, verb, found, what);
+    if (!answer) return false;
+    const more = action === "replay" ? { anyway: answer.anyway } : {};
+    const result = await send(action, selections, more, (total) => told?.(`${number(total.resolved)} ${done} so far`));
+    told?.("");
+    notice(outcome(result, done), result.refused.length ? "bad" : "good");
+    return true;
+  } catch (error) {
+    told?.("");
+    notice(`${verb}: ${reason(error)}`, "bad");
+    return false;
+  }
+}
+
+function outcome(result, done) {
+  const left = result.refused.reduce((total, each) => total + each.letters, 0);
+  const stay = left ? ` ${plural(left, "dead letter stays", "dead letters stay")} as ${left === 1 ? "it is" : "they are"}: ${result.refused.map(refusal).join("; ")}.` : "";
+  return `${plural(result.resolved, "dead letter was", "dead letters were")} ${done}.${stay}`;
+}
+
+const refusal = (each) => `${number(each.letters)} × ${each.reason}, ${each.detail}`;
+
+function confirm(action, verb, found, what) {
+  const refused = found.refused.reduce((total, each) => total + each.letters, 0);
+  const left = found.matched - refused;
+  const label = (count) => `${verb} ${plural(count, "dead letter")}`;
+  const anyway = refused > 0 && h("input", { type: "checkbox", id: "anyway" });
+  const body = h("div", null,
+    h("p", null, `${plural(found.matched, "dead letter")}: ${what}.`),
+    h("p", null, action === "replay"
+      ? "Each message is scheduled again, due at once, with its id, target, key, headers and payload. Nothing is delivered twice."
+      : "They are no longer listed and can no longer be replayed. Their records stay in the dead-letter topic."),
+    anyway && h("div", { class: "causes" },
+      h("p", { class: "why" }, left ? `${plural(refused, "of them would fail", "of them would fail")} again, and ${refused === 1 ? "stays" : "stay"} as ${refused === 1 ? "it is" : "they are"}:` : "The cause is still there, so that they would fail again:"),
+      h("ul", null, found.refused.map((each) => h("li", null, h("strong", null, `${number(each.letters)} × ${each.reason}`), `: ${each.detail}`, each.id && h("span", { class: "soft" }, " (first: ", h("span", { class: "id" }, each.id), ")")))),
+      h("label", { class: "check", for: "anyway" }, anyway, ` Replay ${refused === 1 ? "it" : "these"} too, although the cause is still there`)));
+  const asked = dialog({ title: `${verb} dead letters?`, body, action: label(left), danger: action === "discard", read: () => ({ anyway: Boolean(anyway?.checked) }) });
+  const button = body.closest("form").querySelector(".main");
+  const show = () => {
+    const count = anyway?.checked ? found.matched : left;
+    replace(button, label(count));
+    button.disabled = count === 0;
+  };
+  if (anyway) anyway.addEventListener("change", show);
+  show();
+  return asked;
+}
+
+/** The address of a dead letter; null without an id, by which alone it is found. */
+export const letterPath = (id) => (id ? `/ui/dead-letters/${segment(id)}` : null);
