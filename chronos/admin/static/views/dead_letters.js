@@ -34,7 +34,7 @@ export function mount(root, { query }) {
   const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
   const progress = h("span", { class: "soft" });
-  const selectedActs = h("div", { class: "acts", hidden: true });
+  const selectedActs = h("div", { class: "acts picked", hidden: true });
   const allActs = h("div", { class: "acts" });
   const list = table({
     caption: "Dead letters", key: (letter) => `${letter.partition}/${letter.offset}`, empty: "No dead letters match. Messages that cannot be delivered appear here with the reason.",
@@ -102,7 +102,7 @@ export function mount(root, { query }) {
           { name: "resolved", label: "Also replayed and discarded ones", type: "checkbox" },
         ],
       }),
-      facets, h("div", { class: "head letter-acts" }, allActs, selectedActs, progress), list.element, pages));
+      facets, h("div", { class: "head letter-acts" }, allActs, progress), selectedActs, list.element, pages));
 
   async function refresh() {
     const total = service.nodes && sum((shard) => shard.totals.dead + shard.totals.expired);
