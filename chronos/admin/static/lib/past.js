@@ -28,7 +28,7 @@ export function past(query) {
   });
   const late = chart({
     title: "Lateness of deliveries", type: "lines", format: duration, empty: "No deliveries in this period.",
-    series: [{ name: "99 in 100", kind: "accent" }, { name: "All", kind: "bad" }],
+    series: [{ name: "Latest of all", kind: "calm" }, { name: "99 in 100", kind: "accent" }],
   });
   const note = h("p", { class: "soft" });
   const element = card(`The past ${NAMES[range]}`, { class: "wide" },
@@ -58,7 +58,7 @@ export function past(query) {
     const shared = { times, stepMs, logarithmic: isLog };
     delivered.update({ ...shared, values: [total("delivered")] });
     failed.update({ ...shared, values: [total("dead"), total("expired"), total("rejected")] });
-    late.update({ ...shared, values: [most("late_p99_ms"), most("late_max_ms")] });
+    late.update({ ...shared, values: [most("late_max_ms"), most("late_p99_ms")] });
     const whose = service.nodes !== null && isCluster() ? `Of node ${node} only, since its process began. ` : "Since the process began. ";
     const sums = ["delivered", "dead", "expired", "rejected"].map((name) => minutes.reduce((all, minute) => all + minute[name], 0));
     replace(note, `${whose}${number(sums[0])} delivered, ${number(sums[1])} dead-lettered, ${number(sums[2])} expired, ${number(sums[3])} rejected.`);

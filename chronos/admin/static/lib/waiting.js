@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { card, link } from "./dom.js";
 import { duration, number, relative } from "./format.js";
 import { isCluster, service } from "./service.js";
+import { nowMs } from "./state.js";
 import { table } from "./table.js";
 import { shardsText } from "./trouble.js";
 
@@ -66,10 +67,10 @@ function ofShards() {
     else if (shard.waits_for) add("Deliveries", shard.waits_for, shard, shard.pending);
     else if (shard.oldest_overdue_ms > OVERDUE_MS) add("Due messages", "their turn", shard, shard.pending);
     if (shard.held) add("Records", "a partition that takes them, to be forwarded or rejected", shard, shard.held);
-    if (shard.held_back) add("Records", `the end of a producer's transaction, open for ${duration(Date.now() - Date.parse(shard.held_back.since))}`, shard, shard.held_back.records);
+    if (shard.held_back) add("Records", `the end of a producer's transaction, open for ${duration(nowMs() - Date.parse(shard.held_back.since))}`, shard, shard.held_back.records);
   }
   return [...rows.values()].map((row) => ({
-    key: row.key, what: [`${row.what} of `, link("/ui/cluster", { shard: row.shards.length === 1 ? row.shards[0] : null }, shardsText(row.shards))],
+    key: row.key, what: [`${row.what} of `, link("/ui/cluster", row.shards.length === 1 ? { shard: row.shards[0] } : { state: "trouble" }, shardsText(row.shards))],
     waitsFor: row.waitsFor, count: number(row.total),
   }));
 }
