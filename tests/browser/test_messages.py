@@ -112,7 +112,7 @@ def press(page: Page, button: str, confirmation: str) -> None:
 # --- one message
 
 
-def test_a_stranger_finds_out_why_an_id_was_not_delivered_and_sends_it_again(
+def test_who_has_only_an_id_finds_out_why_it_was_not_delivered_and_sends_it_again(
     page: Page, service: Service
 ) -> None:
     """From the overview in three steps: the look-up, Replay, and its confirmation."""
@@ -413,7 +413,7 @@ def test_the_views_have_no_serious_fault_of_accessibility(
         page.set_viewport_size({"width": 390, "height": 800})
     for path in VIEWS[::2] if look == "dark" else VIEWS:
         opened(page, service, path)
-        expect(page.locator("main :is(.table, .life, form.send, svg)").first).to_be_visible()
+        expect(page.locator("main :is(.table, .history, form.send, svg)").first).to_be_visible()
         expect(page.get_by_text("Searching.")).to_have_count(0)
         assert faults(page) == [], path
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path

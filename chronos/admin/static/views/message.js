@@ -1,4 +1,4 @@
-// One message: its life, why it waits or died, what it carries, and what can be done with it.
+// One message: its history, why it waits or failed, what it carries, and what can be done with it.
 
 import { get, reason } from "../lib/api.js";
 import { copyButton } from "../lib/copy.js";
@@ -9,12 +9,13 @@ import { resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
 import { composeFrom } from "./messages/compose.js";
-import { life } from "./messages/life.js";
+import { historyOf } from "./messages/history.js";
 import { nextTimes, rhythm } from "./messages/rhythm.js";
 import { unknown } from "./messages/unknown.js";
 
 const KINDS = { pending: "", delivered: "good", cancelled: "plain", expired: "bad", dead: "bad" };
 const NEXT = 10; // Times of a series that are shown.
+const UNKNOWN_MS = 10e3;
 
 export function mount(root, { path, query, id }) {
   const name = h("span", { class: "id", dir: "auto" }, id);
@@ -32,11 +33,13 @@ export function mount(root, { path, query, id }) {
   const copyId = copyButton("Copy the id", () => name.textContent);
   copyId?.classList.add("quiet");
   replace(root, h("div", { class: "head message" }, h("div", { class: "acts" }, title, state, copyId)), told, why, acts, grid);
+  let askAt = 0; // When the service is asked again; an unknown id is not worth a request every 2 s.
   let shown = null; // The message as it was last shown, as text,
   let read = null; // and the one whose payload is shown.
   let letter = null; // Its dead letter: undefined if there is none.
 
   async function refresh() {
+    if (performance.now() < askAt) return;
     const isNew = read === null;
     let found;
     try {
@@ -60,6 +63,7 @@ export function mount(root, { path, query, id }) {
   }
 
   async function showUnknown(error) {
+    askAt = performance.now() + UNKNOWN_MS;
     if (shown === error.message) return;
     shown = error.message;
     read = null;
@@ -73,7 +77,7 @@ export function mount(root, { path, query, id }) {
   function show(message) {
     const { value, value_base64, overdue_ms, ...rest } = message;
     const text = JSON.stringify([rest, letter?.resolution, Math.floor((overdue_ms ?? 0) / 10e3)]);
-    replace(left, left.firstChild, life(message));
+    replace(left, left.firstChild, historyOf(message));
     if (text === shown) return;
     shown = text;
     grid.hidden = false;
@@ -92,7 +96,10 @@ export function mount(root, { path, query, id }) {
     const gone = h("p", { class: "soft" }, message.state === "cancelled" ? "A cancelled message is not kept." : "It is no longer kept: the retention of the message is over.", isDead(message) ? " The dead letter has it." : "");
     replace(carried, carried.firstChild, message.target
       ? payload(message, { mode: query.get("as"), onMode: (mode) => history.replaceState(null, "", `${path}?as=${mode}`) }) : gone);
-    replace(headers, headers.firstChild, message.target ? headerList(message.target.headers, { isHidden }) : gone.cloneNode(true));
+    const own = message.target?.headers;
+    const copyHeaders = own && copyButton("Copy as JSON", () => JSON.stringify(own, null, 2));
+    copyHeaders?.classList.add("quiet");
+    replace(headers, headers.firstChild, message.target ? headerList(own, { isHidden }) : gone.cloneNode(true), own && h("div", { class: "acts" }, copyHeaders));
   }
 
   function showActs(message) {

@@ -1,16 +1,18 @@
 // Messages by state, target, due time, id, key and header, and what can be done with them, one by one or all at once.
 
 import { reason } from "../lib/api.js";
-import { badge, h, link, messageLink, notice, replace, tabs } from "../lib/dom.js";
+import { address, badge, h, link, messageLink, notice, replace, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
+import { isStalePage } from "../lib/pages.js";
+import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
 import { table } from "../lib/table.js";
 import { ACTS, actOnEach, confirm, overdueMs } from "./messages/acts.js";
 import { compose } from "./messages/compose.js";
 import { facets, jobPanel, readJob, startCount, startJob, stopJob } from "./messages/jobs.js";
 import { recentJobs } from "./messages/recent.js";
-import { chosen, CONDITIONS, isPending, jobFilter, search, STATES } from "./messages/search.js";
+import { chosen, CONDITIONS, isPending, jobFilter, PAGE, search, STATES } from "./messages/search.js";
 
 const PATH = "/ui/messages";
 const GAP_MS = 1900; // Time between two searches,
@@ -90,14 +92,19 @@ export function mount(root, { query }) {
 
   async function list() {
     if (performance.now() < nextAt) return;
-    const found = await search(query, { signal: searching.signal });
+    const found = await search(query, { signal: searching.signal }).catch((error) => (isStalePage(error) && query.get("after") ? null : Promise.reject(error)));
+    if (found === null) {
+      notice("This page is no longer valid, because the node was restarted or the conditions were changed. This is the first page.", "bad");
+      navigate(address(PATH, chosen(query)), { replace: true });
+      return;
+    }
     nextAt = performance.now() + Math.max(GAP_MS, COSTS * found.ms);
     if (!pending) nextAt = Math.max(nextAt, performance.now() + 10e3);
     rows.update(found.messages);
     replace(rows.element.querySelector(".empty"), emptyText(query, found));
     const text = noteText(query, found);
     if (note.textContent !== text) note.textContent = text;
-    fill(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found)]);
+    fill(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found), ...letterHint(query)]);
   }
 
   async function showJob() {
@@ -126,7 +133,7 @@ export function mount(root, { query }) {
 /** Replace the content of an element only if it differs, so that the focus in it stays. */
 function fill(place, content) {
   const next = place.cloneNode(false);
-  next.append(h("div", null, content));
+  next.append(...h("div", null, content).childNodes);
   const old = place.cloneNode(false);
   old.append(...[...place.childNodes].map((child) => child.cloneNode(true)));
   if (!next.isEqualNode(old)) replace(place, ...next.childNodes);
@@ -179,14 +186,20 @@ function noteText(query, found) {
   const place = page > 1 ? `Page ${number(page)}: ` : "";
   if (found.after === null) return `${place}${plural(found.messages.length, "message")}, to the end.`;
   const far = found.through === null ? "" : ` It has read the messages due up to ${timeText(found.through)}.`;
-  if (found.messages.length < 100) return `${place}${plural(found.messages.length, "message")} so far: the search stopped after ${duration(found.ms)}, because few messages match.${far}`;
+  if (found.messages.length < PAGE) return `${place}${plural(found.messages.length, "message")} so far: the search stopped after ${duration(found.ms)}, because few messages match.${far}`;
   return `${place}${plural(found.messages.length, "message")}, due up to ${timeText(found.messages.at(-1).planned_at)}. There are more.`;
 }
 
 function nextPage(query, found) {
   const page = Number(query.get("page") ?? 1);
   const to = query.get("state") === "overdue" ? { "due-to": new Date(Number(found.dueTo)).toISOString() } : {};
-  return link(PATH, { ...chosen(query), ...to, after: found.after, page: page + 1 }, found.messages.length < 100 ? "Go on searching" : "Next page");
+  return link(PATH, { ...chosen(query), ...to, after: found.after, page: page + 1 }, found.messages.length < PAGE ? "Go on searching" : "Next page");
+}
+
+/** Where dead letters are counted by reason, and replayed. */
+function letterHint(query) {
+  if (!["dead", "expired"].includes(query.get("state"))) return [];
+  return [link("/ui/dead-letters", { target: query.get("target") }, "Dead letters by reason, to be replayed")];
 }
 
 /** Where messages are that ended before those of the list. */

@@ -4,7 +4,6 @@ import { get, post, reason } from "../../lib/api.js";
 import { address, h, messageLink, replace } from "../../lib/dom.js";
 import { DURATION, fieldInstant, fieldText, zoned } from "../../lib/fields.js";
 import { timeText } from "../../lib/format.js";
-import { navigate } from "../../lib/router.js";
 import { nowMs } from "../../lib/state.js";
 import { pathOf } from "./acts.js";
 
@@ -165,4 +164,3 @@ async function follow(sent, place) {
 
 /** The address of the form with what a message has. */
 export const composeFrom = (id) => address("/ui/messages", { schedule: "true", from: id });
-export const openCompose = (id) => navigate(composeFrom(id));

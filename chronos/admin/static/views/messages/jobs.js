@@ -2,7 +2,7 @@
 
 import { del, get, post, reason } from "../../lib/api.js";
 import { address, badge, dialog, h, link, notice, replace } from "../../lib/dom.js";
-import { ago, duration, number, plural, timeText } from "../../lib/format.js";
+import { duration, number, plural, timeText } from "../../lib/format.js";
 import { navigate } from "../../lib/router.js";
 import { ACTS, askTime } from "./acts.js";
 import { filterText } from "./search.js";
@@ -86,7 +86,7 @@ export async function startCount(filter, query) {
 /** Counts by target, each a link to its messages. `query`: the conditions of the list. */
 export function facets(job, query) {
   return h("section", { class: "card", "aria-label": "Messages by target" },
-    h("div", { class: "head" }, h("h2", null, `${plural(job.matched, "message")} by target`), h("span", { class: "soft" }, `counted ${ago(job.ended_at ?? job.started_at)}`)),
+    h("div", { class: "head" }, h("h2", null, `${plural(job.matched, "message")} by target`), h("span", { class: "soft" }, `counted at ${timeText(job.ended_at ?? job.started_at)}`)),
     h("ul", { class: "facets" }, (job.targets ?? []).slice(0, 5 * TARGETS).map((each) => h("li", null,
       link("/ui/messages", { ...query, target: each.topic }, h("span", { dir: "auto" }, each.topic)), " ", h("b", null, number(each.messages))))),
     (job.targets ?? []).length > 5 * TARGETS && h("p", { class: "soft" }, `and ${plural(job.targets.length - 5 * TARGETS, "more target")}`));

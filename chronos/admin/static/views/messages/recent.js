@@ -14,7 +14,7 @@ const KINDS = { running: "", done: "good", stopped: "plain", failed: "bad" };
 export function recentJobs() {
   const grid = table({
     caption: "Bulk operations", key: (job) => job.id, columns: [
-      { name: "Began", cell: (job) => relative(job.started_at) }, { name: "Action", cell: (job) => link("/ui/messages", { [job.action === "count" ? "count" : "job"]: job.id }, job.action) },
+      { name: "Began", cell: (job) => relative(job.started_at) }, { name: "Action", cell: (job) => link("/ui/messages", { job: job.id }, job.action) },
       { name: "Filter", grow: true, cell: (job) => filterWords(job.filter) },
       { name: "State", cell: (job) => [badge(job.state, KINDS[job.state]), job.error && h("div", { class: "why" }, job.error)] },
       { name: "Matched", numeric: true, cell: (job) => number(job.matched) }, { name: "Done", numeric: true, cell: (job) => number(job.done) },
@@ -30,7 +30,8 @@ export function recentJobs() {
   async function refresh() {
     if (!isRunning && performance.now() - askedAt < EVERY_MS) return;
     askedAt = performance.now();
-    const found = (await get("/v1/jobs")).jobs;
+    // A count is the dry run of one of the others.
+    const found = (await get("/v1/jobs")).jobs.filter((job) => job.action !== "count");
     isRunning = found.some((job) => job.state === "running");
     grid.update(found.slice(0, SHOWN));
     element.hidden = found.length === 0;

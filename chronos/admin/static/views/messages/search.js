@@ -13,7 +13,9 @@ export const STATES = [
 /** Names of the query that choose messages, besides `state`. */
 export const CONDITIONS = ["target", "id-prefix", "due-from", "due-to", "key", "header", "series"];
 
-const PAGE = 100; // Rows of a page.
+/** Rows of a page. */
+export const PAGE = 100;
+
 const PART = 1000; // Messages of one request, at most.
 const SEARCH_MS = 1500; // How long a search goes on by itself while it finds few messages,
 const REQUESTS_MAX = 12; // and how many requests it makes.

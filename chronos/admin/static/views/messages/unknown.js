@@ -14,7 +14,7 @@ export async function unknown(place, id, error) {
   const [letter, record] = await Promise.all([look(`/v1/dead-letters/${segment(id)}`), look(`/v1/rejected/${segment(id)}`)]);
   replace(elsewhere,
     h("li", null, link(`/ui/dead-letters/${segment(id)}`, null, "Dead letters"), ": ", letter.found
-      ? h("span", { class: "why" }, `it died at ${timeText(letter.found.dead_at)}, ${letter.found.reason}: ${letter.found.detail}${letter.found.resolution ? ` (${letter.found.resolution})` : ""}`) : letter.text),
+      ? h("span", { class: "why" }, `dead-lettered at ${timeText(letter.found.dead_at)}, ${letter.found.reason}: ${letter.found.detail}${letter.found.resolution ? ` (${letter.found.resolution})` : ""}`) : letter.text),
     h("li", null, link(`/ui/rejected/${segment(id)}`, null, "Rejected records"), ": ", record.found
       ? h("span", { class: "why" }, `rejected at ${timeText(record.found.rejected_at)}, ${record.found.reason}: ${record.found.detail}`) : record.text),
     h("li", null, "Messages whose id begins so: ", link("/ui/messages", { "id-prefix": id }, "pending"), ", ", link("/ui/messages", { "id-prefix": id, state: "settled" }, "ended")),

@@ -1,4 +1,4 @@
-// The life of a message, from its acceptance to its end, as far as the service keeps it.
+// The history of a message, from its acceptance to its end, as far as the service keeps it.
 
 import { h } from "../../lib/dom.js";
 import { duration, ms, number, plural, relative, time, timeText } from "../../lib/format.js";
@@ -75,8 +75,8 @@ function ended(message, due, add) {
 }
 
 /** A list in the order of time. */
-export function life(message) {
-  return h("ol", { class: "life" }, steps(message).map(({ at, title, detail, kind }) => h("li", { class: kind || null },
+export function historyOf(message) {
+  return h("ol", { class: "history" }, steps(message).map(({ at, title, detail, kind }) => h("li", { class: kind || null },
     h("div", { class: "step" }, h("b", null, title), at && [" ", h("span", { class: "soft" }, relative(at))]),
     at && h("div", { class: "soft" }, time(at, "full")),
     detail && h("div", { class: kind === "bad" ? "why" : null }, detail))));
