@@ -250,6 +250,17 @@ def test_a_message_is_edited_and_sent_again_as_a_new_one(page: Page, service: Se
     expect(page.locator("main")).to_contain_text("Not scheduled: the id is taken.")
 
 
+def test_a_pending_message_is_replaced_by_an_edited_one(page: Page, service: Service) -> None:
+    due_at = service.get("/v1/messages/many-0005")["due_at"]
+    opened(page, service, of("many-0005"))
+    page.get_by_role("link", name="Edit and replace").click()
+    page.get_by_label("Payload", exact=True).fill("replaced")
+    page.get_by_role("button", name="Replace the message").click()
+    expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/many-0005", payload="true")
+    assert (found["value"], found["due_at"][:19]) == ("replaced", due_at[:19])
+
+
 # --- many
 
 
@@ -394,7 +405,7 @@ def test_a_series_is_cancelled(page: Page, service: Service) -> None:
 # --- all of them
 
 VIEWS = (
-    "/ui/messages?target=orders-*",
+    "/ui/messages?target=picked",
     "/ui/messages?state=dead",
     "/ui/messages/slow-1",
     "/ui/messages?schedule=true&from=many-0002",
