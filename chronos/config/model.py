@@ -494,8 +494,8 @@ class AdminConfig(Section):
         None,
         "YAML file that says what bearer tokens, client certificates and tokens of an issuer may "
         "do, and with which targets and ids; it is read again when it changes. With it, every "
-        "request needs a token, except for health checks, the console and `/openapi.json`. null: no "
-        "tokens.",
+        "request needs a token, except for health checks, the console and `/openapi.json`. null: "
+        "no tokens.",
     )
     tls: AdminTlsConfig = Field(default_factory=AdminTlsConfig)
     jwt: AdminJwtConfig = Field(default_factory=AdminJwtConfig)

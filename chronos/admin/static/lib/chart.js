@@ -78,10 +78,12 @@ export function chart({ title, type = "bars", series, format = number, empty = "
   function drawLines(picture, { left, step, y }) {
     data.values.forEach((values, number) => {
       let path = "";
+      const isThere = (at) => values[at] !== null && values[at] !== undefined;
       values.forEach((value, at) => {
-        if (value === null || value === undefined) return;
-        const isFirst = at === 0 || values[at - 1] === null || values[at - 1] === undefined;
-        path += `${isFirst ? "M" : "L"}${(left + (at + 0.5) * step).toFixed(2)} ${y(value).toFixed(2)}${isFirst ? "h0.01" : ""}`;
+        if (!isThere(at)) return;
+        const [x, level] = [(left + (at + 0.5) * step).toFixed(2), y(value).toFixed(2)];
+        path += `${isThere(at - 1) ? "L" : "M"}${x} ${level}`;
+        if (!isThere(at - 1) && !isThere(at + 1)) picture.append(svg("circle", { class: `point ${series[number].kind}`, cx: x, cy: level, r: 2 }));
       });
       if (path) picture.append(svg("path", { class: `line ${series[number].kind}`, d: path }));
     });

@@ -5,11 +5,19 @@ import { number } from "./format.js";
 
 const SHOWN = 12;
 
+const patterns = new Map(); // Those that were compiled.
+
 /** Whether a topic is one that a filter names: its name, or a shell-style pattern. */
 export function isLike(topic, pattern) {
   if (!pattern || topic === pattern) return true;
+  if (!/[*?[]/.test(pattern)) return false;
+  if (!patterns.has(pattern)) patterns.set(pattern, compiled(pattern));
+  return patterns.get(pattern)?.test(topic) ?? false;
+}
+
+function compiled(pattern) {
   const text = pattern.replace(/[.+^${}()|\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".").replace(/\[!/g, "[^");
-  try { return new RegExp(`^${text}$`).test(topic); } catch { return false; }
+  try { return new RegExp(`^${text}$`); } catch { return null; }
 }
 
 /** The sums of `size` by a field of the rows, the largest first. */

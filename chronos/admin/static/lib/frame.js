@@ -29,7 +29,8 @@ export function frame(current) {
   links.find((each) => each.hasAttribute("aria-current"))?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
 }
 
-let said = null; // The banner as it stands: it is drawn, and read aloud, only when it says something else.
+let said = null; // What the banner says: it is drawn, and read aloud, only when it says something else.
+let texts = []; // Its lines, whose times go on meanwhile.
 
 /** Show the state of the service: the word in the head, the banner, and whether what is shown is out of date. */
 export function showState() {
@@ -47,39 +48,38 @@ export function showState() {
     $("version").textContent = `Chronos ${node.version}`;
   }
   const lines = silentSince !== null ? [silence(silentSince)] : refused !== null ? [refusal(refused)] : wrong.map(line);
-  const next = JSON.stringify(lines.map(({ key }) => key));
-  if (next === said) return;
+  // "for 5 min" and "5 min ago" change by themselves, and are not worth an announcement.
+  const next = JSON.stringify(lines.map(({ text }) => text.replace(/\b[\d.]+ (ms|s|min|h|d)\b/g, "")));
+  $("banner").setAttribute("aria-live", next === said ? "off" : "polite");
+  if (next === said) {
+    texts.forEach((place, at) => { if (place.textContent !== lines[at].text) place.textContent = lines[at].text; });
+    return;
+  }
   said = next;
   const isOpen = $("banner").querySelector("details")?.open ?? false;
   const hasProblem = silentSince !== null || refused !== null || wrong.some((trouble) => trouble.isProblem);
   $("banner").hidden = lines.length === 0;
   $("banner").className = `banner ${hasProblem ? "bad" : "warn"}`;
-  const made = lines.map(({ element }) => element());
-  replace($("banner"), made.length && h("ul", null, made.slice(0, SHOWN)),
+  texts = lines.map(({ text }) => h("span", null, text));
+  const made = lines.map(({ rest }, at) => h("li", null, texts[at], rest && h("span", { class: "next" }, rest())));
+  replace($("banner"), made.length > 0 && h("ul", null, made.slice(0, SHOWN)),
     made.length > SHOWN && h("details", { open: isOpen }, h("summary", null, `${made.length - SHOWN} more`), h("ul", null, made.slice(SHOWN))));
 }
 
 function line({ text, next }) {
-  return {
-    // "for 5 min" and "5 min ago" change by themselves, and are not worth an announcement.
-    key: text.replace(/\b[\d.]+ (ms|s|min|h|d)\b/g, ""),
-    element: () => h("li", null, h("span", null, text), " ",
-      h("span", { class: "next" }, "Next: ", link(next.path, next.query, next.view), " · ", h("code", null, next.command), h("span", { class: "soft" }, ` · runbook ${next.runbook}`))),
-  };
+  return { text, rest: () => ["Next: ", link(next.path, next.query, next.view), " · ", h("code", null, next.command), h("span", { class: "soft" }, ` · docs/operations/${next.runbook}.md`)] };
 }
 
 function silence(since) {
   const what = service.nodes === null ? "" : " What is shown is its last answer.";
-  return { key: `silent ${since}`, element: () => h("li", null, h("span", null, `The service does not answer since ${timeText(since)}.${what} It is asked again every 2 s. `),
-    h("span", { class: "next" }, "Next: ", h("code", null, "chronos doctor"), h("span", { class: "soft" }, " on the machine · runbook not-starting"))) };
+  return { text: `The service does not answer since ${timeText(since)}.${what} It is asked again every 2 s.`,
+    rest: () => ["Next: ", h("code", null, "chronos doctor"), h("span", { class: "soft" }, " on the machine · docs/operations/not-starting.md")] };
 }
 
 function refusal(error) {
-  if (error.status === 401) {
-    const again = () => h("button", { type: "button", onclick: () => { isDeclined = false; look({ force: true }).then(redraw); } }, "Enter a token");
-    return { key: "token", element: () => h("li", null, h("span", null, "This service needs a token. "), again()) };
-  }
-  return { key: error.message, element: () => h("li", null, error.message) };
+  if (error.status !== 401) return { text: error.message };
+  const again = () => h("button", { type: "button", onclick: () => { isDeclined = false; look({ force: true }).then(redraw); } }, "Enter a token");
+  return { text: "This service needs a token.", rest: again };
 }
 
 function showClock() {

@@ -1,29 +1,10 @@
-// Requests about many dead letters: counting, and replaying or discarding them part by part.
+// Requests that replay or discard dead letters, part by part.
 
-import { get, post, reason } from "./api.js";
+import { post, reason } from "./api.js";
 import { dialog, h, notice, replace, segment } from "./dom.js";
 import { number, plural } from "./format.js";
 
-const PARTS_MAX = 50; // Requests of one count: a million dead letters are 100 of them, and take minutes.
 const AT_ONCE = 4; // Requests about single dead letters at a time.
-
-/** Counts of an API that answers part by part: { rows, isWhole }. `size`: the name of the field with the number. */
-export async function countAll(path, query, size, { parts = PARTS_MAX } = {}) {
-  const rows = new Map();
-  let after;
-  for (let part = 0; part < parts; part += 1) {
-    const found = await get(path, { ...query, after });
-    for (const row of found.counts) {
-      const key = JSON.stringify([row.reason, row.topic, row.source]);
-      const known = rows.get(key);
-      if (known) known[size] += row[size];
-      else rows.set(key, row);
-    }
-    after = found.after;
-    if (after === null) return { rows: [...rows.values()], isWhole: true };
-  }
-  return { rows: [...rows.values()], isWhole: false };
-}
 
 /** Add up the results of several requests. */
 function added(total, found) {
@@ -38,19 +19,19 @@ function added(total, found) {
 }
 const nothing = () => ({ matched: 0, resolved: 0, refused: [] });
 
-/** Send one action about everything that `selections` name; each is followed part by part. */
-async function send(action, selections, more, told = () => {}) {
+/** Send one action about everything that `selections` name; each is followed part by part, until it is stopped. */
+async function send(action, selections, more, told, isStopped) {
   const total = nothing();
   const waiting = [...selections];
   const work = async () => {
-    for (let selection = waiting.shift(); selection; selection = waiting.shift()) {
+    for (let selection = waiting.shift(); selection && !isStopped(); selection = waiting.shift()) {
       let after;
       do {
         const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
         added(total, found);
         told(total);
         after = found.after ?? undefined;
-      } while (after !== undefined);
+      } while (after !== undefined && !isStopped());
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
@@ -61,13 +42,15 @@ const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"
 
 /**
  * Replay or discard: count first, show what it will hit, ask, do it, and say what came of it. `selections`: bodies of the
- * API, each with an id or a filter. `what`: what is selected, in words. The promise is of whether something was done.
+ * API, each with an id or a filter. `what`: what is selected, in words. `told(text)` is called with the progress, at last
+ * with ""; `isStopped()` ends it between two requests. The promise is of whether something was done.
  */
-export async function resolveLetters(action, selections, what, told) {
+export async function resolveLetters(action, selections, what, { told = () => {}, isStopped = () => false } = {}) {
   const [verb, done] = VERBS[action];
   try {
-    const found = await send(action, selections, { dry_run: true }, (total) => told?.(`Counted so far: ${number(total.matched)}`));
-    told?.("");
+    const found = await send(action, selections, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
+    told("");
+    if (isStopped()) return false;
     if (found.matched === 0) {
       notice(`No dead letter is left to ${action}: ${what}.`, "bad");
       return false;
@@ -75,14 +58,14 @@ export async function resolveLetters(action, selections, what, told) {
     const answer = await confirm(action, verb, found, what);
     if (!answer) return false;
     const more = action === "replay" ? { anyway: answer.anyway } : {};
-    const result = await send(action, selections, more, (total) => told?.(`${number(total.resolved)} ${done} so far`));
-    told?.("");
-    notice(outcome(result, done), result.refused.length ? "bad" : "good");
+    const result = await send(action, selections, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
+    notice((isStopped() ? "Stopped. " : "") + outcome(result, done), result.refused.length ? "bad" : "good");
     return true;
   } catch (error) {
-    told?.("");
     notice(`${verb}: ${reason(error)}`, "bad");
     return false;
+  } finally {
+    told("");
   }
 }
 

@@ -4,6 +4,7 @@ import { post, reason } from "./api.js";
 import { badge, dialog, h, link, notice } from "./dom.js";
 import { bytes, duration, number, plural, relative, time } from "./format.js";
 import { look, service } from "./service.js";
+import { nowMs } from "./state.js";
 import { table } from "./table.js";
 
 const NAMED = 12; // Shards named in one row; more are a number with a link.
@@ -13,10 +14,10 @@ export function nodeTable() {
   const grid = table({
     caption: "Nodes", key: (row) => row.name, columns: [
       { name: "Node", cell: nameOf }, { name: "State", cell: (row) => [badge(...row.state), row.reasons.map((text) => h("div", { class: "why" }, text))], grow: true },
-      { name: "Master of", grow: true, cell: ledBy }, { name: "Replicas", numeric: true, cell: (row) => number(row.replicas) },
+      { name: "Master of", grow: true, cell: ledBy }, { name: "Replicas", numeric: true, wide: true, cell: (row) => number(row.replicas) },
       { name: "Behind", numeric: true, cell: (row) => (row.behind === null ? "not known" : row.behind === undefined ? "–" : number(row.behind)) },
-      { name: "Up", numeric: true, cell: (row) => (row.startedAt ? duration(Date.now() - Date.parse(row.startedAt)) : "–") },
-      { name: "Version", cell: (row) => row.version ?? "–" }, { name: "", cell: actions },
+      { name: "Up", numeric: true, wide: true, cell: (row) => (row.startedAt ? duration(nowMs() - Date.parse(row.startedAt)) : "–") },
+      { name: "Version", wide: true, cell: (row) => row.version ?? "–" }, { name: "", cell: actions },
     ],
   });
   return { element: grid.element, update: () => grid.update(rows(service.nodes)) };
@@ -36,7 +37,8 @@ function rows(found) {
     };
   });
   const away = found.away.map((node) => ({ name: node.node, state: ["away", "bad"], reasons: [], since: node.since, led: [], replicas: node.shards.length }));
-  return [...away, ...present];
+  const isWell = (row) => Number(row.state[1] === "good");
+  return [...away, ...present.sort((one, other) => isWell(one) - isWell(other))];
 }
 
 function nameOf(row) {

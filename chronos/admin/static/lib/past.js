@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { card, h, link, replace, tabs } from "./dom.js";
 import { duration, ms, number } from "./format.js";
-import { isCluster, service } from "./service.js";
+import { isCluster, seldom, service } from "./service.js";
 import { nowMs } from "./state.js";
 
 const MINUTE_MS = 60e3;
@@ -28,21 +28,14 @@ export function past(query) {
   });
   const late = chart({
     title: "Lateness of deliveries", type: "lines", format: duration, empty: "No deliveries in this period.",
-    series: [{ name: "99 in 100", kind: "accent" }, { name: "All", kind: "bad" }],
+    series: [{ name: "Latest of all", kind: "calm" }, { name: "99 in 100", kind: "accent" }],
   });
   const note = h("p", { class: "soft" });
   const element = card(`The past ${NAMES[range]}`, { class: "wide" },
     h("div", { class: "head" }, note, h("div", { class: "acts" }, scale, ranges)),
     h("div", { class: "grid" },
       [["Delivered", delivered], ["Failed", failed], ["Lateness", late]].map(([name, made]) => h("div", { class: "third" }, h("h3", null, name), made.element))));
-  let askedAt = -Infinity;
-
-  async function refresh() {
-    if (performance.now() - askedAt < EVERY_MS) return;
-    askedAt = performance.now();
-    const found = await get("/v1/history", { minutes: RANGES[range] });
-    draw(found);
-  }
+  const refresh = seldom(EVERY_MS, async () => draw(await get("/v1/history", { minutes: RANGES[range] })));
 
   function draw({ node, minutes }) {
     const stepMs = Math.max(1, RANGES[range] / POINTS) * MINUTE_MS;
@@ -58,7 +51,7 @@ export function past(query) {
     const shared = { times, stepMs, logarithmic: isLog };
     delivered.update({ ...shared, values: [total("delivered")] });
     failed.update({ ...shared, values: [total("dead"), total("expired"), total("rejected")] });
-    late.update({ ...shared, values: [most("late_p99_ms"), most("late_max_ms")] });
+    late.update({ ...shared, values: [most("late_max_ms"), most("late_p99_ms")] });
     const whose = service.nodes !== null && isCluster() ? `Of node ${node} only, since its process began. ` : "Since the process began. ";
     const sums = ["delivered", "dead", "expired", "rejected"].map((name) => minutes.reduce((all, minute) => all + minute[name], 0));
     replace(note, `${whose}${number(sums[0])} delivered, ${number(sums[1])} dead-lettered, ${number(sums[2])} expired, ${number(sums[3])} rejected.`);

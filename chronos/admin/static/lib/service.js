@@ -48,6 +48,21 @@ async function ask() {
   costMs = token() === sent && service.refused === null ? lookedAt - began : 0;
 }
 
+/** A function that calls `ask` unless that was done in the last `gapMs`; after a failure it is done at once again. */
+export function seldom(gapMs, ask) {
+  let at = -Infinity;
+  return async () => {
+    if (performance.now() - at < gapMs) return;
+    at = performance.now();
+    try {
+      await ask();
+    } catch (error) {
+      at = -Infinity;
+      throw error;
+    }
+  };
+}
+
 /** The sum over all shards. */
 export const sum = (pick) => service.shards.reduce((total, shard) => total + pick(shard), 0);
 

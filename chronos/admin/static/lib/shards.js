@@ -1,13 +1,14 @@
 // The shards, page by page, and the transfer of one to another node.
 
 import { address, badge, dialog, h, link } from "./dom.js";
-import { bytes, duration, number, relative } from "./format.js";
+import { bytes, duration, ms, number, relative, timeText } from "./format.js";
 import { send } from "./nodes.js";
 import { isCluster, service } from "./service.js";
+import { nowMs } from "./state.js";
 import { table } from "./table.js";
 import { shardTroubles } from "./trouble.js";
 
-export const PAGE = 50;
+const PAGE = 25;
 
 /** The shards of a query: `shard` (numbers and ranges), `node`, and `state` (trouble). */
 export function matching(query) {
@@ -32,14 +33,15 @@ export function shardTable(path, query) {
     caption: "Shards", key: (shard) => shard.shard, empty: "No shard matches.", columns: [
       { name: "Shard", numeric: true, cell: (shard) => String(shard.shard) },
       { name: many ? "Master" : "Role", cell: state, grow: true },
-      ...(many ? [{ name: "Since", numeric: true, cell: (shard) => (shard.master_since ? relative(shard.master_since) : "–") }, { name: "Replicas", cell: replicas, grow: true }] : []),
-      { name: "Epoch", numeric: true, cell: (shard) => (many ? h("span", { title: "Role epoch, given out by the controller / log epoch, counted in the progress log" }, `${shard.epoch.role} / ${shard.epoch.log}`) : String(shard.epoch.log)) },
+      ...(many ? [{ name: "Followers", cell: followers, grow: true }] : []),
+      { name: "Epoch", numeric: true, wide: true, cell: (shard) => (many ? h("span", { title: "Role epoch, given out by the controller / log epoch, counted in the progress log" }, `${shard.epoch.role} / ${shard.epoch.log}`) : String(shard.epoch.log)) },
       { name: "Pending", numeric: true, cell: (shard) => number(shard.pending) },
       { name: "Next due", numeric: true, cell: (shard) => (shard.oldest_overdue_ms > 1000 ? h("span", { class: "why" }, `overdue ${duration(shard.oldest_overdue_ms)}`) : relative(shard.next_due_at)) },
       { name: "Lag", numeric: true, cell: (shard) => number(shard.lag) },
-      { name: "Late p50", numeric: true, cell: (shard) => late(shard, "p50_ms") }, { name: "p99", numeric: true, cell: (shard) => late(shard, "p99_ms") },
-      { name: "Delivered", numeric: true, cell: (shard) => number(shard.totals.delivered) }, { name: "Rejected", numeric: true, cell: (shard) => number(shard.totals.rejected) },
-      { name: "Dead", numeric: true, cell: (shard) => number(shard.totals.dead + shard.totals.expired) }, { name: "Store", numeric: true, cell: (shard) => bytes(shard.store_bytes) },
+      { name: "Late p50", numeric: true, wide: true, cell: (shard) => late(shard, "p50_ms") }, { name: "p99", numeric: true, wide: true, cell: (shard) => late(shard, "p99_ms") },
+      { name: "Delivered", numeric: true, wide: true, cell: (shard) => number(shard.totals.delivered) },
+      ...(many ? [] : [{ name: "Rejected", numeric: true, wide: true, cell: (shard) => number(shard.totals.rejected) }]),
+      { name: "Dead", numeric: true, wide: true, cell: (shard) => number(shard.totals.dead + shard.totals.expired) }, { name: "Store", numeric: true, wide: true, cell: (shard) => bytes(shard.store_bytes) },
       ...(many ? [{ name: "", cell: (shard) => h("button", { type: "button", class: "small", onclick: () => transfer(shard), "aria-label": `Transfer shard ${shard.shard}` }, "Transfer") }] : []),
     ],
   });
@@ -70,15 +72,16 @@ function state(shard) {
     : shard.paused ? [isCluster() && shard.master ? `${shard.master}, paused` : "paused", "bad"]
       : !isCluster() ? [shard.role, shard.role === "master" ? "good" : "warn"]
         : shard.master === null ? ["no master", "bad"] : leads ? [shard.master, "good"] : [`${shard.master}, taking over`, "warn"];
-  return [badge(...word), shardTroubles(shard).map((text) => h("div", { class: "why" }, text))];
+  return [badge(...word), shard.master_since && h("div", { class: "soft", title: timeText(shard.master_since, "full") }, `for ${duration(nowMs() - ms(shard.master_since))}`), shardTroubles(shard).map((text) => h("div", { class: "why" }, text))];
 }
 
-function replicas(shard) {
-  const held = shard.replicas.filter((replica) => replica.role !== "none");
+function followers(shard) {
+  const held = shard.replicas.filter((replica) => replica.role !== "none" && (replica.role !== "master" || replica.node !== shard.master));
+  if (!held.length) return "–";
   return h("div", { class: "chips" }, held.map((replica) => {
     const isSettled = replica.role === "master" || replica.role === "follower";
     const notes = [isSettled ? "" : replica.role, replica.lag ? `${number(replica.lag)} behind` : replica.lag === null ? "lag not known" : ""].filter(Boolean).join(", ");
-    return h("span", { class: `chip ${replica.role === "master" ? "good" : isSettled ? "" : "bad"}` }, replica.node, notes && h("small", null, notes));
+    return h("span", { class: `chip ${isSettled ? "" : "bad"}` }, replica.node, notes && h("small", null, notes));
   }));
 }
 

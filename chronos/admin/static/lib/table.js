@@ -3,8 +3,8 @@
 import { h, replace } from "./dom.js";
 
 /**
- * A table. `columns`: { name, cell(row) -> text, node or array, numeric, sort, grow }; `sort` is the address that sorts
- * by the column, or null. `key(row)` tells rows apart. `empty`: shown instead of no rows. `selectable(row)`: the label of
+ * A table. `columns`: { name, cell(row) -> text, node or array, numeric, sort, grow, wide }; `sort` is the address that sorts
+ * by the column, or null; `wide`: left out on a narrow screen. `key(row)` tells rows apart. `empty`: shown instead of no rows. `selectable(row)`: the label of
  * the box that selects a row; without it there are none. `onSelect(selected)`: after each change of the selection.
  */
 export function table({ caption, columns, rows = [], key, empty = "Nothing.", selectable = null, onSelect = () => {} }) {
@@ -74,7 +74,7 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
   return { element, update, get selected() { return [...selected.values()]; }, clear() { chooseAll(false); markAll(); } };
 }
 
-const kind = (column) => [column.numeric && "r", column.grow && "grow"].filter(Boolean).join(" ") || null;
+const kind = (column) => [column.numeric && "r", column.grow && "grow", column.wide && "wide-only"].filter(Boolean).join(" ") || null;
 
 /** Replace the content of a cell only if it differs, so that the focus inside it and a selection of text stay. */
 function fillCell(cell, content) {

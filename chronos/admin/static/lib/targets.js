@@ -20,13 +20,13 @@ export function busiest(text) {
 }
 
 /**
- * One row for each known target: { topic, counters, perSecond, waiting, leaderless (partitions, -1 for all), limit, own
- * (whether the limit is the topic's alone), emptyAt, dead: [{ reason, messages }] of the last 10 minutes, unitless }.
+ * One row for each known target: { topic, counters, perSecond, waiting, leaderless (partitions, -1 for all), emptyAt,
+ * dead: [{ reason, messages }] of the last 10 minutes, unitless }.
  */
 export function targetRows({ rates, lanes }, counters, before) {
   const rows = new Map();
   const row = (topic) => {
-    if (!rows.has(topic)) rows.set(topic, { topic, counters: counters.of.get(topic) ?? null, perSecond: perSecond(topic, counters, before), waiting: 0, leaderless: [], limit: null, emptyAt: null, dead: [], unitless: 0 });
+    if (!rows.has(topic)) rows.set(topic, { topic, counters: counters.of.get(topic) ?? null, perSecond: perSecond(topic, counters, before), waiting: 0, leaderless: [], emptyAt: null, dead: [], unitless: 0 });
     return rows.get(topic);
   };
   counters.of.forEach((_, topic) => row(topic));
@@ -41,7 +41,6 @@ export function targetRows({ rates, lanes }, counters, before) {
     for (const each of shard.dead_recently?.cases ?? []) addDead(row(each.target).dead, each);
     for (const [topic, count] of Object.entries(shard.unitless ?? {})) if (topic) row(topic).unitless += count;
   }
-  for (const each of rows.values()) each.limit = limitOf(each.topic, rates);
   return [...rows.values()];
 }
 

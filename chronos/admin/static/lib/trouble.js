@@ -4,6 +4,7 @@ import { ago, duration, number, plural } from "./format.js";
 import { nowMs } from "./state.js";
 import { growth, isCluster, service } from "./service.js";
 
+const RUNS = 8; // Runs of shards named in one line.
 const CAUSES = 3; // Named in one line.
 const OVERDUE_MS = 60e3; // A shard whose next message is overdue by more is a problem.
 
@@ -11,11 +12,12 @@ const OVERDUE_MS = 60e3; // A shard whose next message is overdue by more is a p
 const NOT_READY = { view: "Cluster", path: "/ui/cluster", command: "chronos doctor", runbook: "not-ready" };
 const PAUSED = { view: "Cluster", path: "/ui/cluster", query: { state: "trouble" }, command: "chronos doctor", runbook: "paused" };
 const LATE = { view: "Cluster", path: "/ui/cluster", query: { state: "trouble" }, command: "chronos doctor", runbook: "late" };
+const UNITLESS = { ...LATE, view: "Targets", path: "/ui/targets", query: null };
 const ROLES = { view: "Cluster", path: "/ui/cluster", command: "chronos failover status", runbook: "roles" };
 const DEAD = { view: "Dead letters", path: "/ui/dead-letters", command: "chronos dead-letters list", runbook: "dead-letters" };
 const REJECTED = { view: "Rejected", path: "/ui/rejected", command: "chronos rejected count --by reason,target", runbook: "dead-letters" };
 
-/** "shard 3", or "shards 0 to 3, 7". */
+/** "shard 3", or "shards 0 to 3, 7"; of many runs the first ones. */
 export function shardsText(numbers) {
   const runs = [];
   for (const each of [...numbers].sort((one, other) => one - other)) {
@@ -23,8 +25,10 @@ export function shardsText(numbers) {
     if (last && each === last[1] + 1) last[1] = each;
     else runs.push([each, each]);
   }
-  const names = runs.map(([from, to]) => (to - from > 1 ? `${from} to ${to}` : to > from ? `${from}, ${to}` : `${from}`));
-  return `${numbers.length === 1 ? "shard" : "shards"} ${names.join(", ")}`;
+  const named = runs.length > RUNS + 1 ? runs.slice(0, RUNS) : runs;
+  const names = named.map(([from, to]) => (to - from > 1 ? `${from} to ${to}` : to > from ? `${from}, ${to}` : `${from}`));
+  const rest = runs.slice(named.length).reduce((all, [from, to]) => all + to - from + 1, 0);
+  return `${numbers.length === 1 ? "shard" : "shards"} ${names.join(", ")}${rest ? ` and ${number(rest)} more` : ""}`;
 }
 
 /** The shards by a text that says what is wrong with each; shards without one are left out. */
@@ -70,7 +74,7 @@ function died(shards) {
 /** What is wrong with one shard, as short texts; for its row in a table. */
 export function shardTroubles(shard) {
   if (shard.node === null) return ["no node with a replica of it answers"];
-  return [shard.paused, shard.master === null && isCluster() && "no node is master", overdue(shard), tooFew(shard), unhealthy(shard), shard.waits_for, heldBack(shard), shard.dead_recently?.text].filter(Boolean);
+  return [shard.paused, shard.master === null && isCluster() && "its messages wait for a master", overdue(shard), tooFew(shard), unhealthy(shard), shard.waits_for, heldBack(shard), shard.dead_recently?.text].filter(Boolean);
 }
 
 /**
@@ -99,7 +103,7 @@ export function troubles() {
   add(LATE, byText(here, (shard) => shard.waits_for));
   add(LATE, byText(here, heldBack));
   add(LATE, (found.nodes[0].brokers ?? []).filter((broker) => broker.unavailable_until).map((broker) => `broker ${broker.broker} took ${duration(broker.latency_ms)}: messages without a key avoid it`), "wait", false);
-  add(REJECTED, byText(here, unitless), "die", false);
+  add(UNITLESS, byText(here, unitless), "wait", false);
   if (found.rules_held_back_by.length) {
     const newest = Math.max(...found.nodes.map((node) => node.rules));
     add(NOT_READY, [`rules ${found.rules} are in use; rules ${newest} wait for ${found.rules_held_back_by.join(", ")}: upgrade them, or forget those that will not come back`], "wait", false);

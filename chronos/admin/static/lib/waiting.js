@@ -3,7 +3,8 @@
 import { get } from "./api.js";
 import { card, link } from "./dom.js";
 import { duration, number, relative } from "./format.js";
-import { isCluster, service } from "./service.js";
+import { isCluster, seldom, service } from "./service.js";
+import { nowMs } from "./state.js";
 import { table } from "./table.js";
 import { shardsText } from "./trouble.js";
 
@@ -22,15 +23,11 @@ export function waiting() {
   const element = card("What waits", { class: "wide" }, grid.element);
   element.hidden = true;
   let lanes = [];
-  let askedAt = -Infinity;
+  const ask = seldom(EVERY_MS, async () => { lanes = (await get("/v1/rates")).lanes; });
 
   async function refresh() {
-    const isParked = service.shards.some((shard) => shard.parked > 0);
-    if (!isParked) lanes = [];
-    else if (performance.now() - askedAt >= EVERY_MS) {
-      askedAt = performance.now();
-      lanes = (await get("/v1/rates")).lanes;
-    }
+    if (service.shards.some((shard) => shard.parked > 0)) await ask();
+    else lanes = [];
     const rows = [...ofShards(), ...lanes.map(ofLane)];
     const shown = rows.slice(0, ROWS);
     if (rows.length > ROWS) shown.push({ key: "more", what: `${number(rows.length - ROWS)} more`, waitsFor: link("/ui/targets", null, "Targets"), count: "" });
@@ -66,10 +63,10 @@ function ofShards() {
     else if (shard.waits_for) add("Deliveries", shard.waits_for, shard, shard.pending);
     else if (shard.oldest_overdue_ms > OVERDUE_MS) add("Due messages", "their turn", shard, shard.pending);
     if (shard.held) add("Records", "a partition that takes them, to be forwarded or rejected", shard, shard.held);
-    if (shard.held_back) add("Records", `the end of a producer's transaction, open for ${duration(Date.now() - Date.parse(shard.held_back.since))}`, shard, shard.held_back.records);
+    if (shard.held_back) add("Records", `the end of a producer's transaction, open for ${duration(nowMs() - Date.parse(shard.held_back.since))}`, shard, shard.held_back.records);
   }
   return [...rows.values()].map((row) => ({
-    key: row.key, what: [`${row.what} of `, link("/ui/cluster", { shard: row.shards.length === 1 ? row.shards[0] : null }, shardsText(row.shards))],
+    key: row.key, what: [`${row.what} of `, link("/ui/cluster", row.shards.length === 1 ? { shard: row.shards[0] } : { state: "trouble" }, shardsText(row.shards))],
     waitsFor: row.waitsFor, count: number(row.total),
   }));
 }

@@ -27,8 +27,9 @@ const VIEWS = {
 };
 
 export function mount(root, { query }) {
+  const isIntent = query.get("phase") === "intent";
   const isRefused = query.get("refused") === "true";
-  const chosen = () => ({ ...Object.fromEntries(["token", "action", "id"].map((name) => [name, query.get(name) || undefined])), phase: "outcome", refused: isRefused || undefined, since: instant(query.get("since")), until: instant(query.get("until")) });
+  const chosen = () => ({ ...Object.fromEntries(["token", "action", "id"].map((name) => [name, query.get(name) || undefined])), phase: isIntent ? "intent" : "outcome", refused: isRefused || undefined, since: instant(query.get("since")), until: instant(query.get("until")) });
   let readAt = -Infinity;
   let isOff = false;
   const pages = h("div", { class: "pager", hidden: true });
@@ -40,7 +41,7 @@ export function mount(root, { query }) {
       { name: "Sender", grow: true, cell: sender },
       { name: "Action", cell: (entry) => [link(PATH, { ...Object.fromEntries(query), after: null, action: entry.verb }, ACTIONS[entry.verb] ?? entry.verb)] },
       { name: "Object", grow: true, cell: objects },
-      { name: "Result", cell: (entry) => [badge(entry.outcome || String(entry.status), entry.status < 400 ? "plain" : "bad"), " ", h("span", { class: "soft" }, entry.status)] },
+      { name: "Result", cell: result },
       { name: "Node", cell: (entry) => entry.node },
     ],
   });
@@ -53,6 +54,7 @@ export function mount(root, { query }) {
         { name: "token", label: "Sender's token" },
         { name: "action", label: "Action", type: "select", options: [["", "any"], ...Object.entries(actions)] },
         { name: "id", label: "Id" }, ...PERIOD,
+        { name: "phase", label: "Entries", type: "select", options: [["", "outcomes"], ["intent", "intents"]] },
         { name: "refused", label: "Only refused and failed ones", type: "checkbox" },
       ],
     }),
@@ -80,6 +82,11 @@ export function mount(root, { query }) {
   }
 
   return { refresh, close() {} };
+}
+
+function result(entry) {
+  if (entry.phase === "intent") return link(PATH, { since: entry.time, token: entry.token, action: entry.verb, id: entry.ids[0] }, "find its outcome");
+  return [badge(entry.outcome, entry.status < 400 ? "plain" : "bad"), " ", h("span", { class: "soft" }, entry.status)];
 }
 
 const key = (entry) => `${entry.request} ${entry.ids[0] ?? ""}`;

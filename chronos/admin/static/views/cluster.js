@@ -1,13 +1,15 @@
 // The cluster: its nodes, the shards with their replicas, why roles changed, and what an operator may do about it.
 
+import { get } from "../lib/api.js";
 import { card, facts, h, link, replace } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { number, plural, relative, time } from "../lib/format.js";
 import { brokerTable, nodeFacts, nodeTable } from "../lib/nodes.js";
-import { isCluster, look, service } from "../lib/service.js";
+import { isCluster, look, seldom, service } from "../lib/service.js";
 import { matching, shardTable } from "../lib/shards.js";
 import { table } from "../lib/table.js";
 
+const NOTES_MS = 30e3; // Between two questions about what the node notes.
 const CHANGES = 10; // Rows of the history until all are asked for.
 
 export function mount(root, { path, query }) {
@@ -37,18 +39,25 @@ function about() {
   const list = h("div");
   element.append(list);
   let shown = "";
-  return {
-    element,
-    update() {
-      const node = service.nodes.nodes[0];
-      const next = JSON.stringify([node.ready, node.reasons, node.disk_free_bytes]);
-      if (next === shown) return;
-      shown = next;
-      const listed = facts(nodeFacts(node));
-      listed.classList.add("columns");
-      replace(list, listed, node.reasons.map((text) => h("p", { class: "why" }, text)));
-    },
-  };
+  let notes = [];
+
+  /** What an operator should know of a node that is ready; one that is not has its reasons in the answer about nodes. */
+  const ask = seldom(NOTES_MS, async () => {
+    notes = (await get("/readyz").catch(() => null))?.details ?? [];
+    update();
+  });
+
+  function update() {
+    const node = service.nodes.nodes[0];
+    const next = JSON.stringify([node.ready, node.reasons, node.disk_free_bytes, notes]);
+    if (next === shown) return;
+    shown = next;
+    const listed = facts(nodeFacts(node));
+    listed.classList.add("columns");
+    replace(list, listed, [...node.reasons, ...notes].map((text) => h("p", { class: "why" }, text)));
+  }
+
+  return { element, update() { update(); ask(); } };
 }
 
 function nodes() {
@@ -91,10 +100,10 @@ function changes(path, query) {
   const isAll = query.get("changes") === "all";
   const grid = table({
     caption: "Changes of roles", key: (change) => `${change.at} ${change.shard} ${change.epoch} ${change.master}`, empty: "No role has changed yet.", columns: [
-      { name: "When", cell: (change) => time(change.at) }, { name: "", cell: (change) => relative(change.at) },
+      { name: "When", cell: (change) => time(change.at) }, { name: "", wide: true, cell: (change) => relative(change.at) },
       { name: "Shard", numeric: true, cell: (change) => (change.shard < 0 ? "the node" : String(change.shard)) },
       { name: "Master", cell: (change) => [change.previous && change.previous !== change.master && `${change.previous} → `, h("strong", null, change.master ?? "none")] },
-      { name: "Epoch", numeric: true, cell: (change) => number(change.epoch) }, { name: "Reason", grow: true, cell: (change) => change.why },
+      { name: "Epoch", numeric: true, wide: true, cell: (change) => number(change.epoch) }, { name: "Reason", grow: true, cell: (change) => change.why },
     ],
   });
   const more = h("p", { class: "more" });

@@ -1,38 +1,40 @@
 // The messages that could not be delivered: how many by reason and target, a list, and what to do with them.
 
 import { get } from "../lib/api.js";
+import { countNote, counter } from "../lib/counts.js";
 import { badge, h, link, replace } from "../lib/dom.js";
 import { facet, isLike, showFacets, sums } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, number, plural, relative } from "../lib/format.js";
-import { countAll, letterPath, resolveLetters } from "../lib/letters.js";
+import { letterPath, resolveLetters } from "../lib/letters.js";
 import { isStalePage, pager } from "../lib/pages.js";
 import { instant, PERIOD } from "../lib/period.js";
 import { deadReasons, whyDead } from "../lib/reasons.js";
 import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
-import { sum } from "../lib/service.js";
+import { service, sum } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/dead-letters";
 const PAGE = 100;
 const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another message failed.
-const COSTS = 30; // A count that takes long is repeated after so many times what it took.
-
-let counted = null; // The last count: of which period and total, when, how long it took, and its rows. Facets share it.
 
 export function mount(root, { query }) {
   const names = ["target", "reason", "id"];
   const chosen = () => ({ ...Object.fromEntries(names.map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
   const isResolved = query.get("resolved") === "true";
   let readAt = -Infinity;
-  let died = -1;
-
+  let seen = null; // The total at the last reading; null: not known.
+  let isLeft = false;
+  const counts = counter({
+    path: "/v1/dead-letter-counts", size: "letters", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
+    query: () => ({ since: chosen().since, until: chosen().until }),
+  });
   const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
-  const told = h("span", { class: "soft", role: "status" });
-  const selectedActs = h("div", { class: "acts", hidden: true });
+  const progress = h("span", { class: "soft" });
+  const selectedActs = h("div", { class: "acts picked", hidden: true });
   const allActs = h("div", { class: "acts" });
   const list = table({
     caption: "Dead letters", key: (letter) => `${letter.partition}/${letter.offset}`, empty: "No dead letters match. Messages that cannot be delivered appear here with the reason.",
@@ -70,10 +72,14 @@ export function mount(root, { query }) {
     return parts.length ? `all that are not resolved, ${parts.join(", ")}` : "all that are not resolved";
   }
   async function run(action, selections, what) {
-    const isDone = await resolveLetters(action, selections, what, (text) => replace(told, text));
-    if (!isDone) return;
+    let isStopped = false;
+    const stop = h("button", { type: "button", class: "small", onclick: () => { isStopped = true; } }, "Stop");
+    const isDone = await resolveLetters(action, selections, what, {
+      told: (text) => (text ? replace(progress, text, " ", stop) : replace(progress)), isStopped: () => isStopped || isLeft,
+    });
+    if (!isDone || isLeft) return;
     list.clear();
-    counted = null;
+    counts.forget();
     readAt = -Infinity;
     await refresh();
   }
@@ -96,15 +102,19 @@ export function mount(root, { query }) {
           { name: "resolved", label: "Also replayed and discarded ones", type: "checkbox" },
         ],
       }),
-      facets, h("div", { class: "head letter-acts" }, allActs, selectedActs, told), list.element, pages));
+      facets, h("div", { class: "head letter-acts" }, allActs, progress), selectedActs, list.element, pages));
 
   async function refresh() {
-    const total = sum((shard) => shard.totals.dead + shard.totals.expired);
-    const isOther = total !== died;
-    if (!isOther && performance.now() - readAt < EVERY_MS) return;
-    died = total;
+    const total = service.nodes && sum((shard) => shard.totals.dead + shard.totals.expired);
+    const isOther = seen !== null && total !== seen;
+    if (!isOther && performance.now() - readAt < EVERY_MS) {
+      seen ??= total;
+      return;
+    }
+    seen = total;
     readAt = performance.now();
-    await Promise.all([page(), count()]);
+    counts.refresh(total);
+    await page();
   }
 
   async function page() {
@@ -124,18 +134,6 @@ export function mount(root, { query }) {
     pager(pages, { path: PATH, query, found, count: found.letters.length, what: "dead letters", next: { since: asked.since, until: asked.until } });
   }
 
-  async function count() {
-    const began = performance.now();
-    const period = `${query.get("since")} ${query.get("until")}`;
-    const isKnown = counted?.period === period && (counted.died === died || began - counted.at < COSTS * counted.took) && began - counted.at < COSTS * EVERY_MS;
-    if (!isKnown) {
-      const { since, until } = chosen();
-      const known = await countAll("/v1/dead-letter-counts", { since, until }, "letters");
-      counted = { ...known, period, died, at: performance.now(), took: performance.now() - began };
-    }
-    showCounts(counted);
-  }
-
   function showCounts(known) {
     const [target, reason] = [query.get("target"), query.get("reason")];
     const byReason = sums(known.rows.filter((row) => isLike(row.topic, target)), "reason", "letters");
@@ -144,10 +142,10 @@ export function mount(root, { query }) {
     showFacets(facets, known.rows.length === 0 ? [] : [
       facet({ ...made, label: "By reason", name: "reason", counts: byReason, title: (each) => whyDead(each)[0] }),
       facet({ ...made, label: "By target", name: "target", counts: byTarget }),
-    ], known.isWhole ? null : "There are more: these are the oldest that were counted. Give a period to count fewer.");
+    ], countNote(known));
   }
 
-  return { refresh, close() {} };
+  return { refresh, close() { counts.close(); isLeft = true; } };
 }
 
 function letterLink(letter) {

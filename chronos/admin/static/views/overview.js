@@ -5,7 +5,7 @@ import { chart } from "../lib/chart.js";
 import { card, h, link, messageLink, replace, tabs } from "../lib/dom.js";
 import { ago, bytes, duration, ms, number, plural, relative, timeText } from "../lib/format.js";
 import { past } from "../lib/past.js";
-import { growth, look, service, sum } from "../lib/service.js";
+import { growth, look, seldom, service, sum } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
 import { table } from "../lib/table.js";
 import { deadRecently } from "../lib/trouble.js";
@@ -116,16 +116,13 @@ function whatIsDue(query) {
     h("div", { class: "head" }, note, ranges),
     h("div", { class: "grid" }, h("div", { class: "half" }, bars.element), h("div", { class: "half" }, list.element, h("p", { class: "soft more" }, link("/ui/messages", null, "All pending messages")))));
   let asked = null;
-  let askedAt = -Infinity;
 
-  /** Ask ahead of the shards, so that the first view is whole as soon as possible. */
-  async function ask() {
-    if (performance.now() - askedAt < EVERY_MS) return;
-    askedAt = performance.now();
+  /** Ask together with the shards, so that the first view is whole as soon as possible. */
+  const ask = seldom(EVERY_MS, async () => {
     const from = Math.floor(nowMs());
     const [timeline, page] = await Promise.all([get("/v1/timeline", { from, to: from + RANGES[range] }), get("/v1/messages", { limit: NEXT, due_from: from })]);
     asked = { timeline, messages: page.messages };
-  }
+  });
 
   async function refresh() {
     if (asked === null) return;

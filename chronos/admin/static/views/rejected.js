@@ -3,35 +3,36 @@
 import { get } from "../lib/api.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
 import { copyButton } from "../lib/copy.js";
+import { countNote, counter } from "../lib/counts.js";
 import { facet, isLike, showFacets, sums } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { countAll } from "../lib/letters.js";
 import { isStalePage, pager } from "../lib/pages.js";
 import { payload } from "../lib/payload.js";
 import { instant, PERIOD } from "../lib/period.js";
 import { rejectedReasons, whyRejected } from "../lib/reasons.js";
 import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
-import { sum } from "../lib/service.js";
+import { service, sum } from "../lib/service.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/rejected";
 const PAGE = 100;
 const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another record was rejected.
-const COSTS = 30; // A count that takes long is repeated after so many times what it took.
 
 export function mount(root, params) {
   return params.id === null ? mountList(root, params) : mountRecord(root, params);
 }
 
-let counted = null; // The last count: of which period and total, when, how long it took, and its rows. Facets share it.
-
 function mountList(root, { query }) {
   const chosen = () => ({ ...Object.fromEntries(["target", "reason", "source", "id"].map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
   let readAt = -Infinity;
-  let seen = -1;
+  let seen = null; // The total at the last reading; null: not known.
+  const counts = counter({
+    path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
+    query: () => ({ since: chosen().since, until: chosen().until }),
+  });
   const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
   const list = table({
@@ -65,11 +66,16 @@ function mountList(root, { query }) {
       h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, which a record shows here.")));
 
   async function refresh() {
-    const total = sum((shard) => shard.totals.rejected);
-    if (total === seen && performance.now() - readAt < EVERY_MS) return;
+    const total = service.nodes && sum((shard) => shard.totals.rejected);
+    const isOther = seen !== null && total !== seen;
+    if (!isOther && performance.now() - readAt < EVERY_MS) {
+      seen ??= total;
+      return;
+    }
     seen = total;
     readAt = performance.now();
-    await Promise.all([page(), count()]);
+    counts.refresh(total);
+    await page();
   }
 
   async function page() {
@@ -88,19 +94,7 @@ function mountList(root, { query }) {
     pager(pages, { path: PATH, query, found, count: found.rejected.length, what: "records", next: { since: asked.since, until: asked.until } });
   }
 
-  async function count() {
-    const began = performance.now();
-    const period = `${query.get("since")} ${query.get("until")}`;
-    const isKnown = counted?.period === period && (counted.seen === seen || began - counted.at < COSTS * counted.took) && began - counted.at < COSTS * EVERY_MS;
-    if (!isKnown) {
-      const { since, until } = chosen();
-      const known = await countAll("/v1/rejected-counts", { since, until }, "records");
-      counted = { ...known, period, seen, at: performance.now(), took: performance.now() - began };
-    }
-    showCounts(counted);
-  }
-
-  function showCounts({ rows, isWhole }) {
+  function showCounts({ rows, ...known }) {
     const given = { target: query.get("target"), reason: query.get("reason"), source: query.get("source") };
     const fits = {
       topic: (row) => isLike(row.topic, given.target), reason: (row) => !given.reason || row.reason === given.reason,
@@ -111,10 +105,10 @@ function mountList(root, { query }) {
       counts: sums(rows.filter((row) => Object.entries(fits).every(([each, fit]) => each === field || fit(row))), field, "records"),
     });
     showFacets(facets, rows.length === 0 ? [] : [made("By reason", "reason", "reason"), made("By target", "target", "topic"), made("By partition", "source", "source")],
-      isWhole ? null : "There are more: these are the oldest that were counted. Give a period to count fewer.");
+      countNote(known));
   }
 
-  return { refresh, close() {} };
+  return { refresh, close: counts.close };
 }
 
 /** A record without a key is found by its position. */

@@ -36,12 +36,12 @@ export function mount(root, { query }) {
     columns: [
       { name: "Target", grow: true, cell: (row) => link(PATH, { ...Object.fromEntries(query), target: row.topic }, h("span", { dir: "auto" }, row.topic)) },
       { name: "State", cell: state },
+      { name: "Limit", cell: (row) => limitText(row, limitOf(row.topic, limits.rates)) },
       figure("waiting", (row) => (row.waiting ? number(row.waiting) : "–")),
       figure("rate", (row) => (row.perSecond === null ? "–" : number(Math.round(row.perSecond * 10) / 10))),
       figure("delivered", (row) => number(row.counters?.delivered)),
       figure("late", (row) => number(row.counters?.late)),
       figure("dead", (row) => (row.counters?.dead_letters ? link("/ui/dead-letters", { target: row.topic }, number(row.counters.dead_letters)) : number(row.counters?.dead_letters))),
-      { name: "Limit", cell: (row) => (row.limit ? [row.limit.rate, row.limit.pattern !== row.topic && h("span", { class: "soft" }, ` by ${row.limit.pattern}`)] : h("span", { class: "soft" }, "none")) },
     ],
   });
   const limitList = table({
@@ -147,7 +147,7 @@ export function mount(root, { query }) {
   function hits(pattern) {
     const rows = rowsNow().filter((row) => isLike(row.topic, pattern));
     const waiting = rows.reduce((total, row) => total + row.waiting, 0);
-    return `${plural(rows.length, "known target")} ${rows.length === 1 ? "matches" : "match"} ${pattern}, for which ${plural(waiting, "message")} ${waiting === 1 ? "waits" : "wait"} now.`;
+    return `${plural(rows.length, "known target")} ${rows.length === 1 ? "matches" : "match"} ${pattern}, for which ${waiting ? plural(waiting, "message") : "no message"} ${waiting > 1 ? "wait" : "waits"} now.`;
   }
 
   async function act(send, told) {
@@ -169,6 +169,11 @@ function state(row) {
   if (row.emptyAt || (row.waiting && !row.leaderless.length)) parts.push(badge("waits for its rate", "warn"));
   if (row.unitless) parts.push(h("span", { title: `${plural(row.unitless, "record")} with a delay from 1 to 999 without a unit` }, badge("delays without a unit", "warn")));
   return parts.length ? h("span", { class: "chips" }, parts) : badge("takes messages", "good");
+}
+
+function limitText(row, limit) {
+  if (limit === null) return h("span", { class: "soft" }, "none");
+  return [limit.rate, limit.pattern !== row.topic && h("span", { class: "soft" }, ` by ${limit.pattern}`)];
 }
 
 function topicText(topic) {
