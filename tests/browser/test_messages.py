@@ -152,6 +152,18 @@ def test_an_unknown_id_says_where_to_look_next(page: Page, service: Service) -> 
     expect(card).to_contain_text("chronos archive find never-sent")
 
 
+def test_an_id_whose_record_was_rejected_leads_to_the_record(page: Page, service: Service) -> None:
+    """A cancel of an id that does not exist is such a record."""
+    assert service.ask("DELETE", "/v1/messages/refused")[1]["result"] == "unknown"
+    opened(page, service)
+    search(page, "refused")
+    expect(page.locator("main")).to_contain_text("the record of refused was rejected")
+    card = page.get_by_role("region", name="Where it is")
+    expect(card).to_contain_text(re.compile("Rejected records: rejected at .* unknown"))
+    card.get_by_role("link", name="Rejected records").click()
+    expect(page).to_have_url(service.url + "/ui/rejected/refused")
+
+
 @pytest.mark.parametrize(
     "text", HOSTILE, ids=["script", "image", "direction", "address", "path", "dots"]
 )
