@@ -152,6 +152,18 @@ def test_an_unknown_id_says_where_to_look_next(page: Page, service: Service) -> 
     expect(card).to_contain_text("chronos archive find never-sent")
 
 
+def test_an_id_whose_record_was_rejected_leads_to_the_record(page: Page, service: Service) -> None:
+    """A cancel of an id that does not exist is such a record."""
+    assert service.ask("DELETE", "/v1/messages/refused")[1]["result"] == "unknown"
+    opened(page, service)
+    search(page, "refused")
+    expect(page.locator("main")).to_contain_text("the record of refused was rejected")
+    card = page.get_by_role("region", name="Where it is")
+    expect(card).to_contain_text(re.compile("Rejected records: rejected at .* unknown"))
+    card.get_by_role("link", name="Rejected records").click()
+    expect(page).to_have_url(service.url + "/ui/rejected/refused")
+
+
 @pytest.mark.parametrize(
     "text", HOSTILE, ids=["script", "image", "direction", "address", "path", "dots"]
 )
@@ -248,6 +260,17 @@ def test_a_message_is_edited_and_sent_again_as_a_new_one(page: Page, service: Se
     page.get_by_label("Payload", exact=True).fill("again")
     page.get_by_role("button", name="Schedule as a new message").click()
     expect(page.locator("main")).to_contain_text("Not scheduled: the id is taken.")
+
+
+def test_a_pending_message_is_replaced_by_an_edited_one(page: Page, service: Service) -> None:
+    due_at = service.get("/v1/messages/many-0005")["due_at"]
+    opened(page, service, of("many-0005"))
+    page.get_by_role("link", name="Edit and replace").click()
+    page.get_by_label("Payload", exact=True).fill("replaced")
+    page.get_by_role("button", name="Replace the message").click()
+    expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/many-0005", payload="true")
+    assert (found["value"], found["due_at"][:19]) == ("replaced", due_at[:19])
 
 
 # --- many
@@ -394,7 +417,7 @@ def test_a_series_is_cancelled(page: Page, service: Service) -> None:
 # --- all of them
 
 VIEWS = (
-    "/ui/messages?target=orders-*",
+    "/ui/messages?target=picked",
     "/ui/messages?state=dead",
     "/ui/messages/slow-1",
     "/ui/messages?schedule=true&from=many-0002",

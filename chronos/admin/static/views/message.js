@@ -8,7 +8,7 @@ import { headerList } from "../lib/headers.js";
 import { resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
-import { composeFrom } from "./messages/compose.js";
+import { composeFrom, isReplaceable } from "./messages/compose.js";
 import { historyOf } from "./messages/history.js";
 import { nextTimes, rhythm } from "./messages/rhythm.js";
 import { unknown } from "./messages/unknown.js";
@@ -40,10 +40,11 @@ export function mount(root, { path, query, id }) {
 
   async function refresh() {
     if (performance.now() < askAt) return;
-    const isNew = read === null;
+    // An action refreshes too, so that two of these may be on their way.
+    const known = read;
     let found;
     try {
-      found = await get(pathOf(id), { payload: isNew ? "true" : null, occurrences: NEXT });
+      found = await get(pathOf(id), { payload: known === null ? "true" : null, occurrences: NEXT });
     } catch (error) {
       if (error.status !== 404) throw error;
       await showUnknown(error);
@@ -51,11 +52,11 @@ export function mount(root, { path, query, id }) {
     }
     if (isDead(found) && letter === null) letter = await get(`/v1/dead-letters/${segment(id)}`).catch(() => undefined);
     // Another message that has the id by now has another payload.
-    if (!isNew && (found.offset !== read.offset || found.shard !== read.shard || Boolean(found.target) !== Boolean(read.target))) {
+    if (known !== null && (found.offset !== known.offset || found.shard !== known.shard || Boolean(found.target) !== Boolean(known.target))) {
       read = null;
       return refresh();
     }
-    if (isNew) {
+    if (known === null) {
       read = found;
       showPayload(found);
     }
@@ -77,7 +78,9 @@ export function mount(root, { path, query, id }) {
   function show(message) {
     const { value, value_base64, overdue_ms, ...rest } = message;
     const text = JSON.stringify([rest, letter?.resolution, Math.floor((overdue_ms ?? 0) / 10e3)]);
-    replace(left, left.firstChild, historyOf(message));
+    const steps = historyOf(message);
+    // Only what differs is drawn again, so that a selection of text stays.
+    if (!left.lastChild.isEqualNode(steps)) replace(left, left.firstChild, steps);
     if (text === shown) return;
     shown = text;
     grid.hidden = false;
@@ -105,7 +108,8 @@ export function mount(root, { path, query, id }) {
   function showActs(message) {
     const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, ACTS[name].verb);
     const again = message.target && h("a", { class: "button", href: composeFrom(id), "data-route": true }, "Edit and send again");
-    const made = message.state === "pending" ? [act("fire"), act("reschedule"), again, act("cancel")] : [again];
+    const change = isReplaceable(message) && h("a", { class: "button", href: composeFrom(id, true), "data-route": true }, "Edit and replace");
+    const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
       made.unshift(h("button", { type: "button", class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
     } else if (isDead(message) && letter) made.unshift(link(`/ui/dead-letters/${segment(id)}`, null, `Dead letter, ${letter.resolution}`));
@@ -158,7 +162,7 @@ function details(message) {
     ["Due", when(message.due_at)],
     ["Planned", message.planned_at === message.due_at ? null : when(message.planned_at)],
     ["Target", target && [link("/ui/messages", { target: target.topic }, h("span", { dir: "auto" }, target.topic)), target.partition !== undefined && h("span", { class: "soft" }, ` partition ${target.partition}`)]],
-    ["Kafka key", target?.key ?? (target?.key_base64 && `base64 ${target.key_base64}`) ?? (target ? h("span", { class: "soft" }, "none") : null)],
+    ["Kafka key", target?.key !== undefined ? h("span", { class: "id", dir: "auto" }, target.key) : (target?.key_base64 && `base64 ${target.key_base64}`) ?? (target ? h("span", { class: "soft" }, "none") : null)],
     ["Payload", target && (message.value_bytes === null ? "null" : bytes(message.value_bytes))],
     ["Expires", message.expire_at && when(message.expire_at)],
     ["Series", repetition && rhythm(repetition)],
@@ -166,6 +170,7 @@ function details(message) {
     ["Spread", message.spread],
     ["Attempts", message.attempts || message.attempts_max ? `${plural(message.attempts, "failed attempt")}${message.attempts_max ? `, at most ${number(message.attempts_max)}` : ""}` : null],
     ["Stored", [link("/ui/cluster", { shard: message.shard }, `shard ${message.shard}`), `, offset ${number(message.offset)}`]],
+    ["Requests", link("/ui/audit", { id: message.id }, "audit of this id")],
     ["Command", h("code", null, `chronos get ${shell(message.id)}`)],
   ]);
 }

@@ -6,7 +6,7 @@ import { filterForm } from "../lib/filters.js";
 import { duration, number, plural, relative, time, timeText } from "../lib/format.js";
 import { table } from "../lib/table.js";
 import { ACTS, confirm, outcome, overdueMs, pathOf } from "./messages/acts.js";
-import { composeFrom } from "./messages/compose.js";
+import { composeFrom, isReplaceable } from "./messages/compose.js";
 import { nextTimes, rhythm } from "./messages/rhythm.js";
 import { search } from "./messages/search.js";
 
@@ -75,7 +75,7 @@ export function mount(root, { query }) {
     }
     const act = (name, words) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, words);
     const acts = message.state === "pending" && h("div", { class: "acts" }, act("fire", "Run now"), act("reschedule", "Move the next time"),
-      h("a", { class: "button", href: composeFrom(chosen), "data-route": true }, "Edit as a new series"), act("cancel", "Cancel the series"));
+      h("a", { class: "button", href: composeFrom(chosen, isReplaceable(message)), "data-route": true }, isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
     const made = card("Next times", null,
       h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
       message.repetition && h("p", null, rhythm(message.repetition)), acts, message.state === "pending" && nextTimes(message));

@@ -8,12 +8,14 @@ import { nowMs } from "../../lib/state.js";
 import { pathOf } from "./acts.js";
 
 const SUGGESTED_MS = 600e3; // How far ahead the time is that the form suggests.
+const GENERATED = /^\d+-\d+-\d+$/; // An id that the service makes.
 const OUTCOME_MS = 30e3; // How long a message is followed that the shard has not applied yet.
 
 export function compose(root, query) {
   const from = query.get("from");
   const place = h("div");
-  replace(root, h("h1", null, from ? "Edit and send again" : "Schedule a message"), place);
+  const title = from === null ? "Schedule a message" : query.get("replace") ? "Edit and replace" : "Edit and send again";
+  replace(root, h("h1", null, title), place);
   let isDrawn = false;
   const refresh = async () => {
     if (isDrawn) return;
@@ -21,13 +23,14 @@ export function compose(root, query) {
     isDrawn = true;
     replace(place, form(query, message));
   };
-  return { refresh, close() {}, live: false, title: from ? "Send again" : "Schedule a message" };
+  return { refresh, close() {}, live: false, title };
 }
 
 const field = (id, label, input, attributes) => h("div", { class: "field", ...attributes }, h("label", { for: id }, label), input);
 const choice = (id, options, value) => h("select", { id }, options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)));
 
 function form(query, message) {
+  const replaces = message !== null && query.get("replace") === "true" && isReplaceable(message);
   const isHidden = message?.target && message.value === undefined && message.value_base64 === undefined;
   const kind = message === null || message.value ? "text" : message.value_base64 !== undefined ? "base64" : message.value === null ? "null" : "text";
   const input = (id, value, more) => h("input", { id, value: value ?? "", spellcheck: "false", ...more });
@@ -35,14 +38,14 @@ function form(query, message) {
     topic: input("send-topic", message?.target?.topic ?? (/[*?[]/.test(query.get("target") ?? "") ? "" : query.get("target")), { required: true, pattern: "[a-zA-Z0-9._\\-]{1,249}", title: "Letters, digits, '.', '_' and '-'", placeholder: "orders" }),
     kind: choice("send-kind", [["text", "text"], ["base64", "base64"], ["null", "null (a tombstone)"]], kind),
     value: h("textarea", { id: "send-value", rows: 6, spellcheck: "false", value: message?.value ?? message?.value_base64 ?? "" }),
-    how: choice("send-how", [["delay", "after a delay"], ["at", "at a time"], ["repeat", "repeatedly"]], "delay"),
+    how: choice("send-how", [["delay", "after a delay"], ["at", "at a time"], ["repeat", "repeatedly"]], replaces ? "at" : "delay"),
     delay: input("send-delay", "10s", { required: true, ...DURATION }),
-    time: h("input", { id: "send-at", type: "datetime-local", step: "1", value: fieldText(nowMs() + SUGGESTED_MS) }),
+    time: h("input", { id: "send-at", type: "datetime-local", step: "1", value: fieldText(replaces ? message.due_at : nowMs() + SUGGESTED_MS) }),
     repeat: input("send-repeat", message?.repetition?.repeat, { placeholder: "every 30s, or cron 0 9 * * 1-5" }),
     zone: input("send-zone", message?.repetition?.time_zone, { placeholder: "UTC" }),
     times: h("input", { id: "send-times", type: "number", min: "1", value: message?.repetition?.times ?? "" }),
-    id: input("send-id", null, { maxlength: 1024, class: "mono" }),
-    conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"]], ""),
+    id: input("send-id", replaces ? message.id : null, { maxlength: 1024, class: "mono" }),
+    conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"]], replaces ? "replace" : ""),
     key: input("send-key", message?.target?.key ?? (message?.target?.key_base64 && `base64:${message.target.key_base64}`), { class: "mono" }),
     headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: headerLines(message?.target?.headers) }),
     expire: h("input", { id: "send-expire", type: "datetime-local", step: "1" }),
@@ -65,9 +68,9 @@ function form(query, message) {
   at.kind.addEventListener("change", show);
   show();
   const result = h("div", { role: "status" });
-  const send = h("button", { type: "submit", class: "main" }, message ? "Schedule as a new message" : "Schedule");
+  const send = h("button", { type: "submit", class: "main" }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
   const made = h("form", { class: "card stack send", autocomplete: "off", "aria-label": "Schedule a message" },
-    message && h("p", { class: "soft" }, "A new message with what ", messageLink(message.id), " has. That one stays as it is, unless this one has its id and replaces it."),
+    message && h("p", { class: "soft" }, replaces ? "This message takes the place of " : "A new message with what ", messageLink(message.id), replaces ? ", if that one is still pending." : " has. That one stays as it is."),
     isHidden && h("p", { class: "notice bad" }, "The payload and the headers are hidden: a token with the role payload would have filled them in."),
     message && !message.target && h("p", { class: "notice bad" }, "The message itself is no longer kept: only its id is known."),
     field("send-topic", "Target topic", at.topic),
@@ -163,4 +166,7 @@ async function follow(sent, place) {
 }
 
 /** The address of the form with what a message has. */
-export const composeFrom = (id) => address("/ui/messages", { schedule: "true", from: id });
+export const composeFrom = (id, isReplacing = false) => address("/ui/messages", { schedule: "true", from: id, replace: isReplacing ? "true" : null });
+
+/** Whether another message can take its place: its id is one that a user can give. */
+export const isReplaceable = (message) => message.state === "pending" && message.target !== null && !GENERATED.test(message.id);
