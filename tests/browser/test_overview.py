@@ -1,4 +1,4 @@
-"""The overview of the console: what is due, what waits, what dies, and the first steps."""
+"""The overview of the console: what is due, what waits, what fails, and the first steps."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_the_banner_says_that_messages_fail_why_and_what_to_do(
     banner = page.get_by_role("region", name="What needs attention")
     expect(banner).to_contain_text("1 message was dead-lettered in the last 10 min")
     expect(banner).to_contain_text("forbidden-target for bills (1)")
-    died = page.get_by_role("table", name="Messages that died in the last 10 minutes")
-    expect(died.get_by_role("link", name="bills")).to_have_attribute(
+    failed = page.get_by_role("table", name="Messages that failed in the last 10 minutes")
+    expect(failed.get_by_role("link", name="bills")).to_have_attribute(
         "href", "/ui/dead-letters?reason=forbidden-target&target=bills"
     )
     banner.get_by_role("link", name="Dead letters").click()
@@ -93,7 +93,8 @@ def test_the_past_is_shown_as_charts(page: Page, service: Service) -> None:
     opened(page, service, "/?past=1h&scale=log")
     expect(page.get_by_role("heading", name="The past 1 h")).to_be_visible()
     expect(page.get_by_text(re.compile("1 dead-lettered, 0 expired, 0 rejected"))).to_be_visible()
-    expect(page.get_by_role("link", name="Linear scale")).to_be_visible()
+    scale = page.get_by_role("navigation", name="Scale")
+    expect(scale.get_by_role("link", name="Logarithmic")).to_have_attribute("aria-current", "true")
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])

@@ -7,7 +7,7 @@ import { navigate } from "./router.js";
 const HEIGHT = 168;
 const TOP = 12;
 const BOTTOM = 22;
-const LETTER = 6.6; // Width of a digit on an axis.
+const LETTER = 7.3; // Width of a digit on an axis.
 const WIDTH_MIN = 280;
 let charts = 0;
 

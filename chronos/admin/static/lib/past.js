@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart } from "./chart.js";
-import { card, h, link, replace, tabs } from "./dom.js";
+import { card, h, replace, tabs } from "./dom.js";
 import { duration, ms, number } from "./format.js";
 import { isCluster, seldom, service } from "./service.js";
 import { nowMs } from "./state.js";
@@ -20,7 +20,8 @@ export function past(query) {
   const others = Object.fromEntries([...query].filter(([name]) => name !== "past" && name !== "scale"));
   const choices = Object.keys(RANGES).map((name) => [NAMES[name], { ...others, past: name === "24h" ? null : name, scale: isLog ? "log" : null }]);
   const ranges = tabs("Period of the past", "/", choices, (each) => (each.past ?? "24h") === range);
-  const scale = link("/", { ...others, past: range === "24h" ? null : range, scale: isLog ? null : "log" }, isLog ? "Linear scale" : "Logarithmic scale");
+  const kept = { ...others, past: range === "24h" ? null : range };
+  const scale = tabs("Scale", "/", [["Linear", kept], ["Logarithmic", { ...kept, scale: "log" }]], (each) => (each.scale === "log") === isLog);
   const delivered = chart({ title: "Messages delivered", series: [{ name: "Delivered", kind: "good" }], hasLegend: true, empty: "No deliveries in this period." });
   const failed = chart({
     title: "Messages and records that failed", empty: "Nothing failed in this period.",

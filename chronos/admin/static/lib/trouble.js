@@ -50,7 +50,7 @@ const heldBack = (shard) => shard.held_back && `${plural(shard.held_back.records
 const unitless = (shard) => shard.unitless && `records have a delay or a spread from 1 to 999 without a unit, which is milliseconds: ${
   Object.entries(shard.unitless).map(([target, count]) => `${target || "actions"} (${number(count)})`).join(", ")}. If their producers mean seconds, have them write 30s`;
 
-/** What died in the shards together, in the words of the service: { messages, lastAt, cases, text }; null: nothing. */
+/** What was dead-lettered in the last 10 minutes, all shards together: { messages, lastAt, cases }; null: nothing. */
 export function deadRecently(shards) {
   const dying = shards.map((shard) => shard.dead_recently).filter(Boolean);
   if (!dying.length) return null;
@@ -64,7 +64,7 @@ export function deadRecently(shards) {
   return { messages, lastAt: dying.map((found) => found.last_at).sort().at(-1), cases: sorted };
 }
 
-function died(shards) {
+function failed(shards) {
   const found = deadRecently(shards);
   if (found === null) return [];
   const causes = found.cases.slice(0, CAUSES).map((each) => `${each.reason} for ${each.target || "no target"} (${number(each.messages)})`);
@@ -79,7 +79,7 @@ export function shardTroubles(shard) {
 
 /**
  * All that is wrong, problems first: { text, next, isProblem, kind }. kind says what it means for the messages: "down",
- * "wait" or "die".
+ * "wait" or "fail".
  */
 export function troubles() {
   const { nodes: found, shards } = service;
@@ -96,7 +96,7 @@ export function troubles() {
   if (vacant.length) add(ROLES, [`no node is master of ${shardsText(vacant)}: their messages wait`]);
   add(ROLES, byText(shards, (shard) => shard.node === null && "no node with a replica of it answers"));
   add(PAUSED, byText(here, (shard) => shard.paused && !named.some((reason) => reason.includes(shard.paused)) && `paused: ${shard.paused}`));
-  add(DEAD, died(here), "die");
+  add(DEAD, failed(here), "fail");
   add(LATE, byText(here, overdue));
   add(LATE, byText(here, tooFew));
   add(ROLES, byText(here, unhealthy));
@@ -109,7 +109,7 @@ export function troubles() {
     add(NOT_READY, [`rules ${found.rules} are in use; rules ${newest} wait for ${found.rules_held_back_by.join(", ")}: upgrade them, or forget those that will not come back`], "wait", false);
   }
   const rejected = growth("rejected");
-  if (rejected?.grown) add(REJECTED, [`${plural(rejected.grown, "record was", "records were")} rejected in the last ${duration(Math.max(1000, rejected.ms))}`], "die", false);
+  if (rejected?.grown) add(REJECTED, [`${plural(rejected.grown, "record was", "records were")} rejected in the last ${duration(Math.max(1000, rejected.ms))}`], "fail", false);
   const paired = new Map(made.map((trouble) => [trouble.text, trouble]));
   return [...paired.values()].sort((one, other) => Number(other.isProblem) - Number(one.isProblem));
 }
@@ -125,7 +125,7 @@ export function health(wrong) {
   const all = found.nodes.length + found.away.length;
   if (!found.nodes[0].ready && !isCluster()) return { text: "not ready", kind: "bad" };
   if (notReady + found.away.length > 0) return { text: `${found.nodes.length - notReady} of ${all} nodes ready`, kind: "bad" };
-  if (problems.some((trouble) => trouble.kind === "die")) return { text: "messages fail", kind: "bad" };
+  if (problems.some((trouble) => trouble.kind === "fail")) return { text: "messages fail", kind: "bad" };
   if (problems.some((trouble) => trouble.kind === "wait")) return { text: "messages wait", kind: "bad" };
   if (problems.length) return { text: "needs attention", kind: "bad" };
   return { text: all > 1 ? `${all} of ${all} nodes ready` : "ready", kind: "good" };

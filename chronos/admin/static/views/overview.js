@@ -1,8 +1,8 @@
-// The overview: whether messages arrive, what is due, what waits, what dies, and what the past hours were like.
+// The overview: whether messages arrive, what is due, what waits, what fails, and what the past hours were like.
 
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
-import { card, h, link, messageLink, replace, tabs } from "../lib/dom.js";
+import { address, card, h, link, messageLink, replace, tabs } from "../lib/dom.js";
 import { ago, bytes, duration, ms, number, plural, relative, timeText } from "../lib/format.js";
 import { past } from "../lib/past.js";
 import { growth, look, seldom, service, sum } from "../lib/service.js";
@@ -14,7 +14,8 @@ import { waiting } from "../lib/waiting.js";
 const RANGES = { "1h": 3600e3, "24h": 86400e3, "7d": 7 * 86400e3 };
 const NAMES = { "1h": "1 h", "24h": "24 h", "7d": "7 d" };
 const NEXT = 6; // Messages listed.
-const CASES = 10; // Rows of what died.
+const MINUTE_MS = 60e3;
+const CASES = 10; // Rows of what failed.
 const EVERY_MS = 10e3; // Between two questions about what is due.
 const OVERDUE_MS = 1000;
 const COUNTDOWN_MS = 500;
@@ -22,8 +23,8 @@ const COUNTDOWN_MS = 500;
 export function mount(root, { query }) {
   const figures = theFigures();
   const due = whatIsDue(query);
-  const dead = whatDies();
-  const parts = [due, dead, waiting(), past(query)];
+  const failures = whatFails();
+  const parts = [due, failures, waiting(), past(query)];
   const first = firstSteps();
   const grid = h("div", { class: "grid" }, parts.map((part) => part.element));
   replace(root, h("h1", { class: "hidden-text" }, "Overview"), figures.element, first, grid);
@@ -77,8 +78,8 @@ function theFigures() {
     const delivered = growth("delivered");
     set("delivered", number(totals("delivered")), delivered === null ? "since the beginning" : delivered.grown === 0 ? "none at the moment" : `${rateText((delivered.grown * 1000) / delivered.ms)} per second`);
     set("late", lateText("p50_ms"), lateText("p99_ms") === "–" ? "no deliveries since the start" : `99 in 100: ${lateText("p99_ms")}`);
-    const died = growth("dead");
-    set("dead", number(totals("dead") + totals("expired")), died?.grown ? `${number(died.grown)} in the last ${duration(died.ms)}` : `${number(totals("rejected"))} rejected, ${number(totals("cancelled"))} cancelled`, Boolean(died?.grown));
+    const failed = growth("dead");
+    set("dead", number(totals("dead") + totals("expired")), failed?.grown ? `${number(failed.grown)} in the last ${duration(failed.ms)}` : `${number(totals("rejected"))} rejected, ${number(totals("cancelled"))} cancelled`, Boolean(failed?.grown));
   }
 
   return { element, update, countdown };
@@ -101,7 +102,10 @@ function whatIsDue(query) {
   const ranges = tabs("Period to come", "/", Object.keys(RANGES).map((name) => [NAMES[name], { ...others, due: name === "1h" ? null : name }]), (each) => (each.due ?? "1h") === range);
   const bars = chart({
     title: "Messages due", series: [{ name: "Due", kind: "accent" }], empty: "No messages are due in this period.",
-    href: (start, end) => `/ui/timeline?${new URLSearchParams({ from: new Date(start).toISOString(), to: new Date(end).toISOString() })}`,
+    href: (start, end) => {
+      const [from, to] = [new Date(start).toISOString(), new Date(end).toISOString()];
+      return end - start > MINUTE_MS ? address("/ui/timeline", { from, to }) : address("/ui/messages", { "due-from": from, "due-to": to });
+    },
   });
   const list = table({
     caption: "Messages due next", key: (message) => message.id, empty: "No message is pending.", columns: [
@@ -136,18 +140,18 @@ function whatIsDue(query) {
   return { element, ask, refresh };
 }
 
-// --- What dies
+// --- What fails
 
-function whatDies() {
+function whatFails() {
   const grid = table({
-    caption: "Messages that died in the last 10 minutes", key: (row) => `${row.reason} ${row.target}`, columns: [
+    caption: "Messages that failed in the last 10 minutes", key: (row) => `${row.reason} ${row.target}`, columns: [
       { name: "Reason", cell: (row) => link("/ui/dead-letters", { reason: row.reason }, row.reason) },
       { name: "Target", grow: true, cell: (row) => (row.target ? link("/ui/dead-letters", { reason: row.reason, target: row.target }, row.target) : "–") },
       { name: "Messages", numeric: true, cell: (row) => number(row.messages) },
     ],
   });
   const note = h("p", { class: "soft" });
-  const element = card("Died in the last 10 minutes", { class: "wide" }, note, grid.element);
+  const element = card("Failed in the last 10 minutes", { class: "wide" }, note, grid.element);
   element.hidden = true;
 
   async function refresh() {
