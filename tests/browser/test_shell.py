@@ -133,7 +133,11 @@ def test_the_console_says_that_the_service_is_away_and_recovers(
     expect(banner).to_contain_text(re.compile(r"does not answer since .* UTC"))
     expect(shard).to_contain_text("master")
     expect(page.get_by_role("main")).to_have_class("stale")
+    # The files of a view that was not looked at yet cannot be fetched now.
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Audit").click()
+    expect(page.get_by_role("heading", name="This view cannot be loaded")).to_be_visible()
     service.start()
     expect(page.locator("#health")).to_have_text("ready", timeout=15 * SECONDS)
     expect(banner).to_be_hidden()
+    expect(page.get_by_role("heading", name="Audit", exact=True)).to_be_visible()
     expect(page.get_by_role("main")).not_to_have_class("stale")

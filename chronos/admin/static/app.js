@@ -22,14 +22,20 @@ async function draw({ isNew }) {
   const turn = turns;
   const found = resolve(location);
   frame(found.view);
-  const module = found.module === null ? { mount: unknown } : await import(`./views/${found.module}.js`);
+  const module = await load(found.module);
   if (turn !== turns) return;
   view?.close?.();
+  view = null;
   const focused = root.contains(document.activeElement) ? document.activeElement.id : null;
-  replace(root);
-  root.classList.remove("denied");
-  view = await module.mount(root, found.params) ?? {};
-  if (turn !== turns) return;
+  // An element of its own: what a view that was left still writes is not seen.
+  const place = h("div", { class: "view" });
+  replace(root, place);
+  const mounted = await module.mount(place, found.params) ?? {};
+  if (turn !== turns) {
+    mounted.close?.();
+    return;
+  }
+  view = mounted;
   document.title = `${view.title ?? root.querySelector("h1")?.textContent ?? "Overview"} · Chronos`;
   if (isNew) {
     const again = focused && document.getElementById(focused);
@@ -41,6 +47,29 @@ async function draw({ isNew }) {
   }
   refreshing = null;
   await refresh(turn);
+}
+
+/** The module of a view; one that says so if there is none, or if it cannot be fetched at the moment. */
+async function load(name) {
+  if (name === null) return { mount: unknown };
+  try {
+    return await import(`./views/${name}.js`);
+  } catch (error) {
+    return { mount: (place) => unreachable(place, error) };
+  }
+}
+
+function unreachable(place, error) {
+  let wasSilent = false;
+  replace(place, h("h1", null, "This view cannot be loaded"), h("p", null, `It is loaded again as soon as the service answers. ${error.message}`));
+  return {
+    title: "Not loaded",
+    async refresh() {
+      await look();
+      if (service.silentSince !== null) wasSilent = true;
+      else if (wasSilent) location.reload();
+    },
+  };
 }
 
 function unknown(place, { path }) {
@@ -87,8 +116,8 @@ async function loop() {
   for (;;) {
     await new Promise((done) => setTimeout(done, EVERY_MS));
     if (document.hidden) continue;
-    if (view?.live === false && service.silentSince === null) await look().then(showState);
-    else await refresh();
+    // An error in a view is reported, and does not end the loop.
+    await (view?.live === false && service.silentSince === null ? look().then(showState) : refresh()).catch(reportError);
   }
 }
 
