@@ -8,7 +8,7 @@ all implementations.
 No implementation changes a value that it is given, and none keeps one to change it later: records,
 headers, rows and specifications are the caller's."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -220,6 +220,18 @@ class AuditSink(Protocol):
 
     def close(self) -> None:
         """Release what it holds."""
+
+
+class AuditTrail(Protocol):
+    """What is kept of the audit trail, to be read from its end. Any thread may call."""
+
+    def newest(self, behind: Sequence[int] | None) -> Generator[tuple[bytes, Sequence[int]]]:
+        """Yield the entries, the newest first, each with the position behind it, from which a later
+        call goes on.
+
+        `behind`: such a position; None: the end. Raises LookupError if the position is no longer
+        there, Retry, LogUnavailable.
+        """
 
 
 class Tracing(Protocol):

@@ -1,4 +1,4 @@
-"""The HTTP interface of a node: API, OpenAPI, metrics, and the page of the service.
+"""The HTTP interface of a node: API, OpenAPI, metrics, and the console.
 
 server -> routes -> messages, overview, cluster, topics, ... -> context -> scheduling, appending,
 waiting -> schemas"""

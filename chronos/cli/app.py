@@ -96,7 +96,7 @@ def serve(
     """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second signal
     immediately.
 
-    Without settings: the embedded log in ./chronos-data, HTTP and the web page on 127.0.0.1:7700.
+    Without settings: the embedded log in ./chronos-data, HTTP and the console on 127.0.0.1:7700.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys
+from chronos.config.catalogue import MAPS, MASK, PROPERTIES, Key, children, is_secret, keys
 from chronos.config.model import Config
 from chronos.config.reading import plain
 
@@ -90,7 +90,7 @@ def _allowed(found: Key) -> str:
     text = {
         "choice": ", ".join(f"`{choice}`" for choice in found.choices),
         "number": f"{least} to {most}",
-        "map": "properties" if found.path == PROPERTIES else "rates",
+        "map": MAPS.get(found.path, ""),
     }.get(found.kind, f"{found.kind}, {least} to {most}" if most is not None else found.kind)
     return f"{text}, or null" if found.optional else text
 

@@ -22,6 +22,7 @@ from chronos.config.values import (
     Address,
     Addresses,
     Duration,
+    Filters,
     Hosts,
     Name,
     Patterns,
@@ -493,8 +494,8 @@ class AdminConfig(Section):
         None,
         "YAML file that says what bearer tokens, client certificates and tokens of an issuer may "
         "do, and with which targets and ids; it is read again when it changes. With it, every "
-        "request needs a token, except for health checks, the page and `/openapi.json`. null: no "
-        "tokens.",
+        "request needs a token, except for health checks, the console and `/openapi.json`. null: "
+        "no tokens.",
     )
     tls: AdminTlsConfig = Field(default_factory=AdminTlsConfig)
     jwt: AdminJwtConfig = Field(default_factory=AdminJwtConfig)
@@ -516,6 +517,15 @@ class AdminConfig(Section):
         "the machine, `host` and the name in `advertised` are always served. A request for "
         "another name is refused, because a web site could otherwise make its own name that of "
         "this node (DNS rebinding).",
+    )
+    filters: Filters = Field(
+        default_factory=dict,
+        description=(
+            "Filters that the console shows as links above its lists, as `{name: address}`: one "
+            "of the views `messages`, `dead-letters` and `rejected` with its query, for example "
+            "`dead-letters?target=orders&reason=target-missing`, as the address of the browser "
+            "has it after `/ui/`. They are links in the order of the file, and give no rights."
+        ),
     )
 
 

@@ -340,7 +340,7 @@ class _Tree:
             self.reading.complain(origin, found.path, f"must be one value, not {_shape(node)}")
 
     def item(self, mapping: str, name: str, node: yaml.Node, origin: _Origin) -> None:
-        """Read one item of a free mapping: a property of librdkafka, or a rate."""
+        """Read one item of a free mapping: a property of librdkafka, a rate, or a filter."""
         path = f"{mapping}.{name}"
         is_property = mapping == PROPERTIES
         if not isinstance(node, yaml.ScalarNode):
@@ -349,12 +349,10 @@ class _Tree:
                 origin, path, f"must be one value, not {_shape(node)}{hint}"
             )
         if node.tag == _NULL_TAG:
-            hint = (
-                "leave it out for librdkafka's default"
-                if is_property
-                else "leave it out for no limit"
+            left_out = {PROPERTIES: " for librdkafka's default", "delivery.rates": " for no limit"}
+            return self.reading.complain(
+                origin, path, f"has no value; leave it out{left_out.get(mapping, '')}"
             )
-            return self.reading.complain(origin, path, f"has no value; {hint}")
         text = str(node.value)
         # librdkafka knows true and false only, YAML on and off too. A password stays what it is.
         if is_property and node.tag == _SWITCH_TAG and not is_secret(name):

@@ -81,6 +81,8 @@ class Filter(Struct, frozen=True, kw_only=True):
     """The Kafka key that it is delivered with."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers that it has, among any others, with exactly these values."""
+    is_series: bool = False
+    """It has a repetition, if True."""
     reach: Reach = EVERYTHING
     """It is the sender's own."""
 
@@ -97,7 +99,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     @property
     def needs_entry(self) -> bool:
         """True if the head of an entry is not enough to tell."""
-        return bool(self.headers) or self.key is not None
+        return bool(self.headers) or self.key is not None or self.is_series
 
     @property
     def start(self) -> Position:
@@ -126,7 +128,9 @@ class Filter(Struct, frozen=True, kw_only=True):
         if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
             return False
         if self.needs_entry:
-            assert isinstance(entry, Entry), "a filter of key or headers needs the whole entry"
+            assert isinstance(entry, Entry), "this filter needs the whole entry"
+            if self.is_series and (entry.options is None or entry.options.repetition is None):
+                return False
             if self.key is not None and entry.key != self.key:
                 return False
             headers = entry.headers
@@ -194,6 +198,8 @@ class MessageRow(Struct, frozen=True, kw_only=True):
     offset: int
     entry: Entry
     is_parked: bool = False
+    failure: Failure | None = None
+    """Why it was not delivered when it was last tried."""
 
     @property
     def position(self) -> Position:
@@ -288,7 +294,8 @@ def page(
     1. read entries after the cursor of `state`, and whether there are more,
     2. read the cursor as it is now: entries at or before it are no longer pending, or were parked,
     3. read parked messages: also those that were parked since 1 are found, at the positions they
-       had.
+       had,
+    4. read why those that wait longer than was asked for were not delivered.
     """
     assert limit > 0
     first = matching.start if begin is None else max(matching.start, after(begin))
@@ -314,7 +321,7 @@ def page(
         elif not is_end:
             through = entry_position(found[-1][0])
     if not state.parked:
-        return rows, through
+        return _with_failures(view, rows), through
     parked, parked_through = _parked(
         view, shard, first, stop if through is None else after(through), matching, limit
     )
@@ -326,7 +333,21 @@ def page(
     if len(merged) > limit:
         del merged[limit:]
         through = merged[-1].position
-    return merged, through
+    return _with_failures(view, merged), through
+
+
+def _with_failures(view: StoreView, rows: list[MessageRow]) -> list[MessageRow]:
+    """Return the rows with the failures of those that are parked or are tried again later."""
+    tried = [at for at, row in enumerate(rows) if row.is_parked or row.place_ms != row.entry.due_ms]
+    if not tried:
+        return rows
+    rows = list(rows)
+    states = view.get([id_key(rows[at].id) for at in tried])
+    for at, data in zip(tried, states, strict=True):
+        id_state = None if data is None else unpack_id_state(data)
+        if id_state is not None and (id_state.due_ms, id_state.offset) == rows[at].position:
+            rows[at] = replace(rows[at], failure=id_state.failure)
+    return rows
 
 
 def _entries(

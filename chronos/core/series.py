@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from chronos.core.message import Entry, Options, Repeat, Repetition
+from chronos.core.message import Entry, LatePolicy, Options, Repeat, Repetition
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.timefmt import MS_MAX, check_unit, format_duration, parse_duration_ms
 
@@ -207,6 +207,30 @@ def last_until(
         else:
             last_ms = found
     return last_ms
+
+
+def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list[int]:
+    """Return the times (epoch ms) of at most `count` next occurrences of a pending series.
+
+    The first is the due time of the pending occurrence, whatever it was changed to. Occurrences
+    that are missed at `now_ms` are there only if all of them are delivered. Raises ValueError if
+    the cron expression or its zone is not known on this machine.
+    """
+    repetition = None if entry.options is None else entry.options.repetition
+    if repetition is None:
+        return []
+    occurrence, last_ms = entry.occurrence, planned_ms(entry, repetition)
+    times = [] if occurrence == 0 else [entry.due_ms]
+    reached_ms = 0 if repetition.late_policy == LatePolicy.FIRE_ALL else now_ms
+    while len(times) < count:
+        found = following_after(
+            repetition, last_ms, occurrence, max(last_ms, reached_ms), next_cron
+        )
+        if found is None:
+            break
+        times.append(found)
+        occurrence, last_ms = occurrence + 1, found
+    return times[:count]
 
 
 def planned_ms(entry: Entry, repetition: Repetition) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronos.adapters.audit import AuditFile, AuditTopic
+from chronos.adapters.audit import AuditFile, AuditFileTrail, AuditTopic, AuditTopicTrail
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.machine import keep_private
 from chronos.adapters.rocksdb import BlockCache, RocksStore
@@ -23,7 +23,7 @@ from chronos.core.keys import IDENTITY_KEY
 from chronos.core.shard.codec import Identity, pack_identity, unpack_identity
 from chronos.core.shard.progress import progress_bytes_max
 from chronos.errors import ConfigurationError, LogMismatch, Stop, StoreInUse
-from chronos.ports import Appender, AuditSink, Clock, Log, Store, TopicInfo, TopicSpec
+from chronos.ports import Appender, AuditSink, AuditTrail, Clock, Log, Store, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.node")
 
@@ -363,6 +363,15 @@ def open_audit(config: Config, log: Log) -> AuditSink | None:
     if config.log.kind == "kafka":
         return AuditTopic(open_appender(config), audit.topic, owns_log=True)
     return AuditTopic(log, audit.topic, owns_log=False)
+
+
+def open_audit_trail(config: Config, log: Log) -> AuditTrail | None:
+    """Return what is kept of the audit trail; None: log lines, which are not read."""
+    audit = config.audit
+    if audit.to == "file":
+        assert audit.path is not None
+        return AuditFileTrail(audit.path)
+    return AuditTopicTrail(log, audit.topic) if audit.to == "topic" else None
 
 
 def cluster_topic(config: Config) -> TopicSpec:

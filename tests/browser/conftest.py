@@ -1,4 +1,4 @@
-"""A Chromium for the tests of the web page: one per module, a context and a page per test, and a
+"""A Chromium for the tests of the console: one per module, a context and a page per test, and a
 picture of the page of each test that fails.
 
 The browser lives as long as a module: while one runs, the thread has a running event loop, with
@@ -12,7 +12,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+
+from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / ".cache" / "browser"
@@ -28,6 +31,23 @@ FLAGS = [
 ]
 
 
+def opened(page: Page, service: Service, path: str = "/") -> Page:
+    """A view once the console shows the state of the service."""
+    page.goto(service.url + path)
+    expect(page.locator("#health")).not_to_have_text("connecting")
+    expect(page.locator("main h1")).to_have_count(1)
+    return page
+
+
+def faults(page: Page) -> list[tuple[str, str, list[str]]]:
+    """The serious faults of accessibility of what is shown."""
+    return [
+        (fault["id"], fault["impact"], [node["html"][:200] for node in fault["nodes"]])
+        for fault in Axe().run(page).response["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of the browser, which `scripts/browser/fetch` finds or fetches."""
@@ -35,7 +55,7 @@ def chromium() -> str:
         [ROOT / "scripts" / "browser" / "fetch"], capture_output=True, text=True, check=False
     )
     if found.returncode:
-        pytest.fail(f"no browser for the tests of the web page:\n{found.stderr}", pytrace=False)
+        pytest.fail(f"no browser for the tests of the console:\n{found.stderr}", pytrace=False)
     return found.stdout.strip()
 
 

@@ -65,7 +65,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     targets."""
     folder = tmp_path_factory.mktemp("access")
     path = token_file(folder, TOKENS)
-    with Inside(folder, admin__tokens=path, admin__host="0.0.0.0", limits__max_past="0") as running:
+    filters = {
+        "mine": "messages?target=mine",
+        "theirs": "messages?target=theirs",
+        "all": "rejected?since=2h",
+    }
+    with Inside(
+        folder,
+        admin__tokens=path,
+        admin__host="0.0.0.0",
+        admin__filters=json.dumps(filters),
+        limits__max_past="0",
+    ) as running:
         for target in ("mine", "theirs"):
             body = {
                 "target": {"topic": target},
@@ -123,6 +134,7 @@ EXAMPLES = {
     "fire": Example("/v1/messages/{target}-2/fire"),
     "dead_letters": Example("/v1/dead-letters"),
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
+    "dead-letter-counts": Example("/v1/dead-letter-counts"),
     "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
     "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
     "rejected": Example("/v1/rejected"),
@@ -175,11 +187,15 @@ EXAMPLES = {
     "checkpoint": Example("/v1/checkpoints"),
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
+    "filters": Example("/v1/filters"),
+    "audit": Example("/v1/audit"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
     "metrics": Example("/metrics"),
     "openapi": Example("/openapi.json"),
     "page": Example("/"),
+    "view": Example("/ui/messages"),
+    "file": Example("/static/app.js"),
 }
 
 ROUTES = {route.name: route for route in table(None)}
@@ -256,6 +272,8 @@ NAMED = {
 FILTERED = {
     "list",
     "dead_letters",
+    "dead-letter-counts",
+    "filters",
     "rejected",
     "rejected-counts",
     "replay",
@@ -324,6 +342,8 @@ def test_answers_leave_out_other_targets(service):
     } == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
+        assert {each["name"] for each in ask("/v1/filters", token)["filters"]} == expected | {"all"}
         assert {
             record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]
         } == expected

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from structlog.testing import capture_logs
@@ -332,6 +333,82 @@ def test_the_trail_may_be_a_topic(tmp_path):
         assert [(each["phase"], each["ids"]) for each in found() if each["verb"] == "schedule"] == [
             ("intent", ["a"]), ("outcome", ["a"]), ("intent", ["b"]), ("outcome", ["b"]),
         ]  # fmt: skip
+
+
+def page(service: Inside, **query: object) -> dict[str, Any]:
+    """One page of the trail, as the operator sees it."""
+    answer = service.ask("GET", f"/v1/audit?{urlencode(query)}", token="operator")
+    assert answer.status == 200, answer
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize("kept_in", ["file", "topic"])
+def test_the_trail_is_read_newest_first_page_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_in: str
+) -> None:
+    """By sender, action, id, phase and time; reading it makes no entry, and a line of something
+    else is left out."""
+    monkeypatch.setattr("chronos.adapters.audit.BLOCK_BYTES", 100)
+    monkeypatch.setattr("chronos.adapters.audit.CHUNK_RECORDS", 3)
+    path = tmp_path / "audit.jsonl"
+    settings: dict[str, object] = {"audit__to": kept_in, "audit__required": "on"}
+    settings |= {"audit__path": path} if kept_in == "file" else {}
+    with Inside(tmp_path, admin__tokens=tokens(tmp_path), **settings) as service:
+        assert page(service)["entries"] == []
+        for number in range(5):
+            body = message(f"id-{number}")
+            assert service.ask("POST", "/v1/messages", body, token="writer").status == 202
+        if kept_in == "file":
+            with path.open("a") as file:
+                file.write("no JSON\n\n")
+        else:
+            service.node.log.append([("chronos.audit", None, b"no JSON", {}, -1)], 10.0)
+        assert service.ask("DELETE", "/v1/messages/id-1", token="reader").status == 403
+        assert service.ask("DELETE", "/v1/messages/id-1", token="writer").status == 200
+        wait_until(lambda: len(page(service, phase="outcome")["entries"]) == 7)
+        whole = page(service)
+        assert (whole["kept_in"], whole["after"], whole["read"]) == (kept_in, None, 14)
+        assert [each["verb"] for each in whole["entries"]][:2] == ["cancel", "cancel"]
+        assert whole["entries"] == sorted(whole["entries"], key=lambda e: e["time"], reverse=True)
+        found: list[dict[str, Any]] = []
+        after: dict[str, object] = {}
+        for _ in range(20):
+            part = page(service, limit=2, **after)
+            found += part["entries"]
+            if part["after"] is None:
+                break
+            after = {"after": part["after"]}
+        assert found == whole["entries"]
+        refused = page(service, refused="true")["entries"]
+        assert [(e["token"], e["verb"], e["status"]) for e in refused] == [
+            ("reader", "cancel", 403)
+        ]
+        named = page(service, id="id-1", token="writer", phase="outcome")["entries"]
+        assert [e["verb"] for e in named] == ["cancel", "schedule"]
+        assert len(page(service, action="schedule", phase="intent")["entries"]) == 5
+        middle = found[7]["time"]
+        newer, older = page(service, since=middle), page(service, until=middle)
+        assert newer["entries"] + older["entries"] == whole["entries"]
+        assert newer["entries"][-1]["time"] == middle
+        assert service.ask("GET", "/v1/audit", token="reader").problem == "forbidden"
+        key = page(service, limit=1)["after"]
+        other = service.ask("GET", f"/v1/audit?after={key}&action=cancel", token="operator")
+        assert (other.status, other.problem) == (400, "begin-again")
+        if kept_in == "file":
+            path.rename(tmp_path / "old")
+            path.touch()
+            changed = service.ask("GET", f"/v1/audit?after={key}", token="operator")
+            assert (changed.status, changed.problem) == (400, "begin-again")
+            path.unlink()
+            assert service.ask("GET", "/v1/audit", token="operator").status == 503
+
+
+def test_log_lines_are_not_read(tmp_path: Path) -> None:
+    """The answer says what to set."""
+    with Inside(tmp_path) as service:
+        answer = service.ask("GET", "/v1/audit")
+        assert (answer.status, answer.problem) == (501, "no-trail")
+        assert "audit.to" in answer.json()["hint"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ client."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,6 +153,22 @@ def test_pages_and_times_select_all_letters_once_the_newest_first(service: Servi
     last = times[0]
     assert all(one["dead_at"] >= last for one in letters(service, since=last))
     assert last not in {one["dead_at"] for one in letters(service, until=last)}
+
+
+def test_the_counts_of_all_parts_are_those_of_the_list(service: Service) -> None:
+    counted: Counter[tuple[str, str]] = Counter()
+    after: dict[str, str] = {}
+    while True:
+        part = service.get("/v1/dead-letter-counts", limit=700, **after)
+        for row in part["counts"]:
+            counted[row["reason"], row["topic"]] += row["letters"]
+        if part["after"] is None:
+            break
+        after = {"after": part["after"]}
+    assert counted == Counter((one["reason"], one["topic"]) for one in letters(service))
+    assert counted["forbidden-target", "bulk"] == MANY
+    one = service.get("/v1/dead-letter-counts", target="bulk", reason="no-key")
+    assert (one["counts"], one["after"]) == ([], None)
 
 
 def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -> None:

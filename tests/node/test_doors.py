@@ -114,9 +114,10 @@ def test_another_web_site_cannot_start_or_read_anything_by_a_get(service, path, 
     assert (answer.status, answer.problem) == (403, "cross-site")
 
 
-def test_a_link_on_another_web_site_leads_to_the_page(service):
-    """Only the page: it changes nothing by itself."""
-    assert service.ask("GET", "/", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
+def test_a_link_on_another_web_site_leads_to_the_console(service):
+    """Only the console: it changes nothing by itself."""
+    for path in ("/", "/ui/messages/order-17?as=json"):
+        assert service.ask("GET", path, headers={"Sec-Fetch-Site": "cross-site"}).status == 200
     assert (
         service.ask("POST", "/v1/messages", {}, headers={"Origin": "http://[bad"}).problem
         == "cross-site"

@@ -601,6 +601,29 @@ def test_the_pages_contain_all_pending_messages_once_and_in_order(service):
     )
 
 
+def test_series_are_listed_apart_and_their_next_times_are_told(service):
+    daily = {"repeat": "cron 0 9 * * *", "time_zone": "Asia/Tokyo", "repeat_times": 3}
+    plain = message("rhythm", id="rhythm-once")
+    every = message("rhythm", id="rhythm-every", repeat="every 1h")
+    cron = {"id": "rhythm-cron", "target": {"topic": "rhythm"}, "value": "v", **daily}
+    service.post("/v1/messages?wait=5s", [plain, every, cron])
+    status, answer = service.ask("GET", "/v1/messages?target=rhythm&series=true")
+    assert status == 200
+    assert sorted(one["id"] for one in answer["messages"]) == ["rhythm-cron", "rhythm-every"]
+    assert all("occurrences_at" not in one for one in answer["messages"])
+
+    def times(id: str, count: int = 10) -> list[str] | None:
+        status, answer = service.ask("GET", f"/v1/messages/{id}?occurrences={count}")
+        assert status == 200
+        return answer.get("occurrences_at")
+
+    assert [at[11:] for at in times("rhythm-cron") or []] == ["00:00:00.000Z"] * 3
+    assert len(times("rhythm-every") or []) == 10
+    assert times("rhythm-every", 0) is None
+    assert times("rhythm-once") is None
+    assert service.ask("GET", "/v1/messages/rhythm-once?occurrences=101")[0] == 422
+
+
 def test_pending_messages_are_listed_by_id_prefix_and_header(service):
     """Also by the prefix of a generated id; all conditions must be true; a header is compared as a
     whole."""
@@ -621,6 +644,9 @@ def test_pending_messages_are_listed_by_id_prefix_and_header(service):
         assert status == 200
         return sorted(one["id"] for one in answer["messages"])
 
+    page = service.get("/v1/messages?target=sifted&limit=1")
+    assert page["through"] == page["messages"][0]["planned_at"]
+    assert "through" not in service.get("/v1/messages?target=sifted")
     assert listed("id_prefix=sift-") == [f"sift-{at}" for at in range(4)]
     assert listed("id_prefix=sift-&header=tenant=t1") == ["sift-1", "sift-3"]
     assert listed("header=lang=de&header=tenant=t0&id_prefix=o") == ["other-0", "other-2"]
@@ -980,18 +1006,62 @@ def test_the_metrics_are_those_of_the_reference(service):
     assert len(buckets) == 17
 
 
-def test_the_page_is_self_contained_and_permits_nothing_from_elsewhere(service):
-    """One file; the policy permits its own script and style by hash."""
-    status, headers, body = ask(service, "GET", "/")
-    page = body.decode()
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+CONSOLE = ROOT / "chronos" / "admin" / "static"
+"""The files of the console."""
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/?due=24h", 200),
+        ("/ui/messages?target=orders&target=bills&any=thing", 200),
+        ("/ui/messages/..%2F..%2Fetc%2Fpasswd%3Fa%3Db%23c", 200),
+        ("/ui/nothing", 404),
+        ("/ui/nothing/messages", 404),
+    ],
+)
+def test_the_console_opens_any_view_and_permits_nothing_from_elsewhere(service, path, status):
+    """The same document for all of them; its policy permits nothing inline."""
+    answer, headers, body = ask(service, "GET", path)
+    assert (answer, headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert body == (CONSOLE / "index.html").read_bytes()
     policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert not re.search(r"(src|href)=\"(https?:)?//", page)
-    assert "innerHTML" not in page
-    assert " style=" not in page
-    assert "{{" not in page
+    assert policy == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_console_holds_its_files_only_and_each_has_a_tag(service):
+    """A browser asks every time, and gets no file that it has."""
+    kinds = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    files = [path for path in CONSOLE.rglob("*") if path.suffix in kinds]
+    assert len(files) > 20
+    for path in files:
+        name = path.relative_to(CONSOLE).as_posix()
+        status, headers, body = ask(service, "GET", f"/static/{name}")
+        assert (status, body) == (200, path.read_bytes())
+        assert headers["content-type"].split(";")[0] == kinds[path.suffix]
+        assert headers["cache-control"] == "no-cache"
+        again = ask(service, "GET", f"/static/{name}", If_None_Match=headers["etag"])
+        assert (again[0], again[2]) == (304, b"")
+    for name in ("nothing.js", "lib", "lib/", "../http/server.py", "lib/..%2Fapp.js", "%2e%2e/x"):
+        assert ask(service, "GET", f"/static/{name}")[0] == 404, name
+
+
+def test_no_file_of_the_console_makes_html_of_text():
+    """Nor fetches anything from elsewhere."""
+    for path in CONSOLE.rglob("*"):
+        if path.suffix not in (".html", ".css", ".js"):
+            continue
+        text = path.read_text()
+        for taboo in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert taboo not in text, (path, taboo)
+        assert not re.search(r"(src|href)=\"(https?:)?//|@import|url\(", text), path
+        assert path.suffix != ".html" or " style=" not in text, path
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,15 @@ from schemathesis.config import SchemathesisConfig
 
 from chronos.admin.http.openapi import EXAMPLE_BODIES, EXAMPLE_QUERIES, document, example, reference
 from chronos.admin.http.routes import table
-from chronos.admin.http.schemas import TOPIC_PATTERN, ConfigName, NodeName, NoQuery
+from chronos.admin.http.schemas import (
+    TOPIC_PATTERN,
+    AnyQuery,
+    ConfigName,
+    FileName,
+    NodeName,
+    NoQuery,
+    ViewPath,
+)
 from tests.harness.service import Service
 
 # Limits that depend on the configuration or on several fields (limits.max_delay, topics of Chronos
@@ -33,7 +41,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A node of its own, because random requests are sent to it."""
-    with Service(tmp_path_factory.mktemp("openapi") / "data", settings={"shards": 2}) as running:
+    settings: dict[str, object] = {"shards": 2, "audit.to": "topic"}
+    with Service(tmp_path_factory.mktemp("openapi") / "data", settings=settings) as running:
         yield running.start()
 
 
@@ -52,6 +61,9 @@ def description(service: Service) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_url(service.url + "/openapi.json", config=config)
 
 
+ANY_TEXT = (NodeName, ConfigName, ViewPath, FileName)
+"""Parameters for which every text is valid."""
+
 OPERATIONS = [
     pytest.param(route.method, route.path, mode, id=f"{mode.value} {route.method} {route.path}")
     for route in table(None)
@@ -59,9 +71,9 @@ OPERATIONS = [
     # An operation without parameters, or with any text as its parameters (the name of a node), has
     # no invalid request.
     if mode is GenerationMode.POSITIVE
-    or any(kind not in (NodeName, ConfigName) for kind in route.parameters.values())
+    or any(kind not in ANY_TEXT for kind in route.parameters.values())
     or route.body is not None
-    or route.query is not NoQuery
+    or route.query not in (NoQuery, AnyQuery)
 ]
 EXAMPLES_MAX = 25
 """Requests of each kind to each operation."""

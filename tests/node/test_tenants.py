@@ -217,7 +217,7 @@ def without_times(value: Any) -> Any:
     }
 
 
-STATIC = ("openapi", "page")
+STATIC = ("openapi", "page", "view", "file")
 """Routes whose answer is made from the code alone."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Record
+from chronos.core.message import Reason, Record
 from chronos.core.query import (
     INTERVALS_MAX,
     Filter,
@@ -280,6 +280,19 @@ def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
     assert left.entry is not None
     assert listed(100) == ids[3:]
     assert timeline(played.rows, NOW_MS, NOW_MS + 3 * MINUTE_MS, MINUTE_MS) == [1, 0, 1]
+
+
+def test_a_list_has_the_reason_of_a_message_that_was_tried():
+    played = Played()
+    due = [NOW_MS + at for at in range(1, 4)]
+    sent = [played.send(at, key=b"%d" % offset) for offset, at in enumerate(due)]
+    played.step(sent, NOW_MS)
+    failed = Decision(due[1], 1, Outcome.RETRY, Reason.TARGET_MISSING,
+                      next_due_ms=NOW_MS + 5_000, attempt=2)  # fmt: skip
+    waits = Decision(due[0], 0, Outcome.PARKED, Reason.NO_LEADER, lane=2)
+    played.step([], due[1], {0: waits, 1: failed})
+    reasons = [row.failure and Reason(row.failure.reason) for row in read_all(played, 10)]
+    assert reasons == [Reason.NO_LEADER, None, Reason.TARGET_MISSING]
 
 
 def test_a_message_is_found_by_its_key_through_all_its_states():

@@ -26,7 +26,7 @@ from chronos.core.message import (
     Repeat,
     Repetition,
 )
-from chronos.core.series import parse_repetition, spread_shift_ms
+from chronos.core.series import parse_repetition, spread_shift_ms, upcoming
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
@@ -143,6 +143,45 @@ def test_a_spread_series_is_judged_by_its_spread_time() -> None:
     assert spread_shift_ms(SHARD, 7, 60_000) > SECOND
     assert outcome(series("every 1s"), spread_ms=60_000) == Deliver(T + SECOND)
     assert outcome(series("every 1s"), spread_ms=60_000, late_ms=2_500) == skipped(T + 2_000, 1)
+
+
+def next_times(
+    repetition: Repetition, *, count: int = 3, now_ms: int = T - 1, occurrence: int = 1
+) -> list[int]:
+    """The next times, in seconds after T, of a series whose pending occurrence is due at T."""
+    options = Options(repetition=repetition)
+    entry = Entry(b"s", T, "t", None, {}, None, T, occurrence=occurrence, options=options)
+    return [(at - T) // SECOND for at in upcoming(entry, now_ms, count, next_cron)]
+
+
+def test_the_next_times_of_a_series_begin_with_the_pending_occurrence_and_end_with_it() -> None:
+    assert next_times(series("every 1s")) == [0, 1, 2]
+    assert next_times(series("every 1s"), count=0) == []
+    assert next_times(series("backoff 1s 2 1h"), count=4) == [0, 1, 3, 7]
+    assert next_times(series("every 1s", times=3), occurrence=2) == [0, 1]
+    assert next_times(series("every 1s", until_ms=T + 1_999)) == [0, 1]
+
+
+def test_the_next_times_after_an_outage_have_missed_occurrences_only_if_all_are_delivered() -> None:
+    now_ms = T + 60_500
+    assert next_times(series("every 1s"), now_ms=now_ms) == [0, 61, 62]
+    assert next_times(series("every 1s", late_policy=FIRE_ALL), now_ms=now_ms) == [0, 1, 2]
+
+
+def test_the_next_times_follow_the_rhythm_although_the_pending_occurrence_was_moved() -> None:
+    assert next_times(series("every 60s", planned_ms=T - 30 * SECOND)) == [0, 30, 90]
+
+
+def test_the_next_times_of_a_cron_series_are_those_of_its_zone() -> None:
+    winter_ms = 1_732_579_200_000  # 2024-11-26T00:00:00Z
+    entry = Entry(
+        b"s", winter_ms, "t", None, {}, None, winter_ms, occurrence=0,
+        options=Options(repetition=series("cron 0 9 * * 1-5", zone="Europe/Berlin")),
+    )  # fmt: skip
+    hours = [(at - winter_ms) // 3_600_000 for at in upcoming(entry, winter_ms, 5, next_cron)]
+    assert hours == [8, 32, 56, 80, 152]
+    with pytest.raises(ValueError, match="Europe/Atlantis"):
+        next_times(series("cron 0 9 * * *", zone="Europe/Atlantis"))
 
 
 # --- actions, exhaustively

@@ -38,7 +38,8 @@ from chronos.core.query import WILDCARDS
 from chronos.core.reach import EVERYTHING, Reach
 
 PAGE = "/"
-"""The only path that a link on another site may lead to."""
+VIEWS = "/ui/"
+"""The console: the only paths that a link on another site may lead to."""
 
 HOST = re.compile(r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", re.ASCII)
 """A Host header: a name or an address, and a port."""
@@ -109,12 +110,15 @@ def check_site(request: web.Request, host: str | None) -> None:
     """Refuse a request that a browser sends for a page of another site: it may change, start and
     read nothing.
 
-    Only a link to the page of the service is followed. A browser sends `Sec-Fetch-Site` to
+    Only links to the console are followed. A browser sends `Sec-Fetch-Site` to
     addresses it trusts, which are HTTPS and loopback; elsewhere `Origin` protects everything except
     reads, whose answers the other site cannot see."""
     site = request.headers.get("Sec-Fetch-Site", "none")
     origin = request.headers.get(hdrs.ORIGIN)
-    is_link = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and request.path == PAGE
+    path = request.rel_url.raw_path
+    is_link = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and (
+        path == PAGE or path.startswith(VIEWS)
+    )
     if (site not in ("same-origin", "none") and not is_link) or (
         origin is not None and _netloc(origin) != host
     ):

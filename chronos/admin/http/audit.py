@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.admin.http.problems import ProblemError, from_error
+from chronos.admin.http.schemas import AuditEntry
 from chronos.admin.http.tokens import Role, Sender
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -35,6 +36,9 @@ CHANGES: tuple[Role, ...] = ("write", "operate")
 
 PAYLOADS = ("dead_letter", "rejected-record", "records")
 """Names of the routes whose answers have payloads."""
+
+TRAIL = "audit"
+"""Name of the route that reads the trail: it changes nothing, so it makes no entry of its own."""
 
 SENDER = web.RequestKey("sender", Sender)
 """The key of a request's sender, once it is known."""
@@ -68,33 +72,6 @@ AGAIN_S = 1.0
 
 CLOSE_S = 2.0
 """How long entries may take to be written when the server stops."""
-
-
-class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One JSON object of the trail."""
-
-    time: str
-    """When it was made, by this node's clock."""
-    request: str
-    """Random id of the request, in all of its entries and in the answer's header."""
-    phase: Literal["intent", "outcome"]
-    node: str
-    client: str | None
-    """Address of the other end of the connection."""
-    token: str | None
-    """Name of the token; null: the service has no tokens."""
-    role: str
-    verb: str
-    """Name of the route."""
-    ids: Sequence[str]
-    """What the request names: ids of messages, or the other parameters of its path."""
-    query: str = ""
-    asked: str = ""
-    """The beginning of the body, unless it may have payloads."""
-    status: int = 0
-    """Status of the answer, in an outcome."""
-    outcome: str = ""
-    """The result, or the kind of the problem."""
 
 
 class _Named(Struct):
@@ -307,7 +284,7 @@ class Recorded:
         sender: Sender | None = self._request.get(SENDER)
         if sender is None or sender.is_member or (sender.name is None and self._trail.is_log):
             return False
-        if self._route.role not in CHANGES and not self._shows_payload:
+        if not is_recorded(self._route) and not self._shows_payload:
             return False
         if not self._id:
             self._id = self._request[REQUEST_ID] = secrets.token_hex(8)
@@ -353,6 +330,11 @@ class Recorded:
         further = range(IDS_MAX, len(self._ids), IDS_MAX)
         parts = [[_text(each) for each in self._ids[at : at + IDS_MAX]] for at in further]
         return [entry, *(replace(entry, ids=part) for part in parts)]
+
+
+def is_recorded(route: Any) -> bool:
+    """Return whether every request to a route has an entry."""
+    return (route.role in CHANGES and route.name != TRAIL) or route.name in PAYLOADS
 
 
 def _text(text: str) -> str:

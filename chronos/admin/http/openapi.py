@@ -9,7 +9,7 @@ import msgspec
 
 from chronos import __version__
 from chronos.admin.http import schemas
-from chronos.admin.http.audit import CHANGES, PAYLOADS
+from chronos.admin.http.audit import is_recorded
 from chronos.admin.http.problems import PROBLEM_JSON
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.tokens import ROLES
@@ -122,12 +122,15 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 def _everywhere(route: Route) -> dict[int, str]:
     left_out = set() if route.role in ROLES else {401, 429}
-    left_out |= set() if route.role in CHANGES or route.name in PAYLOADS else {503}
+    left_out |= {422} if route.query is schemas.AnyQuery else set()
+    left_out |= set() if is_recorded(route) else {503}
     return {status: meaning for status, meaning in EVERYWHERE.items() if status not in left_out}
 
 
 def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) -> dict[str, Any]:
-    if status >= 400:
+    if status == 304:
+        return {"description": meaning}
+    if status >= 400 and (route.media != "text/html" or status != 404):
         content: dict[str, Any] = {
             PROBLEM_JSON: {"schema": {"$ref": _TEMPLATE.format(name="Problem")}}
         }
@@ -171,14 +174,16 @@ def schema_of(kind: Any) -> dict[str, Any]:
 GROUPS = {
     "Schedule, find and change messages": ("/v1/messages", "/v1/timeline"),
     "Bulk operations": ("/v1/jobs",),
-    "Dead letters": ("/v1/dead-letters",),
+    "Dead letters": ("/v1/dead-letter",),
     "Rejected records": ("/v1/rejected",),
     "Shards and nodes": ("/v1/shards", "/v1/history", "/v1/nodes", "/v1/failover"),
     "Rate limits": ("/v1/rates",),
     "Records of topics": ("/v1/topics",),
+    "The audit trail": ("/v1/audit",),
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
-    "The process": ("/livez", "/readyz", "/metrics", "/openapi.json", "/"),
+    "The process": ("/livez", "/readyz", "/metrics", "/openapi.json"),
+    "The console": ("/v1/filters", "/", "/ui/", "/static/"),
 }
 """Calls of one subject, by the beginning of their paths."""
 
@@ -191,6 +196,8 @@ EXAMPLE_PLACES = {
     "pattern": "billing-*",
     "namespace": "flags",
     "key": "dark-mode",
+    "view": "messages/order-17-reminder",
+    "file": "app.js",
 }
 """The parameters of paths in the examples."""
 
@@ -200,6 +207,7 @@ EXAMPLE_QUERIES = {
     "get": "payload=true",
     "outcome": "offset=17&wait=5s",
     "dead_letters": "reason=target-missing&target=orders",
+    "audit": "action=cancel&since=2030-01-31T08:00:00Z&limit=20",
     "rejected": "reason=bad-value&limit=20",
     "timeline": "from=2030-01-31T00:00:00Z&to=2030-02-01T00:00:00Z&step=1h",
     "history": "minutes=1440",
@@ -302,7 +310,7 @@ def _call(route: Route, operation: dict[str, Any]) -> list[str]:
         parts.append(f"\nBody: {_shape(schema)}\n")
     parts.append("\n| status | answer | meaning |\n|---|---|---|\n")
     for status, response in operation["responses"].items():
-        ((media, content),) = response["content"].items()
+        ((media, content),) = response.get("content", {"nothing": {}}).items()
         shape = _shape(content["schema"]) if "json" in media else media
         shape = "problem" if media == PROBLEM_JSON else shape
         parts.append(f"| {status} | {shape} | {response['description']} |\n")
@@ -430,7 +438,7 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   status 400; begin again without it.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
-  that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:
+  that a browser marks as cross-site are refused, except for links to the console. The name in the Host header must be one of the node:
   an address, `localhost`, `node.id`, the name of the machine, `admin.host`, that in `admin.advertised`, or one of
   `admin.allowed_hosts`.
 """  # noqa: E501

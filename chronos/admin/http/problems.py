@@ -50,6 +50,7 @@ TITLES = {
     "no-partition": "There is no such partition",
     "no-shard": "There is no such shard",
     "no-checkpoints": "No location for checkpoints is configured",
+    "no-trail": "The audit trail cannot be read here",
     "not-held": "This node has no replica of the shard",
     "no-holder": "No node with a replica of the shard answers",
     "not-a-member": "Only nodes of the cluster may request this",

@@ -11,10 +11,12 @@ from chronos.admin.cluster.cluster import CheckpointHandlers, Cluster, ReplicaTr
 from chronos.admin.cluster.overview import Overview, RateLimitHandlers
 from chronos.admin.cluster.registry import RegistryHandlers
 from chronos.admin.cluster.topics import TopicReads
+from chronos.admin.cluster.trail import AuditReads
 from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
+from chronos.admin.messages.filters import Filters
 from chronos.admin.messages.jobs import JobHandlers
 from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages
@@ -53,6 +55,9 @@ ACTION = {
 }
 
 
+CONSOLE = {200: "HTML.", 304: "`If-None-Match` has the ETag of the answer."}
+
+
 class Route(Struct, frozen=True, kw_only=True):
     """One method on one path."""
 
@@ -76,6 +81,8 @@ class Route(Struct, frozen=True, kw_only=True):
     body: Any = None
     parameters: dict[str, Any] = field(default_factory=dict)
     """Types of the parameters in the path."""
+    is_tree: bool = False
+    """The parameter of the path may have a `/`."""
 
 
 def routes(
@@ -86,6 +93,8 @@ def routes(
     checkpoints: CheckpointHandlers,
     copies: ReplicaTransfer,
     topics: TopicReads,
+    filters: Filters,
+    audit: AuditReads,
     dead_letters: DeadLetters,
     rejected: RejectedRecords,
     jobs: JobHandlers,
@@ -269,6 +278,21 @@ def routes(
                 422: "The id is not valid.",
                 **UNREADABLE,
             },
+        ),
+        Route(
+            method="GET",
+            path="/v1/dead-letter-counts",
+            name="dead-letter-counts",
+            role="read",
+            scope="targets",
+            handler=dead_letters.counts,
+            query=schemas.DeadLetterCountQuery,
+            summary=(
+                "Dead letters that are not resolved, counted by reason and target, the oldest "
+                "first, part by part."
+            ),
+            answer=schemas.DeadLetterCounts,
+            answers={200: "One part.", **PAGE_KEY, 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
             method="POST",
@@ -1025,6 +1049,40 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/filters",
+            name="filters",
+            role="read",
+            scope="targets",
+            handler=filters.filters,
+            summary="The saved filters of the console (`admin.filters`) of the node asked.",
+            answer=schemas.SavedFilters,
+            answers={200: "The filters."},
+        ),
+        Route(
+            method="GET",
+            path="/v1/audit",
+            name="audit",
+            role="operate",
+            scope="service",
+            handler=audit.page,
+            query=schemas.AuditQuery,
+            summary=(
+                "The audit trail: who asked to change something, or to see payloads, and what "
+                "came of it. The newest entries first, page by page. Each page reads the trail "
+                "for about 2 s at most, so it may be short, or empty, although `after` is not "
+                "null."
+            ),
+            answer=schemas.AuditPage,
+            answers={
+                200: "One page.",
+                **PAGE_KEY,
+                422: "A parameter is not valid.",
+                501: "`audit.to` is `log`: the trail is in the log lines of the nodes.",
+                503: "The file or the topic of the trail cannot be read.",
+            },
+        ),
+        Route(
+            method="GET",
             path="/livez",
             name="live",
             role="open",
@@ -1078,8 +1136,36 @@ def routes(
             scope="service",
             handler=None,
             media="text/html",
-            summary="The page of the service, for people.",
-            answers={200: "HTML."},
+            query=schemas.AnyQuery,
+            summary="The console of the service, for people.",
+            answers=CONSOLE,
+        ),
+        Route(
+            method="GET",
+            path="/ui/{view}",
+            name="view",
+            role="open",
+            scope="service",
+            handler=None,
+            media="text/html",
+            query=schemas.AnyQuery,
+            parameters={"view": schemas.ViewPath},
+            is_tree=True,
+            summary="A view of the console. Its conditions are the query, so it can be linked to.",
+            answers=CONSOLE | {404: "No such view, which the console itself says too."},
+        ),
+        Route(
+            method="GET",
+            path="/static/{file}",
+            name="file",
+            role="open",
+            scope="service",
+            handler=None,
+            media="text/javascript",
+            parameters={"file": schemas.FileName},
+            is_tree=True,
+            summary="A script or the style sheet of the console.",
+            answers={200: "The file.", 304: CONSOLE[304], 404: "There is no such file."},
         ),
     ]
 
@@ -1095,6 +1181,8 @@ def table(context: Context | None) -> list[Route]:
         CheckpointHandlers(given),
         ReplicaTransfer(given),
         TopicReads(given),
+        Filters(given),
+        AuditReads(given),
         DeadLetters(given),
         RejectedRecords(given),
         JobHandlers(given),

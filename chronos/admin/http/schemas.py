@@ -182,6 +182,17 @@ RatePattern = Annotated[
 NodeName = Annotated[
     str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")
 ]
+ViewPath = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        title="view",
+        description="A view of the console, and an id to show, such as `messages/order-17`.",
+    ),
+]
+FileName = Annotated[
+    str, Meta(min_length=1, title="file", description="A file of the console, such as `app.js`.")
+]
 Instant = Annotated[
     str,
     Meta(
@@ -737,6 +748,16 @@ class MessageInfo(Struct, kw_only=True):
     repetition: Annotated[
         Repeats | None, Meta(description="The rhythm of a series; null: it is delivered once.")
     ] = None
+    occurrences_at: Annotated[
+        list[Instant] | UnsetType,
+        Meta(
+            description=(
+                "When the next occurrences of a pending series are due, if `occurrences` asked for "
+                "them: the pending one first. Fewer than asked for: the series ends. Absent: the "
+                "node does not know its time zone."
+            )
+        ),
+    ] = UNSET
     spread: Annotated[
         str | None,
         Meta(description="The window in which it is delivered, from `due_at` on; null: none."),
@@ -756,6 +777,15 @@ class Page(Struct, kw_only=True):
             )
         ),
     ]
+    through: Annotated[
+        Instant | UnsetType,
+        Meta(
+            description=(
+                "The time of the last message that was read for the page, whether it is on it or "
+                "not. Absent: this is the last page."
+            )
+        ),
+    ] = UNSET
     kept_from: Annotated[
         Instant | UnsetType,
         Meta(
@@ -1604,6 +1634,10 @@ class NoQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Takes no parameters."""
 
 
+class AnyQuery(Struct, kw_only=True):
+    """Takes any parameters, which only the console reads."""
+
+
 ShardList = Annotated[
     str,
     Meta(
@@ -1664,7 +1698,7 @@ class OutcomeQuery(ShardsQuery):
 
 
 class MessageQuery(ShardsQuery):
-    """Which shards, and whether the payload is wanted."""
+    """Which shards, and what is wanted besides."""
 
     payload: Annotated[
         bool,
@@ -1676,6 +1710,10 @@ class MessageQuery(ShardsQuery):
             )
         ),
     ] = False
+    occurrences: Annotated[
+        int,
+        Meta(ge=0, le=100, description="Return the times of so many next occurrences of a series."),
+    ] = 0
 
 
 class RatesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1766,6 +1804,9 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
+    series: Annotated[
+        bool, Meta(description="Only series: messages that are delivered repeatedly.")
+    ] = False
     limit: Annotated[
         int, Meta(ge=1, le=1000, description="At most this many messages; a page may hold fewer.")
     ] = 100
@@ -1887,6 +1928,138 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The node that becomes master."""
 
     to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]
+
+
+# --- Saved filters
+
+
+class SavedFilter(Struct, kw_only=True):
+    """A filter of a view of the console that the configuration names (`admin.filters`)."""
+
+    name: str
+    view: Literal["messages", "dead-letters", "rejected"]
+    query: Annotated[
+        str, Meta(description="The query of the address of the view, percent-encoded.")
+    ]
+
+
+class SavedFilters(Struct, kw_only=True):
+    """The saved filters."""
+
+    filters: Annotated[
+        list[SavedFilter],
+        Meta(description="In the order of the configuration; none of targets of other tokens."),
+    ]
+
+
+# --- The audit trail
+
+AuditPhase = Literal["intent", "outcome"]
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the audit trail."""
+
+    time: Annotated[str, Meta(description="When it was made, by the clock of the node.")]
+    request: Annotated[
+        str,
+        Meta(
+            description=(
+                "Random id of the request, in all of its entries and in the header "
+                "`Chronos-Request` of its answer."
+            )
+        ),
+    ]
+    phase: Annotated[
+        AuditPhase,
+        Meta(
+            description=(
+                "`intent`: before the request was carried out, with `audit.required`. `outcome`: "
+                "after it."
+            )
+        ),
+    ]
+    node: Annotated[str, Meta(description="The node that was asked.")]
+    client: Annotated[str | None, Meta(description="Address of the other end of the connection.")]
+    token: Annotated[
+        str | None, Meta(description="Name of the token; null: the service has no tokens.")
+    ]
+    role: Annotated[str, Meta(description="The role that the request needs.")]
+    verb: Annotated[str, Meta(description="The action: the `operationId` of its route.")]
+    ids: Annotated[
+        list[str],
+        Meta(
+            description=(
+                "What the request names: ids of messages, or the other parameters of its path. At "
+                "most 200; a request with more has several entries."
+            )
+        ),
+    ]
+    query: Annotated[str, Meta(description="The query of the request.")] = ""
+    asked: Annotated[
+        str, Meta(description="The beginning of the body, unless it may have payloads.")
+    ] = ""
+    status: Annotated[int, Meta(ge=0, description="Status of the answer, in an outcome.")] = 0
+    outcome: Annotated[str, Meta(description="The result, or the kind of the problem.")] = ""
+
+
+class AuditPage(Struct, kw_only=True):
+    """Entries of the audit trail, the newest first."""
+
+    kept_in: Annotated[
+        Literal["file", "topic"],
+        Meta(
+            description=(
+                "`file`: the requests to the node asked, as far as its file has them; those of a "
+                "file that was renamed are not read. `topic`: the requests to all nodes."
+            )
+        ),
+    ]
+    entries: list[AuditEntry]
+    after: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "Page key: the parameter `after` of the next page; null: everything was read. "
+                "Opaque. A page that is not the last one may be short or empty."
+            )
+        ),
+    ]
+    read: Annotated[int, Meta(ge=0, description="Entries that were read for this page.")]
+
+
+AuditName = Annotated[str, Meta(min_length=1)]
+
+
+class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which entries."""
+
+    token: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests of the token with this name."),
+    ] = UNSET
+    action: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests with this `verb`, such as `cancel`."),
+    ] = UNSET
+    id: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests that name this id, as in `ids`."),
+    ] = UNSET
+    phase: Annotated[AuditPhase | UnsetType, Meta(description="Only entries of this phase.")] = (
+        UNSET
+    )
+    refused: Annotated[bool, Meta(description="Only outcomes with a status of 400 or above.")] = (
+        False
+    )
+    since: Annotated[Time | UnsetType, Meta(description="Only those at or after this time.")] = (
+        UNSET
+    )
+    until: Annotated[Time | UnsetType, Meta(description="Only those before this time.")] = UNSET
+    limit: Annotated[
+        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
+    ] = 100
+    after: PageKey | UnsetType = UNSET
 
 
 # --- Dead letters
@@ -2011,6 +2184,33 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     limit: Annotated[
         int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
     ] = 100
+    after: PageKey | UnsetType = UNSET
+
+
+class DeadLetterCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which dead letters, in the part that is counted."""
+
+    target: Annotated[
+        RatePattern | UnsetType,
+        Meta(
+            description=(
+                "Only messages for this topic, or for those that match a pattern as in "
+                "`targets.allow`."
+            )
+        ),
+    ] = UNSET
+    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
+        UNSET
+    )
+    since: Annotated[
+        Time | UnsetType, Meta(description="Only those written at or after this time.")
+    ] = UNSET
+    until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = (
+        UNSET
+    )
+    limit: Annotated[
+        int, Meta(ge=1, le=10_000, description="At most this many in this request.")
+    ] = 10_000
     after: PageKey | UnsetType = UNSET
 
 
@@ -2223,6 +2423,19 @@ class DeadLetterCount(Struct, kw_only=True, gc=False):
     reason: str
     topic: str
     letters: Annotated[int, Meta(ge=1)]
+
+
+class DeadLetterCounts(Struct, kw_only=True):
+    """The counts of one part. Repeat the request with `after` until that is null, and add them
+    up."""
+
+    counts: list[DeadLetterCount]
+    after: Annotated[
+        str | None, Meta(description="Where the next request continues; null: everything was read.")
+    ]
+    records: Annotated[
+        int, Meta(ge=0, description="Records of the dead-letter topic that were read.")
+    ]
 
 
 class DeadLetterRefusal(Struct, kw_only=True):

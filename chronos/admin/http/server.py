@@ -8,12 +8,8 @@ It starts last, when the node runs, and stops first: long polls end at once, oth
 finished."""
 
 import asyncio
-import base64
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -22,7 +18,6 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from msgspec import UNSET, Struct
 
-from chronos import __version__
 from chronos.admin.cluster import metrics
 from chronos.admin.cluster.registry import Registrar
 from chronos.admin.http import openapi, schemas
@@ -43,6 +38,7 @@ from chronos.admin.http.connections import (
     connections_max,
     read_body,
 )
+from chronos.admin.http.console import Console
 from chronos.admin.http.context import Call, Context, without_names
 from chronos.admin.http.problems import (
     ProblemError,
@@ -53,7 +49,7 @@ from chronos.admin.http.problems import (
     query_faults,
 )
 from chronos.admin.http.routes import Route, table
-from chronos.admin.http.schemas import REPEATABLE, Fault, NoQuery
+from chronos.admin.http.schemas import REPEATABLE, AnyQuery, Fault, NoQuery
 from chronos.admin.http.tokens import Issuer, Sender
 from chronos.admin.http.waiting import asker
 from chronos.core.cluster.roles import Member
@@ -61,33 +57,6 @@ from chronos.core.reach import Reach
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
 from chronos.node.opening import open_audit
-
-
-@cache
-def page() -> tuple[bytes, str]:
-    """The HTML and its Content-Security-Policy: the page's own script and style by their hashes,
-    requests to its own origin."""
-    html = (
-        files("chronos.admin")
-        .joinpath("page.html")
-        .read_text("utf-8")
-        .replace("{{version}}", __version__)
-    )
-    scripts, styles = (_hashes(html, tag) for tag in ("script", "style"))
-    policy = (
-        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return html.encode(), policy
-
-
-def _hashes(html: str, tag: str) -> str:
-    bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    return " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'"
-        for body in bodies
-    )
-
 
 TARGET_LABEL = re.compile(rb'\{(?:target|topic)="([^"]*)"')
 """The first label of the samples of one target."""
@@ -177,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OwnHandler = Callable[[Sender], Awaitable[web.StreamResponse]]
+OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
 """Of a route that the server itself serves."""
 
 
@@ -222,17 +191,32 @@ class Server:
         )
         exposition = metrics.Exposition(context, issuer)
         description = _encode(openapi.document())
-        html, policy = page()
+        console = Console()
+
+        async def samples(_: web.Request, sender: Sender) -> web.Response:
+            return await _metrics(exposition, sender)
+
+        async def described(_request: web.Request, _sender: Sender) -> web.Response:
+            return web.Response(body=description, content_type="application/json")
+
+        async def page(request: web.Request, _: Sender) -> web.Response:
+            return console.page(request, request.match_info.get("view", ""))
+
+        async def file(request: web.Request, _: Sender) -> web.Response:
+            return console.file(request, request.match_info["file"])
+
         handlers: dict[str, OwnHandler] = {
-            "metrics": lambda sender: _metrics(exposition, sender),
-            "openapi": lambda _: _static(description, "application/json", {}),
-            "page": lambda _: _static(html, "text/html", {"Content-Security-Policy": policy}),
+            "metrics": samples,
+            "openapi": described,
+            "page": page,
+            "view": page,
+            "file": file,
         }
         for route in table(context):
             handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(
                 route.method,
-                _any_text(route.path),
+                _any_text(route),
                 _Runner(route, handler, access, context, body_bytes_max).run,
             )
         self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
@@ -332,9 +316,9 @@ class Server:
         return guard
 
 
-def _any_text(path: str) -> str:
+def _any_text(route: Route) -> str:
     """The path of a route with parameters that match any text; aiohttp's own exclude braces."""
-    return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)
+    return re.sub(r"\{(\w+)\}", r"{\1:.+}" if route.is_tree else r"{\1:[^/]+}", route.path)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -344,7 +328,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     if (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[REQUEST_HEADER] = request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.setdefault("Cache-Control", "no-store")
     response.headers["Referrer-Policy"] = "no-referrer"
 
 
@@ -408,7 +392,7 @@ class _Runner:
             )
         if route.handler is None:
             assert self._handler is not None
-            return await self._handler(sender)
+            return await self._handler(request, sender)
         with Hold(self._bodies) as hold:
             # 2.
             body = (
@@ -426,8 +410,8 @@ class _Runner:
 
 def _query(request: web.Request, kind: type[Struct]) -> Struct:
     values = request.query
-    if not values and kind is NoQuery:
-        return NoQuery()
+    if kind is AnyQuery or (not values and kind is NoQuery):
+        return kind()
     query: dict[str, Any] = {
         name: values.getall(name) if name in REPEATABLE else value for name, value in values.items()
     }
@@ -447,12 +431,3 @@ def _query(request: web.Request, kind: type[Struct]) -> Struct:
 async def _metrics(exposition: metrics.Exposition, sender: Sender) -> web.Response:
     text = own_samples(await exposition.text(), sender.reach)
     return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
-
-
-async def _static(body: bytes, kind: str, headers: dict[str, str]) -> web.Response:
-    return web.Response(
-        body=body,
-        content_type=kind,
-        charset="utf-8" if kind == "text/html" else None,
-        headers=headers,
-    )

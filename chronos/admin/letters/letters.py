@@ -23,6 +23,8 @@ from chronos.admin.http.problems import ProblemError, converted, decode_body, in
 from chronos.admin.http.schemas import (
     DeadLetter,
     DeadLetterCount,
+    DeadLetterCountQuery,
+    DeadLetterCounts,
     DeadLetterInfo,
     DeadLetterPage,
     DeadLetterQuery,
@@ -67,7 +69,13 @@ FIND_S = 5.0
 """How long the newest letter of an id is looked for."""
 
 Answer = tuple[int, object]
-Selection = DeadLetterQuery | DeadLetterSelection | RejectedQuery | RejectedCountQuery
+Selection = (
+    DeadLetterQuery
+    | DeadLetterCountQuery
+    | DeadLetterSelection
+    | RejectedQuery
+    | RejectedCountQuery
+)
 Handlers = TypeVar("Handlers")
 
 
@@ -265,6 +273,18 @@ class DeadLetters:
         return 200, _whole(letter, resolution)
 
     @repeatable
+    async def counts(self, call: Call) -> Answer:
+        """The number of dead letters that are not resolved by reason and target, in one part."""
+        query: DeadLetterCountQuery = call.query
+        part = await self._requests.part(
+            call, query, wanted_of(query, call.sender), newest_first=False, limit=query.limit
+        )
+        after = self._requests.after(call, query, part)
+        return 200, DeadLetterCounts(
+            counts=_counts(part), after=after, records=records_read(call, part)
+        )
+
+    @repeatable
     async def replay(self, call: Call) -> Answer:
         """Schedule dead letters again, due at once, and mark them as replayed; not those whose
         cause is still there."""
@@ -325,14 +345,10 @@ class DeadLetters:
                 letters=resolved,
                 refused=len(refused),
             )
-        counts = Counter((found.letter.reason, found.letter.target) for found in part.found)
         return 200, DeadLetterResult(
             matched=len(part.found),
             resolved=resolved,
-            counts=[
-                DeadLetterCount(reason=reason, topic=target, letters=count)
-                for (reason, target), count in counts.most_common()
-            ],
+            counts=_counts(part),
             refused=_refusals(refused),
             after=after,
             records=records_read(call, part),
@@ -403,6 +419,14 @@ def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection
         creates=context.creates_targets,
     )
     return None if found is None else Rejection(found[0], f"the cause is still there: {found[1]}")
+
+
+def _counts(part: Part) -> list[DeadLetterCount]:
+    counts = Counter((found.letter.reason, found.letter.target) for found in part.found)
+    return [
+        DeadLetterCount(reason=reason, topic=target, letters=count)
+        for (reason, target), count in counts.most_common()
+    ]
 
 
 def _place(letter: Letter) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from chronos.admin.http.encoding import begin_again, id_bytes, to_bytes
 from chronos.admin.http.problems import converted, wrong_field
 from chronos.admin.http.schemas import MessageInfo, Page, PageQuery
 from chronos.admin.http.tokens import Sender
-from chronos.admin.messages.messages import message_info, own, tell_state
+from chronos.admin.messages.messages import message_info, own, tell_failure, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.query import SETTLED, Filter, MessageRow, page, settled
@@ -32,6 +32,7 @@ def to_filter(
     id_prefix: str | UnsetType = UNSET,
     key: str | UnsetType = UNSET,
     headers: Iterable[tuple[str, str]] = (),
+    is_series: bool = False,
     within: str = "",
 ) -> Filter:
     """The filter of a sender, true of nothing but its own messages. `within`: the field that holds
@@ -64,6 +65,7 @@ def to_filter(
         headers=tuple(
             (name, converted(f"{within}header", to_bytes, value)) for name, value in headers
         ),
+        is_series=is_series,
     )
 
 
@@ -106,6 +108,7 @@ class Listing:
             headers=[]
             if query.header is UNSET
             else [_header_condition(text) for text in query.header],
+            is_series=query.series,
         )
         after = None if query.after is UNSET else self._page_key(call)
 
@@ -128,8 +131,9 @@ class Listing:
         parts = [await context.in_thread(part, number) for number in held]
         asked = asdict(query) | {
             "after": UNSET if after is None else _plain(after),
-            # A node of the version before does not know the parameter.
+            # A node of the version before does not know these parameters.
             "state": UNSET if query.state == "pending" else query.state,
+            "series": "true" if query.series else UNSET,
             "fresh": "true" if is_fresh else UNSET,
         }
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
@@ -147,7 +151,11 @@ class Listing:
                 _plain(end) if query.shards is not UNSET else context.cursors.seal(call, query, end)
             )
         return 200, Page(
-            messages=messages, after=key, kept_from=kept_from, behind=sorted(behind) or UNSET
+            messages=messages,
+            after=key,
+            through=UNSET if end is None else format_time(end[0]),
+            kept_from=kept_from,
+            behind=sorted(behind) or UNSET,
         )
 
     async def _behind(self, held: list[int]) -> list[int]:
@@ -217,6 +225,7 @@ def merge(
 def _row_info(shard: int, row: MessageRow) -> MessageInfo:
     answer = message_info(row.id, shard, row.offset, row.place_ms, row.entry)
     answer.parked = row.is_parked
+    tell_failure(answer, row.failure, is_waiting=not row.is_parked)
     return answer
 
 

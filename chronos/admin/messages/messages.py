@@ -59,7 +59,8 @@ from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query import Found, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
-from chronos.core.series import format_repetition
+from chronos.core.series import format_repetition, upcoming
+from chronos.core.shard.codec import Failure
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
 from chronos.errors import ChronosError, LogUnavailable
@@ -100,6 +101,9 @@ EXPRESSIONS_MAX = 500
 """Different cron expressions in one request."""
 
 Answer = tuple[int, object] | web.Response
+
+ONLY_STATE = MessageQuery()
+"""A look-up of what is known of a message, without its payload."""
 
 _decode_message_info = msgspec.json.Decoder(MessageInfo).decode
 _decode_action_result = msgspec.json.Decoder(ActionResult).decode
@@ -270,7 +274,7 @@ class Messages:
         assert message_id is not None
         home, _ = self._shards_of(message_id)
         found, behind = await self._look_in(
-            [home], message_id, deadline_s, payload=False, reach=EVERYTHING
+            [home], message_id, deadline_s, wanted=ONLY_STATE, reach=EVERYTHING
         )
         if (
             found is not None
@@ -348,7 +352,7 @@ class Messages:
         message_id = id_of(call)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         _, found, behind = await self._look(
-            call, message_id, deadline_s, pending_first=False, payload=query.payload
+            call, message_id, deadline_s, pending_first=False, wanted=query
         )
         if found is None and not behind and query.shards is UNSET:
             origin = source_of(message_id, len(self._context.shards), self._context.delay_topic)
@@ -369,7 +373,7 @@ class Messages:
         deadline_s: float,
         *,
         pending_first: bool,
-        payload: bool = False,
+        wanted: MessageQuery = ONLY_STATE,
     ) -> tuple[int, MessageInfo | None, list[int]]:
         """`(shard, message, shards that had not applied their log in time)`.
 
@@ -384,18 +388,18 @@ class Messages:
         behind: list[int] = []
         if home in allowed:
             found, behind = await self._look_in(
-                [home], message_id, deadline_s, payload=payload, reach=reach
+                [home], message_id, deadline_s, wanted=wanted, reach=reach
             )
             if behind or (found is not None and (found.state == "pending" or not pending_first)):
                 return home, found, behind
         others = [shard for shard in others if shard in allowed]
         if others:
             _, behind = await self._look_in(
-                others, message_id, deadline_s, payload=False, reach=reach
+                others, message_id, deadline_s, wanted=ONLY_STATE, reach=reach
             )
             if home in allowed:
                 found, home_behind = await self._look_in(
-                    [home], message_id, deadline_s, payload=payload, reach=reach
+                    [home], message_id, deadline_s, wanted=wanted, reach=reach
                 )
                 behind = behind or home_behind
         return home, found, behind
@@ -406,14 +410,14 @@ class Messages:
         message_id: bytes,
         deadline_s: float,
         *,
-        payload: bool,
+        wanted: MessageQuery,
         reach: Reach,
     ) -> tuple[MessageInfo | None, list[int]]:
         """The message as one of these shards knows it, a pending one first; those that had not
         applied their log in time, or that hold records for the partition of its id."""
         context = self._context
         held, missing = context.peers.split(shards)
-        groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
+        groups, asked = context.peers.groups(missing), _asked(wanted)
         caught_up, answers = await asyncio.gather(
             asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
             asyncio.gather(
@@ -426,7 +430,7 @@ class Messages:
         home, _ = self._shards_of(message_id)
         found, holding = await context.in_thread(
             lambda: (
-                [self._message_info(shard, message_id, payload, reach) for shard in held],
+                [self._message_info(shard, message_id, wanted, reach) for shard in held],
                 [
                     holds_for(context.shards[shard].store, context.shards[shard].state, home)
                     for shard in held
@@ -451,7 +455,7 @@ class Messages:
         return known[0] if known else None, behind
 
     def _message_info(
-        self, shard: int, message_id: bytes, payload: bool, reach: Reach
+        self, shard: int, message_id: bytes, wanted: MessageQuery, reach: Reach
     ) -> MessageInfo | None:
         driver = self._context.shards[shard]
         found = self._find(driver, message_id, reach)
@@ -460,10 +464,16 @@ class Messages:
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
         tell_state(answer, found, partitions_of=driver.replica.target_partitions)
         tell_lateness(answer, found, self._context, driver, reach)
-        if payload and found.entry is not None:
+        if wanted.payload and found.entry is not None:
             answer.value, answer.value_base64 = text_or_base64(found.entry.value)
             if answer.value_base64 is not UNSET:
                 answer.value = UNSET
+        if wanted.occurrences and answer.repetition is not None and found.state == "pending":
+            assert found.entry is not None, "a pending message has an entry"
+            # Without the time zone the times are not known here.
+            with suppress(ValueError):
+                times = upcoming(found.entry, self._context.now_ms(), wanted.occurrences, next_cron)
+                answer.occurrences_at = [format_time(time_ms) for time_ms in times]
         return answer
 
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
@@ -576,6 +586,12 @@ class Messages:
         # The message was the sender's own before; one that is cancelled has no target.
         found = await self._context.in_thread(self._find, shard, message_id, EVERYTHING)
         return found is not None and found.state == "cancelled"
+
+
+def _asked(wanted: MessageQuery) -> dict[str, object]:
+    """The parameters for another node, one of the version before included: only what is wanted."""
+    asked: dict[str, object] = {"payload": "true"} if wanted.payload else {}
+    return asked | {"occurrences": wanted.occurrences} if wanted.occurrences else asked
 
 
 def own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
@@ -736,18 +752,28 @@ def tell_state(
     answer.state = found.state  # type: ignore[assignment]
     answer.settled_at = None if found.settled_ms is None else format_time(found.settled_ms)
     answer.parked = found.lane is not None
-    failure, entry = found.failure, found.entry
-    if failure is not None:
-        answer.reason, answer.detail = Reason(failure.reason).label, failure.detail or None
-        answer.attempts, answer.last_try_at = failure.attempts, format_time(failure.tried_ms)
-        if found.settled_ms is None and found.lane is None:
-            answer.next_try_at = answer.planned_at
+    is_waiting = found.settled_ms is None and found.lane is None
+    tell_failure(answer, found.failure, is_waiting=is_waiting)
+    entry = found.entry
     if answer.target is None or entry is None or entry.key is None:
         return
     if found.lane is not None and found.lane[1] >= 0:
         answer.target.partition = found.lane[1]
     elif (partitions := partitions_of(entry.target)) is not None:
         answer.target.partition = partition_of(entry.key, partitions)
+
+
+def tell_failure(answer: MessageInfo, failure: Failure | None, *, is_waiting: bool) -> None:
+    """Add why the message was not delivered when it was last tried.
+
+    `is_waiting`: it is tried again at the time of its position.
+    """
+    if failure is None:
+        return
+    answer.reason, answer.detail = Reason(failure.reason).label, failure.detail or None
+    answer.attempts, answer.last_try_at = failure.attempts, format_time(failure.tried_ms)
+    if is_waiting:
+        answer.next_try_at = answer.planned_at
 
 
 def id_of(call: Call) -> bytes:

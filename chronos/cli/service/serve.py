@@ -130,7 +130,7 @@ def _welcome(node: "Node", url: str) -> None:
             lines.insert(0, f"kafka-topics.sh --bootstrap-server {servers} --create --topic hello")
     commands = "\n  ".join(lines)
     print(f"""
-Chronos listens on {url}  (web page, HTTP interface, metrics)
+Chronos listens on {url}  (console, HTTP interface, metrics)
   {config.log.kind} log, {config.shards} shards, data in {config.node.data_dir}
 
 Try in another terminal:

@@ -1,0 +1,129 @@
+// The console: draws the view that the address names, and keeps it fresh while it is looked at.
+//
+// A view is a module of views/ with `mount(root, { path, query, id }) -> { refresh, close, live, title }`: query is a
+// URLSearchParams, id the rest of the path, decoded. `refresh()` is called once after `mount` and then by the one loop,
+// unless `live` is false.
+
+import { reason } from "./lib/api.js";
+import { h, replace } from "./lib/dom.js";
+import { frame, showState } from "./lib/frame.js";
+import { onNavigate, resolve } from "./lib/router.js";
+import { look, service } from "./lib/service.js";
+
+const EVERY_MS = 2000;
+const root = document.getElementById("main");
+
+let view = null; // What `mount` returned.
+let turns = 0; // Grows with every navigation: an answer for a view that was left is dropped.
+let refreshing = null;
+
+async function draw({ isNew }) {
+  turns += 1;
+  const turn = turns;
+  const found = resolve(location);
+  frame(found.view);
+  const module = await load(found.module);
+  if (turn !== turns) return;
+  view?.close?.();
+  view = null;
+  const focused = root.contains(document.activeElement) ? document.activeElement.id : null;
+  // An element of its own: what a view that was left still writes is not seen.
+  const place = h("div", { class: "view" });
+  replace(root, place);
+  const mounted = await module.mount(place, found.params) ?? {};
+  if (turn !== turns) {
+    mounted.close?.();
+    return;
+  }
+  view = mounted;
+  document.title = `${view.title ?? root.querySelector("h1")?.textContent ?? "Overview"} · Chronos`;
+  if (isNew) {
+    const again = focused && document.getElementById(focused);
+    if (again && root.contains(again)) again.focus({ preventScroll: true });
+    else {
+      root.focus({ preventScroll: true });
+      scrollTo(0, 0);
+    }
+  }
+  refreshing = null;
+  await refresh(turn);
+}
+
+/** The module of a view; one that says so if there is none, or if it cannot be fetched at the moment. */
+async function load(name) {
+  if (name === null) return { mount: unknown };
+  try {
+    return await import(`./views/${name}.js`);
+  } catch (error) {
+    return { mount: (place) => unreachable(place, error) };
+  }
+}
+
+function unreachable(place, error) {
+  let wasSilent = false;
+  replace(place, h("h1", null, "This view cannot be loaded"), h("p", null, `It is loaded again as soon as the service answers. ${error.message}`));
+  return {
+    title: "Not loaded",
+    async refresh() {
+      await look();
+      if (service.silentSince !== null) wasSilent = true;
+      else if (wasSilent) location.reload();
+    },
+  };
+}
+
+function unknown(place, { path }) {
+  replace(place, h("h1", null, "There is no such view"), h("p", null, `The console has no view at ${path}. `, h("a", { href: "/", "data-route": true }, "Go to the overview"), "."));
+  return { live: false, title: "No such view" };
+}
+
+/** Refresh the view; at most one request of it is on its way. */
+function refresh(turn = turns) {
+  refreshing ??= run(turn).finally(() => { if (turn === turns) refreshing = null; });
+  return refreshing;
+}
+
+async function run(turn) {
+  const [, problem] = await Promise.all([look(), Promise.resolve(view?.refresh?.()).then(() => null, caught)]);
+  if (turn !== turns) return;
+  showState();
+  showProblem(problem);
+}
+
+function caught(error) {
+  if (error.name === "AbortError") return null;
+  if (error.status === undefined) throw error;
+  return error;
+}
+
+/** Say why the view cannot be filled. That the service does not answer is said by the banner. */
+function showProblem(problem) {
+  let place = document.getElementById("problem");
+  const text = problem === null || problem.status === 0 || problem.status === 401 ? null : reason(problem);
+  if (text === null) {
+    place?.remove();
+    return;
+  }
+  if (place === null || !root.contains(place)) {
+    place = h("p", { id: "problem", class: "notice bad", role: "alert" });
+    root.querySelector("h1")?.after(place);
+    if (!place.isConnected) root.prepend(place);
+  }
+  if (place.textContent !== text) replace(place, text);
+}
+
+async function loop() {
+  for (;;) {
+    await new Promise((done) => setTimeout(done, EVERY_MS));
+    if (document.hidden) continue;
+    // An error in a view is reported, and does not end the loop.
+    await (view?.live === false && service.silentSince === null ? look().then(showState) : refresh()).catch(reportError);
+  }
+}
+
+document.addEventListener("visibilitychange", () => { if (!document.hidden && view?.live !== false) refresh(); });
+document.addEventListener("chronos-redraw", () => draw({ isNew: false }));
+document.addEventListener("chronos-refresh", () => refresh());
+onNavigate(draw);
+draw({ isNew: false });
+loop();

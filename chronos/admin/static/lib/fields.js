@@ -1,0 +1,29 @@
+// Times in fields of a form: they are entered in the zone in which the console shows times.
+
+import { ms, zoneName } from "./format.js";
+import { currentZone } from "./state.js";
+
+/** The value of a datetime-local field for an instant, to the second; "" for none. */
+export function fieldText(instant) {
+  if (instant === null || instant === undefined || instant === "") return "";
+  const at = new Date(ms(instant));
+  if (Number.isNaN(at.getTime())) return "";
+  const offsetMs = currentZone() === "utc" ? 0 : at.getTimezoneOffset() * 60e3;
+  return new Date(at.getTime() - offsetMs).toISOString().slice(0, 19);
+}
+
+/** The instant, in RFC 3339, of the value of such a field; "" for none. */
+export function fieldInstant(text) {
+  if (!text) return "";
+  const at = new Date(currentZone() === "utc" ? `${text}Z` : text);
+  return Number.isNaN(at.getTime()) ? "" : at.toISOString();
+}
+
+/** The label of a field for a time, with the zone. */
+export const zoned = (label) => `${label} (${zoneName()})`;
+
+/** What the service takes as a length of time. */
+export const DURATION = {
+  pattern: "[0-9]+(\\.[0-9]+)?(ms|s|m|h|d|w)|([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?",
+  title: "A number and a unit: 250ms, 90s, 15m, 2h, 7d, 2w; or several: 1h30m",
+};

@@ -1,0 +1,107 @@
+// Requests that replay or discard dead letters, part by part.
+
+import { post, reason } from "./api.js";
+import { dialog, h, notice, replace, segment } from "./dom.js";
+import { number, plural } from "./format.js";
+
+const AT_ONCE = 4; // Requests about single dead letters at a time.
+
+/** Add up the results of several requests. */
+function added(total, found) {
+  total.matched += found.matched;
+  total.resolved += found.resolved;
+  for (const each of found.refused) {
+    const known = total.refused.find((other) => other.reason === each.reason);
+    if (known) known.letters += each.letters;
+    else total.refused.push({ ...each });
+  }
+  return total;
+}
+const nothing = () => ({ matched: 0, resolved: 0, refused: [] });
+
+/** Send one action about everything that `selections` name; each is followed part by part, until it is stopped. */
+async function send(action, selections, more, told, isStopped) {
+  const total = nothing();
+  const waiting = [...selections];
+  const work = async () => {
+    for (let selection = waiting.shift(); selection && !isStopped(); selection = waiting.shift()) {
+      let after;
+      do {
+        const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
+        added(total, found);
+        told(total);
+        after = found.after ?? undefined;
+      } while (after !== undefined && !isStopped());
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
+  return total;
+}
+
+const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"] };
+
+/**
+ * Replay or discard: count first, show what it will hit, ask, do it, and say what came of it. `selections`: bodies of the
+ * API, each with an id or a filter. `what`: what is selected, in words. `told(text)` is called with the progress, at last
+ * with ""; `isStopped()` ends it between two requests. The promise is of whether something was done.
+ */
+export async function resolveLetters(action, selections, what, { told = () => {}, isStopped = () => false } = {}) {
+  const [verb, done] = VERBS[action];
+  try {
+    const found = await send(action, selections, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
+    told("");
+    if (isStopped()) return false;
+    if (found.matched === 0) {
+      notice(`No dead letter is left to ${action}: ${what}.`, "bad");
+      return false;
+    }
+    const answer = await confirm(action, verb, found, what);
+    if (!answer) return false;
+    const more = action === "replay" ? { anyway: answer.anyway } : {};
+    const result = await send(action, selections, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
+    notice((isStopped() ? "Stopped. " : "") + outcome(result, done), result.refused.length ? "bad" : "good");
+    return true;
+  } catch (error) {
+    notice(`${verb}: ${reason(error)}`, "bad");
+    return false;
+  } finally {
+    told("");
+  }
+}
+
+function outcome(result, done) {
+  const left = result.refused.reduce((total, each) => total + each.letters, 0);
+  const stay = left ? ` ${plural(left, "dead letter stays", "dead letters stay")} as ${left === 1 ? "it is" : "they are"}: ${result.refused.map(refusal).join("; ")}.` : "";
+  return `${plural(result.resolved, "dead letter was", "dead letters were")} ${done}.${stay}`;
+}
+
+const refusal = (each) => `${number(each.letters)} × ${each.reason}, ${each.detail}`;
+
+function confirm(action, verb, found, what) {
+  const refused = found.refused.reduce((total, each) => total + each.letters, 0);
+  const left = found.matched - refused;
+  const label = (count) => `${verb} ${plural(count, "dead letter")}`;
+  const anyway = refused > 0 && h("input", { type: "checkbox", id: "anyway" });
+  const body = h("div", null,
+    h("p", null, `${plural(found.matched, "dead letter")}: ${what}.`),
+    h("p", null, action === "replay"
+      ? "Each message is scheduled again, due at once, with its id, target, key, headers and payload. Nothing is delivered twice."
+      : "They are no longer listed and can no longer be replayed. Their records stay in the dead-letter topic."),
+    anyway && h("div", { class: "causes" },
+      h("p", { class: "why" }, left ? `${plural(refused, "of them would fail", "of them would fail")} again, and ${refused === 1 ? "stays" : "stay"} as ${refused === 1 ? "it is" : "they are"}:` : "The cause is still there, so that they would fail again:"),
+      h("ul", null, found.refused.map((each) => h("li", null, h("strong", null, `${number(each.letters)} × ${each.reason}`), `: ${each.detail}`, each.id && h("span", { class: "soft" }, " (first: ", h("span", { class: "id" }, each.id), ")")))),
+      h("label", { class: "check", for: "anyway" }, anyway, ` Replay ${refused === 1 ? "it" : "these"} too, although the cause is still there`)));
+  const asked = dialog({ title: `${verb} dead letters?`, body, action: label(left), danger: action === "discard", read: () => ({ anyway: Boolean(anyway?.checked) }) });
+  const button = body.closest("form").querySelector(".main");
+  const show = () => {
+    const count = anyway?.checked ? found.matched : left;
+    replace(button, label(count));
+    button.disabled = count === 0;
+  };
+  if (anyway) anyway.addEventListener("change", show);
+  show();
+  return asked;
+}
+
+/** The address of a dead letter; null without an id, by which alone it is found. */
+export const letterPath = (id) => (id ? `/ui/dead-letters/${segment(id)}` : null);

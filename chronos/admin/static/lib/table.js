@@ -1,0 +1,93 @@
+// Tables that are updated in place: a row keeps its element, and with it focus, selection and the place of the reader.
+
+import { h, replace } from "./dom.js";
+
+/**
+ * A table. `columns`: { name, cell(row) -> text, node or array, numeric, sort, grow, wide }; `sort` is the address that sorts
+ * by the column, or null; `wide`: left out on a narrow screen. `key(row)` tells rows apart. `empty`: shown instead of no rows. `selectable(row)`: the label of
+ * the box that selects a row; without it there are none. `onSelect(selected)`: after each change of the selection.
+ */
+export function table({ caption, columns, rows = [], key, empty = "Nothing.", selectable = null, onSelect = () => {} }) {
+  const selected = new Map();
+  const shown = new Map();
+  let current = [];
+  const all = selectable && h("input", { type: "checkbox", "aria-label": "Select all rows of this page", onchange: () => chooseAll(all.checked) });
+  const head = h("tr", null,
+    selectable && h("th", { scope: "col", class: "pick" }, all),
+    columns.map((column) => h("th", { scope: "col", class: kind(column) },
+      column.sort ? h("a", { href: column.sort, "data-route": true }, column.name) : column.name)));
+  const body = h("tbody");
+  const grid = h("table", null, h("caption", { class: "hidden-text" }, caption), h("thead", null, head), body);
+  const none = h("div", { class: "empty" }, empty);
+  const element = h("div", { class: "table" }, h("div", { class: "scroll", tabindex: null }, grid), none);
+
+  function choose(row, isChosen) {
+    if (isChosen) selected.set(key(row), row);
+    else selected.delete(key(row));
+    markAll();
+    onSelect([...selected.values()]);
+  }
+  function chooseAll(isChosen) {
+    for (const row of current) {
+      shown.get(key(row)).box.checked = isChosen;
+      if (isChosen) selected.set(key(row), row);
+      else selected.delete(key(row));
+    }
+    onSelect([...selected.values()]);
+  }
+  function markAll() {
+    if (!all) return;
+    all.checked = current.length > 0 && selected.size === current.length;
+    all.indeterminate = selected.size > 0 && selected.size < current.length;
+  }
+
+  function made(row) {
+    const at = { row, cells: columns.map((column) => h("td", { class: kind(column), "data-name": column.name })) };
+    if (selectable) at.box = h("input", { type: "checkbox", "aria-label": selectable(row), onchange: () => choose(at.row, at.box.checked) });
+    at.element = h("tr", null, selectable && h("td", { class: "pick" }, at.box), at.cells);
+    return at;
+  }
+
+  function update(next) {
+    current = next;
+    const keys = new Set(next.map(key));
+    for (const [name, at] of shown) {
+      if (keys.has(name)) continue;
+      at.element.remove();
+      shown.delete(name);
+      selected.delete(name);
+    }
+    next.forEach((row, place) => {
+      const at = shown.get(key(row)) ?? made(row);
+      shown.set(key(row), at);
+      at.row = row;
+      if (selected.has(key(row))) selected.set(key(row), row);
+      columns.forEach((column, number) => fillCell(at.cells[number], [column.cell(row)].flat(Infinity)));
+      if (body.children[place] !== at.element) body.insertBefore(at.element, body.children[place] ?? null);
+    });
+    grid.hidden = next.length === 0;
+    none.hidden = next.length > 0;
+    markAll();
+  }
+
+  update(rows);
+  return { element, update, get selected() { return [...selected.values()]; }, clear() { chooseAll(false); markAll(); } };
+}
+
+const kind = (column) => [column.numeric && "r", column.grow && "grow", column.wide && "wide-only"].filter(Boolean).join(" ") || null;
+
+/** Replace the content of a cell only if it differs, so that the focus inside it and a selection of text stay. */
+function fillCell(cell, content) {
+  const next = h("td", null, content);
+  // What was opened stays open: the service says nothing about it.
+  const opened = cell.querySelector("details[open]");
+  const before = opened ? cell.cloneNode(true) : cell;
+  if (opened) before.querySelectorAll("details").forEach((each) => each.removeAttribute("open"));
+  if (sameChildren(next, before)) return;
+  replace(cell, ...next.childNodes);
+}
+
+function sameChildren(one, other) {
+  const [ours, theirs] = [one.childNodes, other.childNodes];
+  return ours.length === theirs.length && [...ours].every((child, at) => child.isEqualNode(theirs[at]));
+}

@@ -1,0 +1,176 @@
+// One message: its history, why it waits or failed, what it carries, and what can be done with it.
+
+import { get, reason } from "../lib/api.js";
+import { copyButton } from "../lib/copy.js";
+import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
+import { bytes, duration, number, plural } from "../lib/format.js";
+import { headerList } from "../lib/headers.js";
+import { resolveLetters } from "../lib/letters.js";
+import { payload } from "../lib/payload.js";
+import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
+import { composeFrom, isReplaceable } from "./messages/compose.js";
+import { historyOf } from "./messages/history.js";
+import { nextTimes, rhythm } from "./messages/rhythm.js";
+import { unknown } from "./messages/unknown.js";
+
+const KINDS = { pending: "", delivered: "good", cancelled: "plain", expired: "bad", dead: "bad" };
+const NEXT = 10; // Times of a series that are shown.
+const UNKNOWN_MS = 10e3;
+
+export function mount(root, { path, query, id }) {
+  const name = h("span", { class: "id", dir: "auto" }, id);
+  const title = h("h1", null, h("span", { class: "hidden-text" }, "Message "), name);
+  const state = h("span");
+  const told = h("div", { role: "status" });
+  const why = h("div");
+  const acts = h("div", { class: "acts" });
+  const left = card("History", { class: "half" });
+  const right = card("Message", { class: "half" });
+  const carried = card("Payload", { class: "half" });
+  const headers = card("Headers", { class: "half" });
+  const times = card("Next times", { class: "wide" });
+  const grid = h("div", { class: "grid" }, left, right, carried, headers, times);
+  const copyId = copyButton("Copy the id", () => name.textContent);
+  copyId?.classList.add("quiet");
+  replace(root, h("div", { class: "head message" }, h("div", { class: "acts" }, title, state, copyId)), told, why, acts, grid);
+  let askAt = 0; // When the service is asked again; an unknown id is not worth a request every 2 s.
+  let shown = null; // The message as it was last shown, as text,
+  let read = null; // and the one whose payload is shown.
+  let letter = null; // Its dead letter: undefined if there is none.
+
+  async function refresh() {
+    if (performance.now() < askAt) return;
+    // An action refreshes too, so that two of these may be on their way.
+    const known = read;
+    let found;
+    try {
+      found = await get(pathOf(id), { payload: known === null ? "true" : null, occurrences: NEXT });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      await showUnknown(error);
+      return;
+    }
+    if (isDead(found) && letter === null) letter = await get(`/v1/dead-letters/${segment(id)}`).catch(() => undefined);
+    // Another message that has the id by now has another payload.
+    if (known !== null && (found.offset !== known.offset || found.shard !== known.shard || Boolean(found.target) !== Boolean(known.target))) {
+      read = null;
+      return refresh();
+    }
+    if (known === null) {
+      read = found;
+      showPayload(found);
+    }
+    show(found);
+  }
+
+  async function showUnknown(error) {
+    askAt = performance.now() + UNKNOWN_MS;
+    if (shown === error.message) return;
+    shown = error.message;
+    read = null;
+    replace(state, badge("unknown", "warn"));
+    replace(why);
+    replace(acts);
+    grid.hidden = true;
+    await unknown(why, id, error);
+  }
+
+  function show(message) {
+    const { value, value_base64, overdue_ms, ...rest } = message;
+    const text = JSON.stringify([rest, letter?.resolution, Math.floor((overdue_ms ?? 0) / 10e3)]);
+    const steps = historyOf(message);
+    // Only what differs is drawn again, so that a selection of text stays.
+    if (!left.lastChild.isEqualNode(steps)) replace(left, left.firstChild, steps);
+    if (text === shown) return;
+    shown = text;
+    grid.hidden = false;
+    // The address of some ids has them in base64.
+    name.textContent = message.id;
+    replace(state, badge(message.parked ? "pending, parked" : message.overdue_ms ? "pending, overdue" : message.state, message.parked ? "warn" : message.overdue_ms ? "bad" : KINDS[message.state]));
+    replace(why, explanation(message, letter));
+    showActs(message);
+    replace(right, right.firstChild, details(message));
+    times.hidden = !message.repetition || message.state !== "pending";
+    replace(times, times.firstChild, nextTimes(message));
+  }
+
+  function showPayload(message) {
+    const isHidden = Boolean(message.target) && message.value === undefined && message.value_base64 === undefined;
+    const gone = h("p", { class: "soft" }, message.state === "cancelled" ? "A cancelled message is not kept." : "It is no longer kept: the retention of the message is over.", isDead(message) ? " The dead letter has it." : "");
+    replace(carried, carried.firstChild, message.target
+      ? payload(message, { mode: query.get("as"), onMode: (mode) => history.replaceState(null, "", `${path}?as=${mode}`) }) : gone);
+    const own = message.target?.headers;
+    const copyHeaders = own && copyButton("Copy as JSON", () => JSON.stringify(own, null, 2));
+    copyHeaders?.classList.add("quiet");
+    replace(headers, headers.firstChild, message.target ? headerList(own, { isHidden }) : gone.cloneNode(true), own && h("div", { class: "acts" }, copyHeaders));
+  }
+
+  function showActs(message) {
+    const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, ACTS[name].verb);
+    const again = message.target && h("a", { class: "button", href: composeFrom(id), "data-route": true }, "Edit and send again");
+    const change = isReplaceable(message) && h("a", { class: "button", href: composeFrom(id, true), "data-route": true }, "Edit and replace");
+    const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
+    if (isDead(message) && letter && !letter.resolution) {
+      made.unshift(h("button", { type: "button", class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
+    } else if (isDead(message) && letter) made.unshift(link(`/ui/dead-letters/${segment(id)}`, null, `Dead letter, ${letter.resolution}`));
+    replace(acts, made);
+  }
+
+  async function perform(name, message) {
+    const chosen = await confirm(name, [message]);
+    if (!chosen) return;
+    replace(told, h("p", { class: "soft" }, "Sent; waiting for its result."));
+    let result;
+    try {
+      result = await outcome(name, message, await ACTS[name].send(id, chosen === true ? undefined : chosen));
+    } catch (error) {
+      result = { text: reason(error), kind: "bad" };
+    }
+    replace(told, h("p", { class: `notice ${result.kind}` }, result.text));
+    await refresh();
+  }
+
+  async function replay() {
+    if (!await resolveLetters("replay", [{ id }], `the one of ${id}`)) return;
+    letter = null;
+    await refresh();
+  }
+
+  return { refresh, close() {}, title: id };
+}
+
+const isDead = (message) => message.state === "dead" || message.state === "expired";
+
+/** Why a message was not delivered, in one sentence above everything else; null for one that is well. */
+function explanation(message, letter) {
+  const words = message.detail ? `${message.reason}: ${message.detail}` : message.reason;
+  if (isDead(message)) {
+    const resolved = letter?.resolution ? ` The dead letter was ${letter.resolution}.` : letter === undefined ? " Its dead letter was not found." : "";
+    return h("p", { class: "notice bad" }, message.state === "expired" && !words ? "Not delivered: it expired." : `Not delivered, ${words}.`, resolved);
+  }
+  if (message.overdue_ms) {
+    const last = message.reason && !message.parked ? ` Last try: ${words}.` : "";
+    return h("p", { class: "notice bad" }, `Overdue by ${duration(message.overdue_ms)}. Waits for: ${message.waits_for}.${last}`);
+  }
+  if (message.reason) return h("p", { class: "notice bad" }, `Not delivered yet, ${words}.`);
+  return null;
+}
+
+function details(message) {
+  const { target, repetition } = message;
+  return facts([
+    ["Due", when(message.due_at)],
+    ["Planned", message.planned_at === message.due_at ? null : when(message.planned_at)],
+    ["Target", target && [link("/ui/messages", { target: target.topic }, h("span", { dir: "auto" }, target.topic)), target.partition !== undefined && h("span", { class: "soft" }, ` partition ${target.partition}`)]],
+    ["Kafka key", target?.key !== undefined ? h("span", { class: "id", dir: "auto" }, target.key) : (target?.key_base64 && `base64 ${target.key_base64}`) ?? (target ? h("span", { class: "soft" }, "none") : null)],
+    ["Payload", target && (message.value_bytes === null ? "null" : bytes(message.value_bytes))],
+    ["Expires", message.expire_at && when(message.expire_at)],
+    ["Series", repetition && rhythm(repetition)],
+    ["Occurrence", repetition && `${number(message.occurrence)}${repetition.times ? ` of ${number(repetition.times)}` : ""}`],
+    ["Spread", message.spread],
+    ["Attempts", message.attempts || message.attempts_max ? `${plural(message.attempts, "failed attempt")}${message.attempts_max ? `, at most ${number(message.attempts_max)}` : ""}` : null],
+    ["Stored", [link("/ui/cluster", { shard: message.shard }, `shard ${message.shard}`), `, offset ${number(message.offset)}`]],
+    ["Requests", link("/ui/audit", { id: message.id }, "audit of this id")],
+    ["Command", h("code", null, `chronos get ${shell(message.id)}`)],
+  ]);
+}

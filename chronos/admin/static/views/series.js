@@ -1,0 +1,106 @@
+// Series: messages that are delivered repeatedly, with their next times.
+
+import { get, reason } from "../lib/api.js";
+import { card, h, link, messageLink, replace } from "../lib/dom.js";
+import { filterForm } from "../lib/filters.js";
+import { duration, number, plural, relative, time, timeText } from "../lib/format.js";
+import { table } from "../lib/table.js";
+import { ACTS, confirm, outcome, overdueMs, pathOf } from "./messages/acts.js";
+import { composeFrom, isReplaceable } from "./messages/compose.js";
+import { nextTimes, rhythm } from "./messages/rhythm.js";
+import { search } from "./messages/search.js";
+
+const PATH = "/ui/series";
+const NAMES = ["target", "id-prefix", "after"]; // Of the query.
+const NEXT = 10; // Times that are shown.
+const GAP_MS = 1900;
+const COSTS = 15; // Series are found by reading all pending messages: see search.
+const FIELDS = [
+  { name: "target", label: "Target", placeholder: "reports or bill-*", maxlength: 249 },
+  { name: "id-prefix", label: "Id begins with" },
+];
+
+export function mount(root, { query }) {
+  const chosen = query.get("id");
+  const kept = Object.fromEntries(NAMES.map((name) => [name, query.get(name)]));
+  const asked = new URLSearchParams([...NAMES.filter((name) => query.get(name)).map((name) => [name, query.get(name)]), ["series", "true"]]);
+  const note = h("p", { class: "soft told", role: "status" });
+  const pager = h("nav", { class: "pager", "aria-label": "Pages" });
+  const told = h("div", { role: "status" });
+  const detail = h("div");
+  const rows = table({
+    caption: "Series in the order of their next times", key: (row) => row.id, empty: h("span", null, "Searching."),
+    columns: [
+      { name: "Next", cell: (row) => h("div", null, next(row), h("div", { class: "soft" }, time(row.due_at))) },
+      { name: "Id", grow: true, cell: (row) => (row.id === chosen ? h("b", { class: "id", dir: "auto" }, row.id) : link(PATH, { ...kept, id: row.id }, h("span", { class: "id", dir: "auto" }, row.id))) },
+      { name: "Target", cell: (row) => h("span", { dir: "auto" }, row.target.topic) },
+      { name: "Rhythm", grow: true, cell: (row) => h("div", null, rhythm(row.repetition)) },
+      { name: "Occurrence", numeric: true, cell: (row) => `${number(row.occurrence)}${row.repetition.times ? ` of ${number(row.repetition.times)}` : ""}` },
+    ],
+  });
+  replace(root, h("div", { class: "head" }, h("h1", null, "Series"), link("/ui/messages", { schedule: "true" }, "Schedule a series")),
+    filterForm({ path: PATH, query, fields: FIELDS, label: "Filter the series" }), told, detail,
+    h("section", { class: "card", "aria-label": "Series" }, rows.element, note, pager));
+  root.querySelector(".head a").classList.add("button");
+  const searching = new AbortController();
+  let nextAt = 0;
+  let shown = null;
+
+  async function refresh() {
+    await Promise.all([list(), chosen && showChosen()]);
+  }
+
+  async function list() {
+    if (performance.now() < nextAt) return;
+    const found = await search(asked, { signal: searching.signal });
+    nextAt = performance.now() + Math.max(GAP_MS, COSTS * found.ms);
+    rows.update(found.messages);
+    const far = found.through === null ? "" : `, and has read the messages due up to ${timeText(found.through)}`;
+    const empty = found.after === null ? ["No series", query.get("target") || query.get("id-prefix") ? " matches." : [". One begins with ", h("code", null, "chronos send --to reports --cron '0 9 * * 1-5' --id daily report"), "."]] : "No series so far.";
+    replace(rows.element.querySelector(".empty"), empty);
+    note.textContent = found.after === null ? (found.messages.length ? `${plural(found.messages.length, "series", "series")}, to the end.` : "")
+      : `${plural(found.messages.length, "series", "series")} so far: the search stopped after ${duration(found.ms)}${far}.`;
+    replace(pager, query.get("after") && link(PATH, { ...kept, after: null }, "First page"), found.after !== null && link(PATH, { ...kept, after: found.after }, "Go on searching"));
+  }
+
+  async function showChosen() {
+    const message = await get(pathOf(chosen), { occurrences: NEXT }).catch((error) => (error.status === 404 ? null : Promise.reject(error)));
+    const { overdue_ms: _, ...rest } = message ?? {};
+    const text = JSON.stringify(rest);
+    if (text === shown) return;
+    shown = text;
+    if (message === null) {
+      replace(detail, card("The series has ended", null, h("p", null, "Nothing is known of ", messageLink(chosen), " any more.")));
+      return;
+    }
+    const act = (name, words) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, words);
+    const acts = message.state === "pending" && h("div", { class: "acts" }, act("fire", "Run now"), act("reschedule", "Move the next time"),
+      h("a", { class: "button", href: composeFrom(chosen, isReplaceable(message)), "data-route": true }, isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
+    const made = card("Next times", null,
+      h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
+      message.repetition && h("p", null, rhythm(message.repetition)), acts, message.state === "pending" && nextTimes(message));
+    replace(detail, made);
+  }
+
+  async function perform(name, message) {
+    const given = await confirm(name, [message]);
+    if (!given) return;
+    let result;
+    try {
+      result = await outcome(name, message, await ACTS[name].send(message.id, given === true ? undefined : given));
+    } catch (error) {
+      result = { text: reason(error), kind: "bad" };
+    }
+    replace(told, h("p", { class: `notice ${result.kind}` }, result.text));
+    nextAt = 0;
+    shown = null;
+    await refresh();
+  }
+
+  return { refresh, close: () => searching.abort(), title: "Series" };
+}
+
+function next(row) {
+  const late = overdueMs(row);
+  return late > 0 ? h("span", { class: "why" }, `overdue by ${duration(late)}`) : relative(row.due_at);
+}
