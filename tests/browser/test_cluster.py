@@ -67,7 +67,7 @@ def test_an_operator_transfers_a_shard_and_drains_a_node_after_confirming_it(
     expect(dialog.get_by_label("New master")).to_have_value(other)
     dialog.get_by_role("button", name="Transfer shard 0").click()
     expect(page.get_by_text("Done: transfer of shard 0")).to_be_visible(timeout=SLOWLY)
-    expect(shards.get_by_role("row").nth(1)).to_contain_text(other)
+    expect(shards.get_by_role("row").nth(1).get_by_role("cell").nth(1)).to_contain_text(other)
 
     page.get_by_role("button", name=f"Drain {other}", exact=True).click()
     dialog = page.get_by_role("dialog", name=f"Drain {other}?")

@@ -224,6 +224,7 @@ def test_rejected_records_are_counted_listed_and_shown(page: Page, service: Serv
         "link", name=f"conflict {len(HOSTILE) + 1}"
     ).click()
     expect(page).to_have_url(re.compile(r"reason=conflict"))
+    expect(page.get_by_role("main")).to_contain_text("The id is taken by another message.")
     expect(page.get_by_role("navigation", name="By partition")).to_contain_text("chronos.delay/0")
     page.get_by_role("link", name="taken", exact=True).click()
     shown = page.get_by_role("main")

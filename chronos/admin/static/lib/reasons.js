@@ -1,5 +1,7 @@
 // The reasons of docs/reference/headers.md in plain words: what happened, and what to do.
 
+import { h } from "./dom.js";
+
 /** Of dead letters. */
 const DEAD = {
   "expired": ["The message could not be delivered before its expiry (chronos-expire-at).", "Nothing, if it is worthless now: discard it. A replay delivers it all the same."],
@@ -44,6 +46,9 @@ export const whyDead = (reason) => DEAD[reason] ?? OTHER;
 
 /** [what was wrong, how to correct it] of a rejected record. */
 export const whyRejected = (reason) => REJECTED[reason] ?? OTHER;
+
+/** A line about the chosen reason above a list; null if none is chosen. `why`: whyDead or whyRejected. */
+export const aboutReason = (reason, why) => reason && h("p", { class: "about-reason" }, h("strong", null, reason), `: ${why(reason).join(" ")}`);
 
 export const deadReasons = Object.keys(DEAD);
 export const rejectedReasons = Object.keys(REJECTED);

@@ -39,7 +39,7 @@ export function mount(root, { query }) {
     columns: [
       { name: "Time", cell: (entry) => time(entry.time) },
       { name: "Sender", grow: true, cell: sender },
-      { name: "Action", cell: (entry) => [link(PATH, { ...Object.fromEntries(query), after: null, action: entry.verb }, ACTIONS[entry.verb] ?? entry.verb)] },
+      { name: "Action", cell: (entry) => [link(PATH, { ...Object.fromEntries(query), after: null, action: entry.verb }, ACTIONS[entry.verb] ?? entry.verb), isDryRun(entry) && h("span", { class: "soft" }, " dry run")] },
       { name: "Object", grow: true, cell: objects },
       { name: "Result", cell: result },
       { name: "Node", cell: (entry) => entry.node },
@@ -83,6 +83,9 @@ export function mount(root, { query }) {
 
   return { refresh, close() {} };
 }
+
+/** Whether only a count was asked for. The body is its beginning only, which may be no JSON. */
+const isDryRun = (entry) => /"dry_run"\s*:\s*true/.test(entry.asked ?? "");
 
 function result(entry) {
   if (entry.phase === "intent") return link(PATH, { since: entry.time, token: entry.token, action: entry.verb, id: entry.ids[0] }, "find its outcome");

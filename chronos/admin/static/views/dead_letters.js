@@ -9,7 +9,7 @@ import { bytes, number, plural, relative } from "../lib/format.js";
 import { letterPath, resolveLetters } from "../lib/letters.js";
 import { isStalePage, pager } from "../lib/pages.js";
 import { instant, PERIOD } from "../lib/period.js";
-import { deadReasons, whyDead } from "../lib/reasons.js";
+import { aboutReason, deadReasons, whyDead } from "../lib/reasons.js";
 import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
 import { service, sum } from "../lib/service.js";
@@ -102,7 +102,7 @@ export function mount(root, { query }) {
           { name: "resolved", label: "Also replayed and discarded ones", type: "checkbox" },
         ],
       }),
-      facets, h("div", { class: "head letter-acts" }, allActs, progress), selectedActs, list.element, pages));
+      facets, aboutReason(query.get("reason"), whyDead), h("div", { class: "head letter-acts" }, allActs, progress), selectedActs, list.element, pages));
 
   async function refresh() {
     const total = service.nodes && sum((shard) => shard.totals.dead + shard.totals.expired);

@@ -11,7 +11,7 @@ import { headerList } from "../lib/headers.js";
 import { isStalePage, pager } from "../lib/pages.js";
 import { payload } from "../lib/payload.js";
 import { instant, PERIOD } from "../lib/period.js";
-import { rejectedReasons, whyRejected } from "../lib/reasons.js";
+import { aboutReason, rejectedReasons, whyRejected } from "../lib/reasons.js";
 import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
 import { service, sum } from "../lib/service.js";
@@ -62,7 +62,7 @@ function mountList(root, { query }) {
           { name: "source", label: "Position", placeholder: "chronos.delay/3" }, ...PERIOD,
         ],
       }),
-      facets, list.element, pages,
+      facets, aboutReason(query.get("reason"), whyRejected), list.element, pages,
       h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, which a record shows here.")));
 
   async function refresh() {

@@ -63,8 +63,8 @@ export function mount(root, { query }) {
     h("section", { class: "card", "aria-label": "Targets" },
       filterForm({ path: PATH, query, label: "Find targets", action: "Find", keep: ["sort"], fields: [{ name: "find", label: "Name, or a part of it", maxlength: 249 }] }),
       list.element, pages,
-      h("p", { class: "soft note" }, "Counters are those of the node asked since it started, of its 20 busiest targets. Other targets are here while messages for them wait, if some failed in the last 10 minutes, or if a limit names them; ",
-        find && !find.includes(" ") ? link(PATH, { ...Object.fromEntries(query), target: find }, `look ${find} up`) : "open any other by its name", ".")),
+      h("p", { class: "soft note" }, "Counters are those of the node asked since it started, of its 20 busiest targets. Other targets are here while messages for them wait, if some failed in the last 10 minutes, or if a limit names them. ",
+        find ? [link(PATH, { ...Object.fromEntries(query), target: find }, `Look up ${find}`), "."] : "Find any other by its whole name to look it up.")),
     card("Rate limits", null, h("div", { class: "acts" }, h("button", { type: "button", onclick: () => change("", "") }, "Set a limit…")), limitList.element, limitNote));
 
   async function refresh() {
