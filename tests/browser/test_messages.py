@@ -176,7 +176,7 @@ def test_a_hostile_message_is_shown_as_text(page: Page, service: Service, text: 
     expect(page.get_by_role("region", name="Headers")).to_contain_text(text)
     expect(page.locator("pre.payload")).to_have_text(text)
     page.get_by_role("link", name="Edit and send again").click()
-    expect(page.get_by_label("Payload", exact=True)).to_have_value(text)
+    expect(page.get_by_role("textbox", name="Payload", exact=True)).to_have_value(text)
     assert page.evaluate("window.hacked") is None
     assert page.locator("main script, main img").count() == 0
 
@@ -250,14 +250,14 @@ def test_a_message_is_edited_and_sent_again_as_a_new_one(page: Page, service: Se
     page.get_by_role("link", name="Edit and send again").click()
     expect(page.get_by_label("Target topic")).to_have_value("orders-1")
     expect(page.get_by_label("Headers")).to_have_value("trace=v")
-    page.get_by_label("Payload", exact=True).fill('{"order": 17}')
+    page.get_by_role("textbox", name="Payload", exact=True).fill('{"order": 17}')
     page.get_by_label("Id (").fill("edited")
     page.get_by_label("Delay", exact=True).fill("1h")
     page.get_by_role("button", name="Schedule as a new message").click()
     expect(page.locator("main")).to_contain_text("Scheduled for ")
     sent = service.get("/v1/messages/edited", payload="true")
     assert (sent["value"], sent["target"]["key"]) == ('{"order": 17}', "many-0001")
-    page.get_by_label("Payload", exact=True).fill("again")
+    page.get_by_role("textbox", name="Payload", exact=True).fill("again")
     page.get_by_role("button", name="Schedule as a new message").click()
     expect(page.locator("main")).to_contain_text("Not scheduled: the id is taken.")
 
@@ -266,7 +266,7 @@ def test_a_pending_message_is_replaced_by_an_edited_one(page: Page, service: Ser
     due_at = service.get("/v1/messages/many-0005")["due_at"]
     opened(page, service, of("many-0005"))
     page.get_by_role("link", name="Edit and replace").click()
-    page.get_by_label("Payload", exact=True).fill("replaced")
+    page.get_by_role("textbox", name="Payload", exact=True).fill("replaced")
     page.get_by_role("button", name="Replace the message").click()
     expect(page.locator("main")).to_contain_text("Scheduled for ")
     found = service.get("/v1/messages/many-0005", payload="true")
@@ -361,7 +361,7 @@ def test_a_message_is_scheduled(page: Page, service: Service) -> None:
     page.get_by_label("Target topic").fill("orders")
     page.get_by_label("Deliver", exact=True).select_option("at a time")
     page.get_by_label("Time (UTC)", exact=True).fill("2035-01-31T09:00:00")
-    page.get_by_label("Payload", exact=True).fill("hello")
+    page.get_by_role("textbox", name="Payload", exact=True).fill("hello")
     page.get_by_label("Headers").fill("no value")
     page.get_by_role("button", name="Schedule").click()
     expect(page.locator("main")).to_contain_text("no value is not name=value; nothing was sent")
