@@ -260,6 +260,15 @@ def _key(how: BinModifier | None) -> Callable[[Labels], Labels]:
     return lambda labels: _without(labels, NAME, *names)
 
 
+def _named(labels: Labels, how: BinModifier | None) -> Labels:
+    """The labels of the result of a comparison: the name stays, unless `on` leaves it out."""
+    if how is None or how.matching is None:
+        return labels
+    if how.matching.type == LabelModifierType.Include:
+        return _only(labels, how.matching.labels)
+    return _without(labels, *how.matching.labels)
+
+
 def _combined(name: str, left: Vector, right: Vector, how: BinModifier | None) -> Vector:
     """`and`, `or` and `unless`."""
     key = _key(how)
@@ -293,9 +302,10 @@ def _paired(name: str, left: Vector, right: Vector, how: BinModifier | None) -> 
         if same in matched:
             raise Ambiguous(f"on the left: {sorted(labels)}")
         matched.add(same)
-        keeps_name = name in COMPARISONS and (how is None or how.matching is None)
-        result = value if name in COMPARISONS else ARITHMETIC[name](value, others[same])
-        found[labels if keeps_name else same] = result
+        if name in COMPARISONS:
+            found[_named(labels, how)] = value
+        else:
+            found[same] = ARITHMETIC[name](value, others[same])
     return found
 
 

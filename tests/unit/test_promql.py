@@ -56,7 +56,7 @@ VALUES: list[tuple[str, dict[str, float]]] = [
     ("recent", {}),
     # Counters.
     ("increase(grows[5m])", {'{shard="0"}': 50, '{shard="1"}': 0}),
-    ("increase(grows[9m])", {'{shard="0"}': 90, '{shard="1"}': 5.625}),
+    ("increase(grows[9m])", {'{shard="0"}': 90, '{shard="1"}': 5}),
     ("increase(grows[20m])", {'{shard="0"}': 90, '{shard="1"}': 5}),
     ("rate(grows[5m])", {'{shard="0"}': 50 / 300, '{shard="1"}': 0}),
     ("increase(restarts[10m])", {'{shard="0"}': 340 / 9}),
