@@ -58,7 +58,7 @@ ALERTS = [
     Alert(
         name=rule["alert"],
         expression=parse(rule["expr"]),
-        for_s=_seconds(rule.get("for", "0s")),
+        for_s=_seconds(rule["for"]) if "for" in rule else 0.0,
         summary=rule["annotations"]["summary"],
     )
     for group in _groups()
