@@ -314,9 +314,7 @@ def _increase(points: Sequence[Point], begin_s: float, end_s: float) -> float | 
     if len(points) < 2:
         return None
     values = [value for _, value in points]
-    resets = math.fsum(
-        before for before, after in pairwise(values) if after < before
-    )
+    resets = math.fsum(before for before, after in pairwise(values) if after < before)
     grown = values[-1] - values[0] + resets
     sampled_s = points[-1][0] - points[0][0]
     apart_s = sampled_s / (len(points) - 1)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Producer
@@ -36,6 +35,12 @@ CLOCKS = {BEHIND: BrokerClock(-350), AHEAD: BrokerClock(350)}
 
 FROZEN_S = 16.0
 """A send of 15 s makes its broker avoided for ten minutes."""
+
+OF_AN_OUTAGE = {
+    "ChronosMasterUnhealthy", "ChronosNoFollower", "ChronosNoMaster", "ChronosPaused",
+    "ChronosStalled",
+}  # fmt: skip
+"""What else may fire while no broker answers, by how long that takes and which node was master."""
 
 GONE_S = 60.0
 """Time for a node to notice what has happened to others: seconds, on a machine that is busy
@@ -71,12 +76,11 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     topics = Topics.of(f"a{uuid.uuid4().hex[:8]}")
+    settings = topics.settings(shards=SHARDS, delivery__transaction_timeout="2m")
     folder: Path = tmp_path_factory.mktemp("alerts")
     with (
         cluster(2, heap_mb=320, clocks=CLOCKS) as kafka,
-        Service(
-            folder / "node", bootstrap=kafka.bootstrap, settings=topics.settings(shards=SHARDS)
-        ) as service,
+        Service(folder / "node", bootstrap=kafka.bootstrap, settings=settings) as service,
     ):
         service.start()
         prometheus = prometheus_of(service)
@@ -120,6 +124,39 @@ def test_brokers_whose_clocks_differ_fire_at_the_first_record(place: Place) -> N
     ]
 
 
+def test_a_broker_that_answers_late_fires_after_five_minutes(place: Place) -> None:
+    """The other broker hangs for a while, and this one waits for its replica: the send of a message
+    takes so long, and its broker is avoided for ten minutes."""
+    service, prometheus, frozen = place.service, place.prometheus, place.kafka.node(AHEAD)
+    names = (f"late-{at}" for at in range(10_000))
+    near = (name for name in names if partition_of(name.encode(), SHARDS) in place.homes)
+    target = place.kafka.create_topic(f"{place.topics.delay}.late")
+    prometheus.forget()
+    frozen_s = 0.0
+    for _ in range(10):
+        before = delivered(service)
+        body = {"id": next(near), "target": {"topic": target}, "value": "v", "delay": "2s"}
+        assert service.ask("POST", "/v1/messages?wait=5s", body)[0] in (200, 202)
+        frozen.freeze()
+        frozen_s = time.monotonic()
+        if delivered(service) == before:
+            break
+        frozen.thaw()  # The machine is busy: it was delivered before.
+    try:
+        service.wait_until(lambda: time.monotonic() > frozen_s + FROZEN_S, "wait for the broker")
+    finally:
+        frozen.thaw()
+    service.wait_until(lambda: delivered(service) > before, "deliver it", timeout_s=GONE_S)
+    service.wait_ready()
+    print(prometheus.scrape(), [s["paused"] for s in service.shards()], service.get("/v1/nodes"))
+    assert prometheus.scrape() <= {"ChronosHeldBack"}
+    assert prometheus.scrape_for(5) - {"ChronosHeldBack"} == {"ChronosBrokerSlow"}
+
+
+def delivered(service: Service) -> int:
+    return sum(int(shard["totals"]["delivered"]) for shard in service.shards())
+
+
 def test_a_disk_that_becomes_full_fires_before_and_after_the_node_is_paused(
     tmp_path: Path,
 ) -> None:
@@ -136,19 +173,17 @@ def test_a_disk_that_becomes_full_fires_before_and_after_the_node_is_paused(
         assert prometheus.scrape_for(5) == {"ChronosDisk", "ChronosNotReady", "ChronosPaused"}
 
 
-def send(service: Service, due_ms: int, count: int = 1) -> None:
-    """Schedule messages without a key."""
-    body: list[dict[str, Any]] = [
-        {"target": {"topic": "alerts"}, "value": "v", "deliver_at": due_ms} for _ in range(count)
-    ]
-    service.post("/v1/messages", body)
+@pytest.fixture
+def flow(own_broker: Broker) -> KafkaFlow:
+    """Messages on separate topics."""
+    return KafkaFlow(own_broker, 1)
 
 
 @pytest.fixture
-def fleet(own_broker: Broker, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(own_broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
     """Three nodes that name a stuck master and leave it in place."""
     settings = {
-        **KafkaFlow(own_broker, 1).settings(),
+        **flow.settings(),
         **FAST,
         "delivery.transaction_timeout": "4s",
         "failover.on_unhealthy": "armed",
@@ -160,53 +195,114 @@ def fleet(own_broker: Broker, tmp_path: Path) -> Iterator[Fleet]:
         yield nodes.start()
 
 
+def settle(fleet: Fleet) -> None:
+    """Wait until n1 is master of every shard, to the knowledge of all, and nothing is wrong."""
+    fleet.wait_placed()
+    give(fleet, "n1")
+
+    def is_settled(node: Node) -> bool:
+        masters = fleet.masters(asked=node)
+        return (
+            list(masters.values()) == ["n1"] * SHARDS
+            and in_sync(node) == {2}
+            and not any(unhealthy(node))
+            and node.is_ready()
+        )
+
+    for node in fleet.nodes.values():
+        node.wait_until(lambda node=node: is_settled(node), "be settled", timeout_s=GONE_S)  # type: ignore[misc]
+
+
+def unhealthy(node: Node) -> list[list[str]]:
+    """For each shard, the nodes that find its master unhealthy."""
+    return [shard["unhealthy"] for shard in node.get("/v1/failover")["shards"]]
+
+
 def in_sync(node: Node) -> set[int]:
     """How many followers in sync the shards have, as the node sees them."""
     return {len(shard["in_sync"]) for shard in node.shards()}
 
 
-def test_a_cluster_and_a_frozen_broker(own_broker: Broker, fleet: Fleet, tmp_path: Path) -> None:
+def test_a_cluster_that_loses_nodes_and_its_broker(
+    own_broker: Broker, flow: KafkaFlow, fleet: Fleet
+) -> None:
     """Nothing fires while roles move and a node restarts. Then a master is stuck, nodes are lost,
-    and the only broker is frozen for a while; a further node without a cluster delivers through
-    it."""
+    and the only broker is frozen for a while."""
     first, second, third = fleet.nodes.values()
     prometheus = prometheus_of(first, second, third)
-    with ExitStack() as stack:
-        alone = stack.enter_context(
-            Service(
-                tmp_path / "alone",
-                bootstrap=own_broker.bootstrap,
-                settings={
-                    **Topics.of("alone").settings(), "delivery.transaction_timeout": "2m",
-                },
-            )
-        )  # fmt: skip
-        alone.start()
-        own_broker.create_topic("alerts")
+    # Normal work of a cluster.
+    settle(fleet)
+    prometheus.scrape_for(6)
+    flow.write(20, now_ms(), now_ms() + 100)
+    flow.flush()
+    prometheus.scrape()
+    third.stop()
+    prometheus.scrape(2)
+    third.start()
+    settle(fleet)
+    prometheus.scrape_for(11)
+    assert prometheus.ever == set()
 
-        # Normal work of a cluster.
+    # A master that is stuck.
+    first.hang()
+    flow.write(100, now_ms(), now_ms() + 1_000)
+    flow.flush()
+
+    second.wait_until(
+        lambda: any(len(names) >= 2 for names in unhealthy(second)),
+        "name the stuck master",
+        timeout_s=GONE_S,
+    )
+    assert prometheus.scrape_for(1) - {"ChronosStalled"} == {"ChronosMasterUnhealthy"}
+    first.unhang()
+    settle(fleet)
+
+    # One follower is lost, and the other one.
+    prometheus.forget()
+    second.kill()
+    assert prometheus.scrape_for(1) == {"ChronosDown"}
+    third.kill()
+    first.wait_until(lambda: in_sync(first) == {0}, "see no follower", timeout_s=GONE_S)
+    assert prometheus.scrape_for(1) == {"ChronosDown", "ChronosNoFollower"}
+    second.start()
+    third.start()
+    settle(fleet)
+    prometheus.forget()
+    prometheus.scrape_for(1)
+    assert prometheus.ever == set()
+
+    # The only broker is frozen, and the master is lost meanwhile.
+    own_broker.freeze()
+    try:
         for node in fleet.nodes.values():
-            node.wait_until(lambda node=node: in_sync(node) == {2}, "see its followers", timeout_s=GONE_S)  # type: ignore[misc]
-        prometheus.scrape_for(6)
-        send(first, now_ms(), 20)
-        prometheus.scrape()
-        third.stop()
-        prometheus.scrape(2)
-        third.start()
-        fleet.wait_placed()
-        give(fleet, "n1")
-        first.wait_until(lambda: in_sync(first) == {2}, "see its followers", timeout_s=GONE_S)
-        prometheus.scrape_for(11)
-        assert prometheus.ever == set()
+            node.wait_until(lambda node=node: not node.is_ready(), "notice it", timeout_s=GONE_S)  # type: ignore[misc]
+        fired = prometheus.scrape_for(5)
+        assert {"ChronosNotReady"} <= fired <= {"ChronosNotReady", *OF_AN_OUTAGE}
+        first.kill()
+        fired = prometheus.scrape_for(1)
+        assert {"ChronosDown", "ChronosNoMaster", "ChronosNotReady"} <= fired
+        assert fired <= {"ChronosDown", "ChronosNotReady", *OF_AN_OUTAGE}
+    finally:
+        own_broker.thaw()
+    fleet.wait_led(without="n1")
+    first.start()
+    settle(fleet)
+    prometheus.forget()
+    prometheus.scrape_for(11)
+    assert prometheus.ever == set()
 
-        # A master that is stuck.
-        first.hang()
-        send(second, now_ms(), 20)
 
-        def is_named() -> bool:
-            return any(len(shard["unhealthy"]) >= 2 for shard in second.get("/v1/failover")["shards"])
-
-        second.wait_until(is_named, "name the stuck master", timeout_s=GONE_S)
-        assert prometheus.scrape_for(1) - {"ChronosStalled"} == {"ChronosMasterUnhealthy"}
-        first.unhang()
-        fleet.wait_placed()
+def test_an_open_transaction_of_a_producer_fires_after_a_minute(place: Place) -> None:
+    place.prometheus.forget()
+    place.service.wait_until(
+        lambda: "ChronosHeldBack" in place.prometheus.scrape(),
+        "hold records back for a minute",
+        timeout_s=2 * GONE_S,
+        every_s=0.5,
+    )
+    assert set(place.prometheus.fired) == {"ChronosHeldBack"}
+    assert [each["shard"] for each in place.prometheus.fired["ChronosHeldBack"]] == [
+        str(place.held)
+    ]
+    place.transaction.abort_transaction(30)
+    place.service.wait_until(lambda: place.prometheus.scrape() == set(), "read on")

@@ -111,8 +111,12 @@ def test_normal_work_and_a_restart_fire_no_alert(healthy: Service) -> None:
         lambda: rejections(healthy.get("/metrics")) == NORMAL_REJECTIONS, "count the rejections"
     )
     prometheus.scrape()
-    assert [value > 0 for value in prometheus.recorded("chronos:messages_delivered:rate1m").values()] == [True]
-    assert [value > 0 for value in prometheus.recorded("chronos:lateness_seconds:p99_5m").values()] == [True]
+    assert [
+        value > 0 for value in prometheus.recorded("chronos:messages_delivered:rate1m").values()
+    ] == [True]
+    assert [
+        value > 0 for value in prometheus.recorded("chronos:lateness_seconds:p99_5m").values()
+    ] == [True]
     prometheus.scrape_for(11)
     assert healthy.stop() == 0
     prometheus.scrape(2)
@@ -187,7 +191,9 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
 
 def test_dead_letters_and_refused_records_fire_for_five_minutes(tmp_path: Path) -> None:
     with Inside(tmp_path, workers__push="off") as before:
-        assert before.ask("POST", "/v1/messages", message("doomed", now_ms() + HOUR_MS)).status == 202
+        assert (
+            before.ask("POST", "/v1/messages", message("doomed", now_ms() + HOUR_MS)).status == 202
+        )
         wait_until(lambda: before.node.shards[0].state.pending == 1)
     with Inside(tmp_path, targets__deny="t") as service:
         wait_until(lambda: service.node.ready)

@@ -127,9 +127,7 @@ def samples() -> Samples:
     for series, text in SERIES.items():
         for at, value in enumerate(text.split()):
             if value != "_":
-                found.add(
-                    labels(series), at * EVERY_S, None if value == "stale" else float(value)
-                )
+                found.add(labels(series), at * EVERY_S, None if value == "stale" else float(value))
     return found
 
 
