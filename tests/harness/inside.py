@@ -52,7 +52,7 @@ class Inside:
     """One node with its server, in a thread of its own; starts faster than a process and needs no
     port in advance."""
 
-    def __init__(self, folder: Path, *, clock: Clock | None = None, **settings: object) -> None:
+    def __init__(self, folder: Path, clock: Clock | None = None, /, **settings: object) -> None:
         """`clock`: another one than the machine's. `settings`: with `__` for the dots."""
         values = {
             "node.data_dir": folder / "data",

@@ -1,10 +1,10 @@
 """A small evaluator of PromQL over samples, for tests of the rules in `config/prometheus`.
 
 It knows what those rules use: instant and range selectors, numbers, comparisons, arithmetic, `and`,
-`or` and `unless`, `sum`, `max`, `min` and `count` with `by`, `rate`, `increase`,
-`histogram_quantile` and `time`. Anything else raises `Unsupported`, so that no rule is evaluated
-in another way than Prometheus 3 does it. `tests/unit/test_promql.py` has values that Prometheus's
-own engine computed."""
+`or` and `unless`, `sum`, `max`, `min` and `count` with `by`, `rate`, `increase`, `max_over_time`,
+`histogram_quantile` and `time`. Anything else raises `Unsupported`, so that no rule is evaluated in
+another way than Prometheus 3 does it. `tests/unit/test_promql.py` has values that Prometheus's own
+engine computed."""
 
 from __future__ import annotations
 
@@ -186,6 +186,13 @@ class _Evaluation:
             }
             divisor = length_s if name == "rate" else 1.0
             return {labels: grown / divisor for labels, grown in increases.items()}
+        if name == "max_over_time":
+            series, _ = self._range(arguments[0])
+            return {
+                _without(labels, NAME): max(value for _, value in points)
+                for labels, points in series.items()
+                if points
+            }
         if name == "histogram_quantile":
             quantile = self.value(arguments[0])
             assert isinstance(quantile, float)

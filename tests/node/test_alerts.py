@@ -147,7 +147,7 @@ def test_a_node_without_room_is_paused_and_one_that_is_back_after_an_hour_is_not
     """It has messages that became due meanwhile. The conditions hold for as long as each alert
     asks."""
     settings = {"shards": 2}
-    with Inside(tmp_path, clock=ShiftedClock(-HOUR_MS), **settings) as before:
+    with Inside(tmp_path, ShiftedClock(-HOUR_MS), **settings) as before:
         due_ms = now_ms() - HOUR_MS // 2
         before.ask("POST", "/v1/messages", [message(f"id-{at}", due_ms) for at in range(20)])
         wait_until(lambda: sum(shard.state.pending for shard in before.node.shards) == 20)
@@ -173,7 +173,7 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
     """Its clock, an hour behind, is set right: the embedded log waits for a restart."""
     monkeypatch.setattr(stall, "STALLED_MS", 1_000)
     clock = ShiftedClock(-HOUR_MS)
-    with Inside(tmp_path, clock=clock) as service:
+    with Inside(tmp_path, clock) as service:
         service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
         (shard,) = service.node.shards
         wait_until(lambda: shard.state.pending == 1)
