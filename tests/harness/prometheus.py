@@ -93,8 +93,6 @@ class Prometheus:
     """Names of all alerts that have fired since `forget`."""
     fired: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """The alerts that fire by the last evaluation, with the labels of each."""
-    texts: list[tuple[float, dict[str, str | None]]] = field(default_factory=list)
-    """Every scrape: its time and the answers; None: there was none."""
     _scrapes: list[dict[Labels, float]] = field(default_factory=list)
     _began: dict[tuple[str, Labels], int] = field(default_factory=dict)
     """Number of the scrape since which the expression of an alert has held, by its labels."""
@@ -121,13 +119,11 @@ class Prometheus:
 
     def _scrape(self) -> None:
         found: dict[Labels, float] = {}
-        answers: dict[str, str | None] = {}
         for instance, ask in self.targets.items():
             own = {"job": JOB, "instance": instance}
             try:
-                text = answers[instance] = ask()
+                text = ask()
             except OSError:
-                answers[instance] = None
                 found[labels_of("up", own)] = 0.0
                 continue
             found[labels_of("up", own)] = 1.0
@@ -136,7 +132,6 @@ class Prometheus:
                     if sample.name in READ:
                         found[labels_of(sample.name, {**sample.labels, **own})] = sample.value
         now_s = time.time()
-        self.texts.append((now_s, answers))
         self._scrapes.append(found)
         self._evaluate(now_s)
 
