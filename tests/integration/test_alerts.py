@@ -1,8 +1,8 @@
 """Alerts of real nodes that need Kafka, several nodes or a full disk: each fires when its trouble
 is there, and no other one does. tests/node/test_alerts.py has the others.
 
-An open transaction counts from one minute on: it is opened before the other tests, and the last
-test waits for what is left of the minute."""
+An open transaction counts from one minute on, and a broker has to hang for half a minute: both
+begin before other tests, and the last two wait for what is left of the time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     topics = Topics.of(f"a{uuid.uuid4().hex[:8]}")
-    settings = topics.settings(shards=SHARDS, delivery__transaction_timeout="2m")
+    settings = topics.settings(shards=SHARDS, delivery__transaction_timeout="10m")
     folder: Path = tmp_path_factory.mktemp("alerts")
     with (
         cluster(2, heap_mb=320, clocks=CLOCKS) as kafka,
@@ -128,36 +128,38 @@ def test_brokers_whose_clocks_differ_fire_at_the_first_record(place: Place) -> N
     ]
 
 
-def test_a_broker_that_answers_late_fires_after_five_minutes(place: Place) -> None:
-    """The other broker hangs for a while, and this one waits for its replica: the send of a message
-    takes so long, and its broker is avoided for ten minutes."""
-    service, prometheus, frozen = place.service, place.prometheus, place.kafka.node(AHEAD)
+class Hanging(NamedTuple):
+    """A broker that hangs, with a message on its way that needs it."""
+
+    since_s: float
+    """Of `time.monotonic`."""
+    delivered: int
+    """How many messages were delivered before."""
+
+
+@pytest.fixture(scope="module")
+def hanging(place: Place) -> Iterator[Hanging]:
+    """The broker that is ahead; the other one leads what the message is written to, and waits for
+    its replica."""
+    service, broker = place.service, place.kafka.node(AHEAD)
     names = (f"late-{at}" for at in range(10_000))
     near = (name for name in names if partition_of(name.encode(), SHARDS) in place.homes)
     target = place.kafka.create_topic(f"{place.topics.delay}.late")
-    prometheus.forget()
-    frozen_s = 0.0
     for _ in range(10):
         before = delivered(service)
         body = {"id": next(near), "target": {"topic": target}, "value": "v", "delay": "2s"}
         assert service.ask("POST", "/v1/messages?wait=5s", body)[0] in (200, 202)
-        frozen.freeze()
-        frozen_s = time.monotonic()
+        broker.freeze()
+        since_s = time.monotonic()
         if delivered(service) == before:
             break
-        frozen.thaw()  # The machine is busy: it was delivered before.
+        broker.thaw()  # The machine is busy: it was delivered before.
+    else:
+        raise AssertionError("every message was delivered before the broker was frozen")
     try:
-        service.wait_until(lambda: time.monotonic() > frozen_s + FROZEN_S, "wait for the broker")
+        yield Hanging(since_s, before)
     finally:
-        frozen.thaw()
-    service.wait_until(lambda: delivered(service) > before, "deliver it", timeout_s=GONE_S)
-    service.wait_ready()
-    (avoided,) = re.findall(
-        r"^chronos_broker_unavailable_seconds\{.*\} (\S+)$", service.get("/metrics"), re.MULTILINE
-    )
-    assert float(avoided) > FOR_S
-    assert prometheus.scrape() <= {"ChronosHeldBack"}
-    assert prometheus.scrape_for(5) - {"ChronosHeldBack"} == {"ChronosBrokerSlow"}
+        broker.thaw()
 
 
 def delivered(service: Service) -> int:
@@ -232,6 +234,7 @@ def unhealthy(node: Node) -> list[list[str]]:
     return [shard["unhealthy"] for shard in node.get("/v1/failover")["shards"]]
 
 
+@pytest.mark.usefixtures("hanging")
 def test_a_cluster_that_loses_its_broker_and_a_node(
     own_broker: Broker, flow: KafkaFlow, fleet: Fleet
 ) -> None:
@@ -286,6 +289,26 @@ def test_a_cluster_that_loses_its_broker_and_a_node(
         node.wait_until(lambda node=node: is_settled(fleet, node, 1), "go on", timeout_s=GONE_S)  # type: ignore[misc]
     prometheus.forget()
     assert prometheus.scrape_for(1) == {"ChronosDown", "ChronosNoFollower"}
+
+
+def test_a_broker_that_answers_late_fires_after_five_minutes(
+    place: Place, hanging: Hanging
+) -> None:
+    """It is avoided for ten minutes."""
+    service, prometheus = place.service, place.prometheus
+    service.wait_until(lambda: time.monotonic() > hanging.since_s + FROZEN_S, "wait for the broker")
+    place.kafka.node(AHEAD).thaw()
+    service.wait_until(
+        lambda: delivered(service) > hanging.delivered, "deliver the message", timeout_s=GONE_S
+    )
+    service.wait_ready()
+    (avoided,) = re.findall(
+        r"^chronos_broker_unavailable_seconds\{.*\} (\S+)$", service.get("/metrics"), re.MULTILINE
+    )
+    assert float(avoided) > FOR_S
+    prometheus.forget()
+    assert prometheus.scrape() <= {"ChronosHeldBack"}
+    assert prometheus.scrape_for(5) - {"ChronosHeldBack"} == {"ChronosBrokerSlow"}
 
 
 def test_an_open_transaction_of_a_producer_fires_after_a_minute(place: Place) -> None:
