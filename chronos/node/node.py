@@ -120,7 +120,7 @@ class Node:
         `delivery_faults.enabled: off`."""
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes(lambda: self.delay_leaders)
         """Counts of the outcomes of all shards since the process started."""
         self.history = History(self.outcomes)
         """The last day, minute by minute."""

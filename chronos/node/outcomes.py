@@ -7,10 +7,12 @@ import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 
 from msgspec import Struct, field
 
 from chronos.core.message import Reason
+from chronos.core.selector import NO_LEADER
 from chronos.ports import TopicInfo
 from chronos.workers.push.planned import OTHER, LetterCounts
 from chronos.workers.replica.report import StepReport
@@ -205,12 +207,16 @@ class RecentDeaths(Struct, frozen=True, kw_only=True):
 class Outcomes:
     """The counts of one node. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaders: Callable[[], Sequence[int]] = tuple) -> None:
+        """`leaders`: the broker that leads each partition of the delay topic now; empty: not
+        known."""
+        self._leaders = leaders
         self._lock = threading.Lock()
         self._dead: Counter[Reason] = Counter(dict.fromkeys(DEAD_REASONS, 0))
         self._rejected: Counter[Reason] = Counter(dict.fromkeys(REJECTION_REASONS, 0))
         self._targets = BusiestTargets()
         self._ahead: Counter[tuple[int, int]] = Counter()
+        """Hops that are too far ahead, by the brokers that led both partitions then."""
         self._recent: dict[int, deque[tuple[int, Counter[tuple[Reason, str]]]]] = {}
         """Shard -> time and cases of the dead letters of each slot."""
 
@@ -226,7 +232,7 @@ class Outcomes:
             for (reason, _), count in step.rejected.cases.items():
                 self._rejected[reason] += count
             for source, _ in step.ahead:
-                self._ahead[source, shard] += 1
+                self._ahead[self._leader(source), self._leader(shard)] += 1
 
     def _count_dead(self, shard: int, letters: LetterCounts, now_ms: int) -> None:
         for (reason, target), count in letters.cases.items():
@@ -249,10 +255,18 @@ class Outcomes:
             return dict(self._dead), dict(self._rejected)
 
     def hops_ahead(self) -> Mapping[tuple[int, int], int]:
-        """Return the forwarded records whose first timestamp was too far ahead, by their first
-        partition and their own."""
+        """Return the forwarded records whose first timestamp was too far ahead, by the brokers that
+        led their first partition and their own; NO_LEADER: not known.
+
+        Two brokers that lead partitions now are there from the start, with 0: a counter that begins
+        with its first count has no increase. A count stays with its brokers when others lead."""
+        pairs = permutations({broker for broker in self._leaders() if broker != NO_LEADER}, 2)
         with self._lock:
-            return dict(self._ahead)
+            return dict.fromkeys(pairs, 0) | self._ahead
+
+    def _leader(self, partition: int) -> int:
+        leaders = self._leaders()
+        return leaders[partition] if partition < len(leaders) else NO_LEADER
 
     def by_target(self) -> Mapping[str, TargetCounts]:
         """Return the counts of the busiest targets; those of all others together are under

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from chronos.admin import Server
 from chronos.config import load
 from chronos.node import Node
+from chronos.ports import Clock
 
 START_S = 30.0
 
@@ -51,8 +52,8 @@ class Inside:
     """One node with its server, in a thread of its own; starts faster than a process and needs no
     port in advance."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
-        """`settings`: with `__` for the dots."""
+    def __init__(self, folder: Path, clock: Clock | None = None, /, **settings: object) -> None:
+        """`clock`: another one than the machine's. `settings`: with `__` for the dots."""
         values = {
             "node.data_dir": folder / "data",
             "admin.port": 0,
@@ -60,7 +61,8 @@ class Inside:
             "limits.disk_reserve": 0,
         }
         values |= {name.replace("__", "."): value for name, value in settings.items()}
-        self.node = Node(load(None, {}, [f"{name}={value}" for name, value in values.items()]))
+        config = load(None, {}, [f"{name}={value}" for name, value in values.items()])
+        self.node = Node(config, clock=clock)
         self.server = Server(self.node)
         self.context: ssl.SSLContext | None = None
         """For requests over TLS."""

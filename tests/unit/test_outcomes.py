@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from chronos.core.message import TARGET_TOPIC, Reason, Record, Rejection
+from chronos.core.selector import NO_LEADER
 from chronos.node.outcomes import (
     CANDIDATES_MAX,
     RECENT_MS,
@@ -122,11 +123,18 @@ def test_rejected_records_are_counted_by_reason_and_named_target() -> None:
     )
 
 
-def test_hops_that_are_too_far_ahead_are_counted_by_both_partitions() -> None:
-    outcomes = Outcomes()
-    for shard, ahead in ((1, [(0, 700), (2, 900)]), (1, [(0, 501)]), (2, [])):
+def test_hops_that_are_too_far_ahead_are_counted_by_both_brokers() -> None:
+    """With 0 from the start; when others lead, a count stays with those that led."""
+    leaders = [7, 8, NO_LEADER, 7]
+    outcomes = Outcomes(lambda: leaders)
+    assert outcomes.hops_ahead() == {(7, 8): 0, (8, 7): 0}
+    for shard, ahead in ((1, [(0, 700), (2, 900)]), (1, [(0, 501), (9, 501)]), (2, [])):
         outcomes.count(shard, replace(step(), ahead=ahead))
-    assert outcomes.hops_ahead() == {(0, 1): 2, (2, 1): 1}
+    leaders[:] = [8, 7, 9, 7]
+    assert outcomes.hops_ahead() == {
+        (7, 8): 2, (NO_LEADER, 8): 2,
+        (8, 7): 0, (7, 9): 0, (9, 7): 0, (8, 9): 0, (9, 8): 0,
+    }  # fmt: skip
 
 
 def test_a_cause_that_is_gone_is_no_longer_told_until_it_is_back() -> None:

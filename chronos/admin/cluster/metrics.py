@@ -24,6 +24,7 @@ from chronos.admin.cluster.overview import lane_lengths
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
 from chronos.core.query import next_place_ms
+from chronos.core.selector import NO_LEADER
 from chronos.errors import ChronosError
 from chronos.node.outcomes import TARGETS_SHOWN, Histogram, Outcomes
 from chronos.node.shards import ShardDriver
@@ -89,6 +90,11 @@ def _unhealthy(context: Context, shard: ShardDriver) -> float | None:
 def _in_sync(context: Context, shard: ShardDriver) -> float | None:
     watch = context.node.in_sync
     return None if watch is None else float(len(watch.followers(shard.number)))
+
+
+def _in_sync_missing(context: Context, shard: ShardDriver) -> float | None:
+    watch = context.node.in_sync
+    return None if watch is None else float(watch.missing(shard.number))
 
 
 METRICS: tuple[Series, ...] = (
@@ -276,6 +282,15 @@ METRICS: tuple[Series, ...] = (
         read=_in_sync,
     ),
     Series(
+        name="chronos_in_sync_missing",
+        kind="gauge",
+        meaning=(
+            "Followers in sync that the shard has less than `replication.min_in_sync`, as this "
+            "node sees it; 0 unless `replication.mode` is `sync`; not there on a standalone node."
+        ),
+        read=_in_sync_missing,
+    ),
+    Series(
         name="chronos_epoch",
         kind="gauge",
         meaning="Epoch of the last master in the progress log.",
@@ -365,6 +380,11 @@ JWKS_STALE = (
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
+    (
+        "chronos_disk_reserve_bytes",
+        "gauge",
+        "`limits.disk_reserve`: with less free space every shard of the node is paused.",
+    ),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
     (
         "chronos_clients_abandoned_total",
@@ -436,7 +456,8 @@ BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
         "counter",
         "Forwarded records whose first timestamp, by the clock of `broker`, was more than 0.5 s "
         "ahead of the clock of `home_broker`, which leads the partition of their id: one of the "
-        "two clocks is wrong. Their own timestamp counts instead.",
+        "two clocks is wrong. Their own timestamp counts instead. The brokers are those that led "
+        "the partitions then; two that lead now are there from the start.",
     ),
 )
 """Metrics with the label `broker`: the first two of the brokers that this node has sent messages
@@ -480,6 +501,9 @@ class Exposition(Collector):
         yield GaugeMetricFamily(
             *_named("chronos_disk_free_bytes"), value=self._context.node.disk_free_bytes()
         )
+        yield GaugeMetricFamily(
+            *_named("chronos_disk_reserve_bytes"), value=config.limits.disk_reserve
+        )
         yield GaugeMetricFamily(*_named("chronos_ready"), value=not self._context.reasons())
         yield CounterMetricFamily(
             *_named("chronos_clients_abandoned_total"), value=self._context.node.clients_abandoned
@@ -521,12 +545,10 @@ class Exposition(Collector):
             unavailable.add_metric([str(broker)], left_ms / 1_000)
         yield from (latency, unavailable)
         ahead = CounterMetricFamily(*BROKER_METRICS[2][::2], labels=["broker", "home_broker"])
-        leaders = dict(enumerate(self._context.node.delay_leaders))
-        pairs: Counter[tuple[str, str]] = Counter()
-        for (source, home), count in self._context.node.outcomes.hops_ahead().items():
-            pairs[str(leaders.get(source, "unknown")), str(leaders.get(home, "unknown"))] += count
-        for pair, count in pairs.items():
-            ahead.add_metric(pair, count)
+        for pair, count in sorted(self._context.node.outcomes.hops_ahead().items()):
+            ahead.add_metric(
+                ["unknown" if broker == NO_LEADER else str(broker) for broker in pair], count
+            )
         yield ahead
 
     def _lanes(self) -> Metric:
@@ -651,8 +673,8 @@ def reference() -> str:
         "- `sum by (shard) (chronos_master_unhealthy) >= 2`: at least two nodes find a master "
         "unhealthy; `chronos failover status` names them.",
         (
-            "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for "
-            "three heartbeats."
+            "- `min by (shard) (time() - chronos_progress_timestamp_seconds) > 180`: a shard has "
+            "not committed for three heartbeats."
         ),
         (
             "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from "
@@ -688,7 +710,8 @@ def reference() -> str:
         "- `chronos_tokens_stale == 1`: tokens that were removed from the file may still be "
         "valid; the log line `tokens not read` says why, and so does"
         " `chronos doctor --tokens FILE`.",
-        "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
+        "- `chronos_disk_free_bytes < 2 * chronos_disk_reserve_bytes`: below the reserve every "
+        "shard pauses.",
         "",
     ]
     return "\n".join(lines)

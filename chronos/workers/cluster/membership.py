@@ -120,13 +120,18 @@ class InSyncWatch:
     def shortage(self, shard: int) -> str | None:
         """Return that the shard has too few followers in sync, for people; None if it has enough or
         needs none."""
-        found = len(self.followers(shard)) if self.rules.needed else 0
-        if found >= self.rules.needed:
+        needed, missing = self.rules.needed, self.missing(shard)
+        if not missing:
             return None
         unknown = "" if self._is_current() else "; the coordinator does not answer"
         return (
-            f"{found} of {self.rules.needed} followers in sync (replication.min_in_sync{unknown})"
+            f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{unknown})"
         )
+
+    def missing(self, shard: int) -> int:
+        """Return how many followers in sync the shard has too few; 0 if it needs none."""
+        needed = self.rules.needed
+        return max(0, needed - len(self.followers(shard))) if needed else 0
 
     def _is_current(self) -> bool:
         confirmed_ms = self._confirmed_ms
