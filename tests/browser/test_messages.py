@@ -176,7 +176,7 @@ def test_a_hostile_message_is_shown_as_text(page: Page, service: Service, text: 
     expect(page.get_by_role("region", name="Headers")).to_contain_text(text)
     expect(page.locator("pre.payload")).to_have_text(text)
     page.get_by_role("link", name="Edit and send again").click()
-    expect(page.get_by_label("Payload", exact=True)).to_have_value(text)
+    expect(page.get_by_role("textbox", name="Payload", exact=True)).to_have_value(text)
     assert page.evaluate("window.hacked") is None
     assert page.locator("main script, main img").count() == 0
 

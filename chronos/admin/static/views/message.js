@@ -33,6 +33,8 @@ export function mount(root, { path, query, id }) {
   const copyId = copyButton("Copy the id", () => name.textContent);
   copyId?.classList.add("quiet");
   replace(root, h("div", { class: "head message" }, h("div", { class: "acts" }, title, state, copyId)), told, why, acts, grid);
+  let turns = 0; // Requests so far,
+  let drawn = 0; // and the one whose answer was the last to be shown.
   let askAt = 0; // When the service is asked again; an unknown id is not worth a request every 2 s.
   let shown = null; // The message as it was last shown, as text,
   let read = null; // and the one whose payload is shown.
@@ -40,8 +42,10 @@ export function mount(root, { path, query, id }) {
 
   async function refresh() {
     if (performance.now() < askAt) return;
-    // An action refreshes too, so that two of these may be on their way.
+    // An action refreshes too, so that two of these may be on their way: what was asked for last is shown.
     const known = read;
+    turns += 1;
+    const turn = turns;
     let found;
     try {
       found = await get(pathOf(id), { payload: known === null ? "true" : null, occurrences: NEXT });
@@ -50,6 +54,8 @@ export function mount(root, { path, query, id }) {
       await showUnknown(error);
       return;
     }
+    if (turn < drawn) return;
+    drawn = turn;
     if (isDead(found) && letter === null) letter = await get(`/v1/dead-letters/${segment(id)}`).catch(() => undefined);
     // Another message that has the id by now has another payload.
     if (known !== null && (found.offset !== known.offset || found.shard !== known.shard || Boolean(found.target) !== Boolean(known.target))) {
