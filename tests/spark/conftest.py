@@ -55,10 +55,11 @@ the processor for the tests of a session, a third of which was compilation (meas
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
 }
-"""Spark's settings to interpret each query, of which the tests of a session have hundreds with few
-rows: compiling them took a third of the time (measured). The commands that tests start compile
-theirs, as those of users do."""
+"""Spark's settings to interpret each query and to plan it once. The tests of a session have
+hundreds of queries with few rows: compiling them took a third of the time, and planning each stage
+again half of the rest (measured). The commands that tests start do both, as those of users do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
