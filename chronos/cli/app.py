@@ -12,6 +12,7 @@ from chronos.cli.options import (
     HERE,
     At,
     ConfigFile,
+    Contains,
     DueFrom,
     DueTo,
     HasHeader,
@@ -20,6 +21,7 @@ from chronos.cli.options import (
     Key,
     MessageId,
     NamedServer,
+    OnlySeries,
     Output,
     Server,
     Settings,
@@ -300,6 +302,8 @@ def list_messages(
     id_prefix: IdPrefix = None,
     key: Key = None,
     header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
     limit: Annotated[
         int,
         typer.Option(
@@ -336,9 +340,10 @@ def list_messages(
       chronos list --target orders -n 500 -o json
       chronos list --id-prefix reminder- --header tenant=17
       chronos list --state settled --key customer-7 --from -1d
+      chronos list --contains customer-42 --target 'mail*'
       chronos list --count
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header)
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     if count and state != "pending":
         raise typer.BadParameter("--count is for pending messages: leave --state out")
     if count:

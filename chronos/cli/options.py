@@ -269,6 +269,15 @@ HasHeader = Annotated[
         help="Only messages with this header. May be repeated.",
     ),
 ]
+Contains = Annotated[
+    str | None,
+    typer.Option(
+        "--contains",
+        metavar="TEXT",
+        help="Only messages whose id, Kafka key, or name or value of a header contains it.",
+    ),
+]
+OnlySeries = Annotated[bool, typer.Option("--series", help="Only series.")]
 
 
 def filter_of(
@@ -278,6 +287,8 @@ def filter_of(
     id_prefix: str | None,
     key: str | None,
     header: list[str] | None,
+    contains: str | None,
+    series: bool,
 ) -> "FilterOptions":
     """The filter of these options, empty without any; typer.BadParameter for a value that cannot be
     sent."""
@@ -291,8 +302,12 @@ def filter_of(
         "id_prefix": None if id_prefix is None else given(id_prefix),
         "key": None if key is None else given(key),
         "headers": dict(_condition(text) for text in header or []) or None,
+        "contains": contains,
+        "series": series,
     }
-    matching: FilterOptions = {name: value for name, value in found.items() if value is not None}  # type: ignore[assignment]
+    matching: FilterOptions = {  # type: ignore[assignment]
+        name: value for name, value in found.items() if value is not None and value is not False
+    }
     try:
         requests.conditions(**matching)
     except ValueError as error:

@@ -253,6 +253,7 @@ OPTIONS = {
     "filter.due_from": "--due-from",
     "filter.due_to": "--due-to",
     "filter.id_prefix": "--id-prefix",
+    "filter.contains": "--contains",
     "filter.header": "--header",
     "filter.headers": "--header",
     "target.topic": "--to",

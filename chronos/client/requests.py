@@ -146,6 +146,8 @@ class FilterOptions(TypedDict, total=False):
     id_prefix: str | bytes | None
     key: str | bytes | None
     headers: Mapping[str, str] | None
+    contains: str | None
+    series: bool
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,6 +263,8 @@ def conditions(
     id_prefix: str | bytes | None = None,
     key: str | bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    contains: str | None = None,
+    series: bool = False,
 ) -> dict[str, Any]:
     """Return a filter of messages in the form of the HTTP interface: all conditions must be true of
     a message.
@@ -271,6 +275,8 @@ def conditions(
     `id_prefix`   its id begins so; generated ids are included
     `key`         it is delivered with this Kafka key
     `headers`     it has these headers, among any others, with exactly these values
+    `contains`    its id, its Kafka key, or the name or the value of a header contains this text
+    `series`      it is a series, if True
 
     Raises ValueError or TypeError for arguments that cannot be sent.
     """
@@ -291,6 +297,10 @@ def conditions(
         found["headers"] = {
             _checked("header", name): _checked("header", value) for name, value in headers.items()
         }
+    if contains is not None:
+        found["contains"] = _checked("contains", contains)
+    if series:
+        found["series"] = True
     return found
 
 
@@ -387,6 +397,8 @@ def page(
     if state != "pending":
         query["state"] = state
     query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
+    if "series" in query:
+        query["series"] = "true"
     query |= {"fresh": "true"} if after is None else {"after": after}
     path = f"/v1/messages?{urlencode(query, doseq=True)}"
     return Request(

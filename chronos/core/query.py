@@ -81,6 +81,8 @@ class Filter(Struct, frozen=True, kw_only=True):
     """The Kafka key that it is delivered with."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers that it has, among any others, with exactly these values."""
+    contains: bytes = b""
+    """Its id, its Kafka key, or the name or the value of one of its headers contains this."""
     is_series: bool = False
     """It has a repetition, if True."""
     reach: Reach = EVERYTHING
@@ -99,7 +101,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     @property
     def needs_entry(self) -> bool:
         """True if the head of an entry is not enough to tell."""
-        return bool(self.headers) or self.key is not None or self.is_series
+        return bool(self.headers) or self.key is not None or bool(self.contains) or self.is_series
 
     @property
     def start(self) -> Position:
@@ -135,6 +137,13 @@ class Filter(Struct, frozen=True, kw_only=True):
                 return False
             headers = entry.headers
             pairs = headers.items() if isinstance(headers, dict) else headers
+            if self.contains and not (
+                self.contains in entry_id(entry, shard, offset)
+                or self.contains in (entry.key or b"")
+                or any(self.contains in name.encode(errors="surrogatepass") for name, _ in pairs)
+                or any(self.contains in (value or b"") for _, value in pairs)
+            ):
+                return False
             return all(pair in pairs for pair in self.headers)
         return True
 

@@ -296,6 +296,7 @@ def test_filters_and_pages_are_in_the_address(page: Page, service: Service) -> N
 def test_every_condition_of_the_service_can_be_entered(page: Page, service: Service) -> None:
     opened(page, service, "/ui/messages")
     page.get_by_label("Id begins with").fill("many-00")
+    page.get_by_label("a header contains").fill("-0042")
     page.get_by_text("More conditions").click()
     page.get_by_label("Headers").fill("trace=v")
     page.get_by_label("Kafka key").fill("many-0042")

@@ -112,6 +112,9 @@ def test_many_are_scheduled_at_once_and_listed_in_order(client):
     assert [info.id for info in client.pending(id_prefix="l/", headers={"tenant": "a=b"})] == [
         "l/tenant"
     ]
+    assert [info.id for info in client.pending(target="listed", contains="a=")] == ["l/tenant"]
+    client.schedule("listed", id="l/series", delay="1h", repeat="every 1h", wait="30s")
+    assert [info.id for info in client.pending(target="listed", series=True)] == ["l/series"]
 
 
 @pytest.mark.parametrize("name", ["a/b?c#d%", "..", b"\xff\x00", "ü", b"base64:x"])

@@ -651,6 +651,10 @@ def test_pending_messages_are_listed_by_id_prefix_and_header(service):
     assert listed("id_prefix=sift-&header=tenant=t1") == ["sift-1", "sift-3"]
     assert listed("header=lang=de&header=tenant=t0&id_prefix=o") == ["other-0", "other-2"]
     assert listed("header=tenant=t") == []
+    assert listed("contains=her-") == [f"other-{at}" for at in range(4)]
+    assert listed("contains=t1&id_prefix=sift-") == ["sift-1", "sift-3"]
+    assert len(listed("contains=enan")) == 8
+    assert listed("contains=T1") == []
     (plain,) = (one for shard in range(3) for one in listed(f"id_prefix={shard}-"))
     assert plain.count("-") == 2
     status, problem = service.ask("GET", "/v1/messages?header=tenant")

@@ -129,6 +129,10 @@ def test_a_filter_reschedules_and_fires(service):
         "/v1/messages", target="moved", due_to=time.time_ns() // 1_000_000 + 2 * 3_600_000
     )
     assert [one["id"] for one in soon["messages"]] == ["moved/x"]
+    count = run_job(service, "count", {"target": "moved", "contains": "ved/x"})
+    assert outcome(count) == ("done", 1, 0, 0, 0)
+    count = run_job(service, "count", {"target": "moved", "series": True})
+    assert outcome(count) == ("done", 0, 0, 0, 0)
     assert outcome(run_job(service, "fire", {"id_prefix": "moved/"})) == ("done", 10, 10, 0, 0), ids
     service.wait_until(
         lambda: (

@@ -178,6 +178,11 @@ def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
         (Filter(key=b"customer-7"), [b"order-3"]),
         (Filter(key=b"customer"), []),
         (Filter(headers=(("tenant", b"17"),)), [b"order-3"]),
+        (Filter(contains=b"tomer"), [b"order-3"]),
+        (Filter(contains=b"enan"), [b"order-3"]),
+        (Filter(contains=b"17"), [b"order-3"]),
+        (Filter(contains=b"der-2"), [b"order-2"]),
+        (Filter(contains=b"Tenant"), []),
         (Filter(due_from_ms=NOW_MS + 20, due_to_ms=NOW_MS + 40), [generated, b"order-2"]),
         (Filter(reach=Reach(targets=("orders",), ids=("order-3",))), [generated, b"order-3"]),
     ):

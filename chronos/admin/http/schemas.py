@@ -409,6 +409,11 @@ IdPrefix = Annotated[
         description="UTF-8 text, or `base64:` and the bytes in base64.",
     ),
 ]
+Contains = Annotated[str, Meta(min_length=1, max_length=1_500, title="text")]
+CONTAINS = (
+    "Its id, its Kafka key, or the name or the value of one of its headers contains this text, in "
+    "the same case. Needs the role `payload`."
+)
 CONDITIONS_MAX = 16
 """Headers in one filter."""
 
@@ -441,6 +446,8 @@ class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=
         Annotated[dict[str, str], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
         Meta(description="Headers that are there with exactly these values, among any others."),
     ] = UNSET
+    contains: Annotated[Contains | UnsetType, Meta(description=CONTAINS)] = UNSET
+    series: Annotated[bool, Meta(description="Only series.")] = False
 
 
 class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1804,6 +1811,7 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
+    contains: Annotated[Contains | UnsetType, Meta(description=CONTAINS)] = UNSET
     series: Annotated[
         bool, Meta(description="Only series: messages that are delivered repeatedly.")
     ] = False

@@ -532,6 +532,8 @@ class JobHandlers:
             id_prefix=given.id_prefix,
             key=given.key,
             headers=[] if given.headers is UNSET else given.headers.items(),
+            contains=given.contains,
+            is_series=given.series,
             within="filter.",
         )
         if sender.is_limited and matching.target is None:

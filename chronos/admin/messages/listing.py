@@ -32,6 +32,7 @@ def to_filter(
     id_prefix: str | UnsetType = UNSET,
     key: str | UnsetType = UNSET,
     headers: Iterable[tuple[str, str]] = (),
+    contains: str | UnsetType = UNSET,
     is_series: bool = False,
     within: str = "",
 ) -> Filter:
@@ -43,7 +44,7 @@ def to_filter(
     headers = tuple(headers)
     if target is not UNSET:
         check_targets(sender, target)
-    if headers and not sender.sees_payloads:
+    if (headers or contains is not UNSET) and not sender.sees_payloads:
         raise forbidden(
             sender, "may not see headers", hint="a condition on headers needs the role payload"
         )
@@ -65,6 +66,7 @@ def to_filter(
         headers=tuple(
             (name, converted(f"{within}header", to_bytes, value)) for name, value in headers
         ),
+        contains=b"" if contains is UNSET else contains.encode(),
         is_series=is_series,
     )
 
@@ -108,6 +110,7 @@ class Listing:
             headers=[]
             if query.header is UNSET
             else [_header_condition(text) for text in query.header],
+            contains=query.contains,
             is_series=query.series,
         )
         after = None if query.after is UNSET else self._page_key(call)

@@ -8,12 +8,14 @@ import typer
 from chronos.cli.options import (
     HERE,
     At,
+    Contains,
     DueFrom,
     DueTo,
     HasHeader,
     IdPrefix,
     In,
     Key,
+    OnlySeries,
     Output,
     Server,
     Target,
@@ -55,6 +57,8 @@ def cancel(
     id_prefix: IdPrefix = None,
     key: Key = None,
     header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -81,7 +85,7 @@ def cancel(
         output,
         "cancel",
         id,
-        filter_of(target, due_from, due_to, id_prefix, key, header),
+        filter_of(target, due_from, due_to, id_prefix, key, header, contains, series),
         dry_run,
         yes,
     )
@@ -98,6 +102,8 @@ def reschedule(
     id_prefix: IdPrefix = None,
     key: Key = None,
     header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -112,7 +118,7 @@ def reschedule(
       chronos reschedule reminder-17 --in 2h
       chronos reschedule --target reminders --due-to now --in 10m --yes
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header)
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     _change(server, output, "reschedule", id, matching, dry_run, yes, delay=in_, at=at)
 
 
@@ -125,6 +131,8 @@ def fire(
     id_prefix: IdPrefix = None,
     key: Key = None,
     header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -144,7 +152,7 @@ def fire(
         output,
         "fire",
         id,
-        filter_of(target, due_from, due_to, id_prefix, key, header),
+        filter_of(target, due_from, due_to, id_prefix, key, header, contains, series),
         dry_run,
         yes,
     )

@@ -21,6 +21,7 @@ const COSTS = 15; // but at least so many times what the last one took: a filter
 const FIELDS = [
   { name: "target", label: "Target", placeholder: "orders or bill-*", title: "The name of a topic, or a pattern with * and ?", maxlength: 249 },
   { name: "id-prefix", label: "Id begins with", placeholder: "order-17" },
+  { name: "contains", label: "Id, key or a header contains", placeholder: "customer-42" },
   { name: "due-from", label: "Due from", type: "datetime-local", more: true },
   { name: "due-to", label: "Due before", type: "datetime-local", more: true },
   { name: "key", label: "Kafka key", more: true },
@@ -71,9 +72,8 @@ export function mount(root, { query }) {
     const focused = [...bulk.children].indexOf(document.activeElement);
     replace(bulk, button("fire"), button("reschedule"), button("cancel"),
       some ? h("button", { type: "button", class: "quiet", onclick: () => { rows.clear(); showBulk([]); } }, "Clear the selection")
-        : h("button", { type: "button", disabled: filter === null, onclick: () => startCount(filter, chosen(query)) }, "Count by target"),
-      !some && h("span", { class: "soft" }, filter === null ? "Bulk operations cannot tell series from other messages: select rows instead."
-        : hasCondition ? "" : "Select rows, or filter: a bulk operation needs a condition."));
+        : h("button", { type: "button", onclick: () => startCount(filter, chosen(query)) }, "Count by target"),
+      !some && !hasCondition && h("span", { class: "soft" }, "Select rows, or filter: a bulk operation needs a condition."));
     if (focused >= 0) bulk.children[focused]?.focus();
   }
   async function actOn(name, selected) {

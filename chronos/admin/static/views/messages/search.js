@@ -11,7 +11,7 @@ export const STATES = [
 ];
 
 /** Names of the query that choose messages, besides `state`. */
-export const CONDITIONS = ["target", "id-prefix", "due-from", "due-to", "key", "header", "series"];
+export const CONDITIONS = ["target", "id-prefix", "due-from", "due-to", "key", "header", "contains", "series"];
 
 /** Rows of a page. */
 export const PAGE = 100;
@@ -42,16 +42,18 @@ function parameters(query) {
     state: state === "overdue" ? "pending" : state,
     target: query.get("target"), id_prefix: query.get("id-prefix"), key: query.get("key"),
     due_from: query.get("due-from"), due_to: dueTo(query), header: query.getAll("header"),
-    series: query.get("series") === "true" ? "true" : null,
+    contains: query.get("contains"), series: query.get("series") === "true" ? "true" : null,
   };
 }
 
 /** The filter of a job: null if a job cannot have these conditions. */
 export function jobFilter(query) {
-  if (query.get("series") === "true" || !isPending(query)) return null;
-  const { target, id_prefix, key, due_from, due_to, header } = parameters(query);
+  if (!isPending(query)) return null;
+  const { target, id_prefix, key, due_from, due_to, header, contains, series } = parameters(query);
   const pairs = header.filter(Boolean).map((text) => [text.split("=", 1)[0], text.slice(text.indexOf("=") + 1)]);
-  const all = { target, id_prefix, key, due_from, due_to, headers: pairs.length ? Object.fromEntries(pairs) : null };
+  const all = {
+    target, id_prefix, key, due_from, due_to, headers: pairs.length ? Object.fromEntries(pairs) : null, contains, series: series && true,
+  };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== ""));
 }
 
@@ -59,6 +61,7 @@ export function jobFilter(query) {
 export function filterText(filter) {
   const words = {
     target: (value) => `for ${value}`, id_prefix: (value) => `with an id that begins with ${value}`, key: (value) => `with the key ${value}`,
+    contains: (value) => `with ${value} in its id, key or headers`, series: () => "that are series",
     headers: (value) => Object.entries(value).map(([name, text]) => `with the header ${name}=${text}`).join(", "),
   };
   const found = Object.keys(words).filter((name) => filter[name] !== undefined).map((name) => words[name](filter[name]));
