@@ -186,17 +186,19 @@ def test_a_hostile_dead_letter_is_shown_as_text(page: Page, service: Service, te
 
 def test_a_payload_is_edited_and_sent_as_a_new_message(page: Page, service: Service) -> None:
     opened(page, service, f"/ui/dead-letters/{quote(HOSTILE[0], safe='')}")
-    page.get_by_role("link", name="Edit and send as a new message…").click()
-    page.get_by_label("Payload", exact=True).and_(page.locator("textarea")).fill("mended")
-    page.get_by_label("Headers, one name=value a line").fill("trace")
+    page.get_by_role("link", name="Edit and send as a new message").click()
+    page.get_by_role("textbox", name="Payload", exact=True).fill("mended")
+    page.get_by_label("Headers, one name=value").fill("trace")
     page.get_by_label("Target topic").fill("mended")
-    page.get_by_label("Id, or none to have one made").fill("mended-1")
-    send = page.get_by_role("button", name="Send as a new message")
+    page.get_by_label("Id (").fill("mended-1")
+    send = page.get_by_role("button", name="Schedule as a new message")
     send.click()
-    expect(page.get_by_role("alert")).to_have_text("Headers: trace is not name=value")
-    page.get_by_label("Headers, one name=value a line").fill("trace=1=2\nsum=3")
+    expect(page.get_by_role("main")).to_contain_text("trace is not name=value; nothing was sent")
+    page.get_by_label("Headers, one name=value").fill("trace=1=2\nsum=3")
     send.click()
-    expect(page.locator("#notices")).to_contain_text("Scheduled as mended-1")
+    expect(page.get_by_role("main")).to_contain_text("Scheduled for ")
+    expect(page.locator("#notices")).to_have_text(re.compile("The dead letter was discarded"))
+    page.get_by_role("link", name="dead letter", exact=True).click()
     expect(page.get_by_role("main")).to_contain_text("Nothing: it was discarded.")
     service.wait_until(
         lambda: service.ask("GET", "/v1/topics/mended/records")[0] == 200, "deliver to mended"
@@ -286,8 +288,8 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
     expect(page.locator("#notices")).to_contain_text(
         "the token viewer does not have the role operate"
     )
-    page.get_by_role("link", name="Edit and send as a new message…").click()
-    expect(shown).to_contain_text("The payload is hidden from this token")
+    page.get_by_role("link", name="Edit and send as a new message").click()
+    expect(shown).to_contain_text("The payload and the headers are hidden")
     page.get_by_role("link", name="Audit").click()
     expect(page.get_by_role("alert")).to_have_text(
         "the token viewer does not have the role operate"
@@ -299,7 +301,7 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
     ("path", "text"),
     [
         ("/ui/dead-letters", "By target"),
-        ("/ui/dead-letters/binary?edit=1", "Payload in base64"),
+        ("/ui/messages?schedule=true&dead=binary", "Discard the dead letter"),
         ("/ui/rejected/taken", "Copy as JSON"),
         ("/ui/targets?target=news", "set at run time"),
         ("/ui/audit?action=set-rate", "from 127.0.0.1"),

@@ -29,7 +29,7 @@ export function fromLines(text, kept) {
   const headers = { ...kept };
   for (const line of text.split("\n").filter((each) => each.trim())) {
     const at = line.indexOf("=");
-    if (at < 1) throw new Error(`Headers: ${line.trim()} is not name=value`);
+    if (at < 1) throw new Error(`Headers: ${line.trim()} is not name=value; nothing was sent`);
     const [name, value] = [line.slice(0, at).trim(), line.slice(at + 1)];
     headers[name] = name in headers ? [headers[name], value].flat() : value;
   }

@@ -4,25 +4,22 @@ import { get } from "../lib/api.js";
 import { badge, card, facts, h, link, messageLink, replace, segment } from "../lib/dom.js";
 import { number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { letterPath, resolveLetters } from "../lib/letters.js";
+import { resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { whyDead } from "../lib/reasons.js";
-import { resend } from "../lib/resend.js";
 import { table } from "../lib/table.js";
+import { composeFromLetter } from "./messages/compose.js";
 
 const EARLIER = 20; // Dead letters of the id that are listed.
 
 export async function mount(root, { id, query }) {
   const content = h("div", { class: "letter" });
-  const path = letterPath(id);
   replace(root, h("h1", null, "Dead letter ", h("span", { class: "id", dir: "auto" }, id)), content);
 
   /** Once: an answer with a payload makes an entry in the audit trail. */
   async function refresh() {
     const letter = await get(`/v1/dead-letters/${segment(id)}`);
-    const form = resend(letter, { path, query, redraw: refresh });
-    replace(content, summary(letter, refresh), form, h("div", { class: "grid" }, message(letter, query), past(letter)));
-    form?.querySelector("#new-value")?.focus({ preventScroll: true });
+    replace(content, summary(letter, refresh), h("div", { class: "grid" }, message(letter, query), past(letter)));
   }
 
   function past(letter) {
@@ -55,11 +52,7 @@ function summary(letter, redraw) {
     letter.resolution && letter.id && h("div", { class: "acts" }, edit(letter)));
 }
 
-function edit(letter) {
-  const made = link(letterPath(letter.id), { edit: "1" }, "Edit and send as a new message…");
-  made.setAttribute("class", "button");
-  return made;
-}
+const edit = (letter) => h("a", { class: "button", href: composeFromLetter(letter.id), "data-route": true }, "Edit and send as a new message");
 
 function message(letter, query) {
   const isHidden = letter.value === undefined && letter.value_base64 === undefined;

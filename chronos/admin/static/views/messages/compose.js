@@ -1,9 +1,11 @@
-// The form that schedules a message, empty or with what another message has.
+// The form that schedules a message, empty or with what another message or a dead letter has.
 
 import { get, post, reason } from "../../lib/api.js";
-import { address, h, messageLink, replace } from "../../lib/dom.js";
+import { address, h, messageLink, notice, replace, segment } from "../../lib/dom.js";
 import { DURATION, fieldInstant, fieldText, zoned } from "../../lib/fields.js";
 import { timeText } from "../../lib/format.js";
+import { editable, fromLines } from "../../lib/headers.js";
+import { letterPath } from "../../lib/letters.js";
 import { nowMs } from "../../lib/state.js";
 import { pathOf } from "./acts.js";
 
@@ -12,24 +14,31 @@ const GENERATED = /^\d+-\d+-\d+$/; // An id that the service makes.
 const OUTCOME_MS = 30e3; // How long a message is followed that the shard has not applied yet.
 
 export function compose(root, query) {
-  const from = query.get("from");
+  const [from, dead] = [query.get("from"), query.get("dead")];
   const place = h("div");
-  const title = from === null ? "Schedule a message" : query.get("replace") ? "Edit and replace" : "Edit and send again";
+  const title = from === null && dead === null ? "Schedule a message" : query.get("replace") ? "Edit and replace" : "Edit and send again";
   replace(root, h("h1", null, title), place);
   let isDrawn = false;
   const refresh = async () => {
     if (isDrawn) return;
-    const message = from ? await get(pathOf(from), { payload: "true" }) : null;
+    const message = dead ? await letterAsMessage(dead) : from ? await get(pathOf(from), { payload: "true" }) : null;
     isDrawn = true;
     replace(place, form(query, message));
   };
   return { refresh, close() {}, live: false, title };
 }
 
+async function letterAsMessage(id) {
+  const letter = await get(`/v1/dead-letters/${segment(id)}`);
+  return { ...letter, state: "dead letter", target: { ...letter.target, topic: letter.topic } };
+}
+
 const field = (id, label, input, attributes) => h("div", { class: "field", ...attributes }, h("label", { for: id }, label), input);
 const choice = (id, options, value) => h("select", { id }, options.map(([each, text]) => h("option", { value: each, selected: each === value }, text)));
 
 function form(query, message) {
+  const isLetter = message?.state === "dead letter";
+  const { text: lines, kept } = editable(message?.target?.headers);
   const replaces = message !== null && query.get("replace") === "true" && isReplaceable(message);
   const isHidden = message?.target && message.value === undefined && message.value_base64 === undefined;
   const kind = message === null || message.value ? "text" : message.value_base64 !== undefined ? "base64" : message.value === null ? "null" : "text";
@@ -39,15 +48,16 @@ function form(query, message) {
     kind: choice("send-kind", [["text", "text"], ["base64", "base64"], ["null", "null (a tombstone)"]], kind),
     value: h("textarea", { id: "send-value", rows: 6, spellcheck: "false", value: message?.value ?? message?.value_base64 ?? "" }),
     how: choice("send-how", [["delay", "after a delay"], ["at", "at a time"], ["repeat", "repeatedly"]], replaces ? "at" : "delay"),
-    delay: input("send-delay", "10s", { required: true, ...DURATION }),
+    delay: input("send-delay", isLetter ? "0s" : "10s", { required: true, ...DURATION }),
     time: h("input", { id: "send-at", type: "datetime-local", step: "1", value: fieldText(replaces ? message.due_at : nowMs() + SUGGESTED_MS) }),
     repeat: input("send-repeat", message?.repetition?.repeat, { placeholder: "every 30s, or cron 0 9 * * 1-5" }),
     zone: input("send-zone", message?.repetition?.time_zone, { placeholder: "UTC" }),
     times: h("input", { id: "send-times", type: "number", min: "1", value: message?.repetition?.times ?? "" }),
-    id: input("send-id", replaces ? message.id : null, { maxlength: 1024, class: "mono" }),
+    id: input("send-id", replaces || (isLetter && isFree(message)) ? message.id : null, { maxlength: 1024, class: "mono" }),
     conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"]], replaces ? "replace" : ""),
     key: input("send-key", message?.target?.key ?? (message?.target?.key_base64 && `base64:${message.target.key_base64}`), { class: "mono" }),
-    headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: headerLines(message?.target?.headers) }),
+    headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: lines }),
+    discards: h("input", { id: "send-discards", type: "checkbox", checked: true }),
     expire: h("input", { id: "send-expire", type: "datetime-local", step: "1" }),
     attempts: h("input", { id: "send-attempts", type: "number", min: "1", max: "1000", value: message?.attempts_max ?? "" }),
     spread: input("send-spread", message?.spread, DURATION),
@@ -70,7 +80,7 @@ function form(query, message) {
   const result = h("div", { role: "status" });
   const send = h("button", { type: "submit", class: "main" }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
   const made = h("form", { class: "card stack send", autocomplete: "off", "aria-label": "Schedule a message" },
-    message && h("p", { class: "soft" }, replaces ? "This message takes the place of " : "A new message with what ", messageLink(message.id), replaces ? ", if that one is still pending." : " has. That one stays as it is."),
+    message && origin(message, isLetter, replaces),
     isHidden && h("p", { class: "notice bad" }, "The payload and the headers are hidden: a token with the role payload would have filled them in."),
     message && !message.target && h("p", { class: "notice bad" }, "The message itself is no longer kept: only its id is known."),
     field("send-topic", "Target topic", at.topic),
@@ -79,14 +89,17 @@ function form(query, message) {
     field("send-value", "Payload", at.value),
     h("div", { class: "row" }, field("send-id", "Id (a generated one, if empty)", at.id), field("send-conflict", "If the id is taken", at.conflict), field("send-key", "Kafka key", at.key)),
     field("send-headers", "Headers, one name=value per line", at.headers),
+    Object.keys(kept).length > 0 && h("p", { class: "soft" }, `Kept as they are, because they are not one line of text: ${Object.keys(kept).join(", ")}`),
     h("details", null, h("summary", null, "Expiry, attempts, spread"),
       h("div", { class: "row" }, field("send-expire", zoned("Dead-letter it after"), at.expire), field("send-attempts", "Attempts", at.attempts), field("send-spread", "Spread", at.spread))),
+    isLetter && !message.resolution && h("label", { class: "check", for: "send-discards" }, at.discards, " Discard the dead letter once the message is scheduled"),
     h("div", { class: "acts" }, send), result);
   made.addEventListener("submit", async (event) => {
     event.preventDefault();
     send.disabled = true;
     try {
-      await schedule(body(at, message), result);
+      const isScheduled = await schedule(body(at, kept), result);
+      if (isScheduled && isLetter && !message.resolution && at.discards.checked) await discard(message);
     } catch (error) {
       replace(result, h("div", { class: "notice bad" }, error.status === undefined ? error.message : reason(error)));
     } finally {
@@ -96,29 +109,26 @@ function form(query, message) {
   return made;
 }
 
-function headerLines(headers) {
-  return Object.entries(headers ?? {}).flatMap(([name, value]) => [value].flat().map((one) => `${name}=${one === null ? "" : typeof one === "string" ? one : `base64:${one.base64}`}`)).join("\n");
+function origin(message, isLetter, replaces) {
+  if (isLetter) return h("p", { class: "soft" }, "A new message with what the ", h("a", { href: letterPath(message.id), "data-route": true }, "dead letter"), " ", h("span", { class: "id", dir: "auto" }, message.id), " holds.");
+  return h("p", { class: "soft" }, replaces ? "This message takes the place of " : "A new message with what ", messageLink(message.id), replaces ? ", if that one is still pending." : " has. That one stays as it is.");
 }
 
-/** The headers of the lines; a repeated name has a list. */
-function headersOf(text) {
-  const found = {};
-  for (const line of text.split("\n").filter((each) => each.trim())) {
-    const end = line.indexOf("=");
-    if (end < 1) throw new Error(`Headers: ${line.trim()} is not name=value; nothing was sent`);
-    const [name, given] = [line.slice(0, end).trim(), line.slice(end + 1)];
-    const value = given.startsWith("base64:") ? { base64: given.slice(7) } : given;
-    found[name] = Object.hasOwn(found, name) ? [found[name], value].flat() : value;
+async function discard(letter) {
+  try {
+    await post("/v1/dead-letters/discard", { id: letter.id });
+    notice("The dead letter was discarded.");
+  } catch (error) {
+    notice(`The new message is scheduled, and the dead letter was not discarded: ${reason(error)}`, "bad");
   }
-  return Object.keys(found).length ? found : undefined;
 }
 
 const orNothing = (text) => (text === "" ? undefined : text);
 
-function body(at) {
+function body(at, kept) {
   const key = at.key.value;
   const made = {
-    target: { topic: at.topic.value.trim(), headers: headersOf(at.headers.value) },
+    target: { topic: at.topic.value.trim(), headers: fromLines(at.headers.value, kept) },
     id: orNothing(at.id.value), on_conflict: at.id.value ? orNothing(at.conflict.value) : undefined,
     expire_at: orNothing(fieldInstant(at.expire.value)), spread: orNothing(at.spread.value.trim()),
     attempts: at.attempts.value === "" ? undefined : Number(at.attempts.value),
@@ -152,6 +162,7 @@ async function schedule(message, place) {
   const warnings = (sent.warnings ?? []).map((text) => ` Warning: ${text}.`).join("");
   replace(place, h("div", { class: isScheduled ? "notice" : "notice bad" }, told, found.detail ? ` ${found.detail}.` : "", warnings, " ", messageLink(sent.id)));
   place.querySelector("a").focus();
+  return isScheduled;
 }
 
 /** Wait for the outcome of a message that its shard has not applied. */
@@ -168,5 +179,11 @@ async function follow(sent, place) {
 /** The address of the form with what a message has. */
 export const composeFrom = (id, isReplacing = false) => address("/ui/messages", { schedule: "true", from: id, replace: isReplacing ? "true" : null });
 
-/** Whether another message can take its place: its id is one that a user can give. */
+/** The same with what a dead letter holds. */
+export const composeFromLetter = (id) => address("/ui/messages", { schedule: "true", dead: id });
+
+/** Whether the id is one that a user can give, and names no occurrence of a series. */
+const isFree = (message) => !GENERATED.test(message.id) && message.occurrence === undefined;
+
+/** Whether another message can take its place. */
 export const isReplaceable = (message) => message.state === "pending" && message.target !== null && !GENERATED.test(message.id);
