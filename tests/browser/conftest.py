@@ -20,6 +20,12 @@ from tests.harness.service import Service
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / ".cache" / "browser"
 
+WAIT_MS = 45_000
+"""Bound of every wait for the page: only a test that fails takes this long. The console looks every
+2 s, and less often where a look takes long, as on a loaded machine."""
+
+expect.set_options(timeout=WAIT_MS)
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -72,7 +78,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page in a context of its own. The test fails if a script of the page does."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(WAIT_MS)
     opened = context.new_page()
     errors: list[Error] = []
     # The driver cannot mark a method of a list as a listener.

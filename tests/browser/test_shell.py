@@ -24,9 +24,6 @@ VIEWS = (
     "/ui/audit",
 )
 
-SECONDS = 1_000
-"""In ms, as Playwright's time limits."""
-
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -128,7 +125,7 @@ def test_the_console_says_that_the_service_is_away_and_recovers(
     shard = page.get_by_role("table", name="Shards").get_by_role("row").nth(1)
     expect(shard).to_contain_text("master")
     service.stop()
-    expect(page.locator("#health")).to_have_text("no answer", timeout=15 * SECONDS)
+    expect(page.locator("#health")).to_have_text("no answer")
     banner = page.get_by_role("region", name="What needs attention")
     expect(banner).to_contain_text(re.compile(r"does not answer since .* UTC"))
     expect(shard).to_contain_text("master")
@@ -137,7 +134,7 @@ def test_the_console_says_that_the_service_is_away_and_recovers(
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Audit").click()
     expect(page.get_by_role("heading", name="This view cannot be loaded")).to_be_visible()
     service.start()
-    expect(page.locator("#health")).to_have_text("ready", timeout=15 * SECONDS)
+    expect(page.locator("#health")).to_have_text("ready")
     expect(banner).to_be_hidden()
     expect(page.get_by_role("heading", name="Audit", exact=True)).to_be_visible()
     expect(page.get_by_role("main")).not_to_have_class("stale")
