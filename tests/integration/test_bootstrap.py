@@ -193,6 +193,7 @@ def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
         future.result(30)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(420)
 def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fails(
     fleet: Fleet, flow: KafkaFlow, broker: Broker, gates: dict[str, Gate]

@@ -111,9 +111,17 @@ def test_every_node_holds_every_shard_and_answers_for_it(
 @pytest.mark.parametrize(
     ("world", "faults"),
     [
-        ("zookeeper", ("kill", "freeze", "transfer", "roll", "disk")),
+        pytest.param(
+            "zookeeper",
+            ("kill", "freeze", "transfer", "roll", "disk"),
+            marks=pytest.mark.campaign,
+        ),
         (ON_KAFKA, ("kill", "controller", "roll")),
-        (ON_RAFT, ("kill", "freeze", "transfer", "controller", "roll")),
+        pytest.param(
+            ON_RAFT,
+            ("kill", "freeze", "transfer", "controller", "roll"),
+            marks=pytest.mark.campaign,
+        ),
     ],
     indirect=["world"],
     ids=["zookeeper", "kafka", "raft"],

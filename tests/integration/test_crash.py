@@ -28,6 +28,7 @@ def fresh_seed() -> int:
     return seed
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
@@ -37,6 +38,7 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
     kill_on_kafka(broker, tmp_path, kills=KILLS_ON_KAFKA, seed=fresh_seed())
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(420)

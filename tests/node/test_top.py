@@ -16,6 +16,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ class Terminal:
             stderr=self.theirs,
             env={**os.environ, "TERM": "xterm", "TZ": "UTC", "NO_COLOR": "1"},
             start_new_session=True,
+            # A shell has its commands in the background ignore the signal.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_for(self, text: str) -> None:

@@ -293,6 +293,7 @@ def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
     assert steps > 10
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_is_completed_by_the_next(

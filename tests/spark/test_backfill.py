@@ -304,6 +304,7 @@ def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
             first += batch.num_rows
 
 
+@pytest.mark.campaign
 @unhurried
 @pytest.mark.usefixtures("small_parts")
 def test_a_run_survives_the_kill_of_its_python_workers(make: Callable[[int], Lost]) -> None:

@@ -117,6 +117,7 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     assert [each.gap_ms for each in judged.shards] == [None] * len(judged.shards)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:

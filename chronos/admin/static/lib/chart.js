@@ -22,7 +22,7 @@ export function chart({ title, type = "bars", series, format = number, empty = "
   const id = `chart-${charts}`;
   const frame = h("div", { class: "chart" });
   const grid = h("div", { class: "scroll" });
-  const table = h("details", { class: "as-table", ontoggle: () => table.open && drawTable() }, h("summary", null, "As a table"), grid);
+  const table = h("details", { class: "as-table", ontoggle: () => table.open && data && drawTable() }, h("summary", null, "As a table"), grid);
   const legend = hasLegend ? h("p", { class: "legend" }, series.map((each) => h("span", { class: `key ${each.kind}` }, each.name))) : null;
   const element = h("figure", { class: "figure-chart" }, legend, frame, table);
   let data = null;
