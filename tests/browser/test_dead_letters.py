@@ -130,13 +130,15 @@ def test_selected_dead_letters_are_replayed_and_discarded_after_a_count(
     for id in ("mail-0", "mail-1"):
         row(page, "Dead letters", id).get_by_role("checkbox").check()
     page.get_by_role("button", name="Replay 2 selected").click()
-    asked = in_dialog(page, "2 dead letters: 2 are selected.")
+    asked = in_dialog(page, "2 dead letters: the newest of 2 selected ids.")
     asked.get_by_role("button", name="Replay 2 dead letters").click()
     expect(page.locator("#notices")).to_contain_text("2 dead letters were replayed.")
     expect(row(page, "Dead letters", "mail-0")).to_have_count(0)
     row(page, "Dead letters", "mail-2").get_by_role("checkbox").check()
     page.get_by_role("button", name="Discard 1 selected").click()
-    in_dialog(page, "1 dead letter: 1 is selected.").get_by_role("button", name="Back").click()
+    in_dialog(page, "1 dead letter: the newest of 1 selected id.").get_by_role(
+        "button", name="Back"
+    ).click()
     expect(row(page, "Dead letters", "mail-2")).to_have_count(1)
     page.get_by_role("button", name="Discard 1 selected").click()
     page.get_by_role("dialog").get_by_role("button", name="Discard 1 dead letter").click()

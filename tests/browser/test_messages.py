@@ -273,7 +273,32 @@ def test_a_pending_message_is_replaced_by_an_edited_one(page: Page, service: Ser
     assert (found["value"], found["due_at"][:19]) == ("replaced", due_at[:19])
 
 
+def test_what_is_not_edited_stays_as_it_is(page: Page, service: Service) -> None:
+    """Line ends, which a text field would change, and the expiry."""
+    exact = message("exact", value="a\r\nb") | {"expire_at": "2099-01-31T09:00:00Z"}
+    service.post("/v1/messages?wait=5s", exact)
+    opened(page, service, of("exact"))
+    page.get_by_role("link", name="Edit and replace").click()
+    page.get_by_label("Kafka key").fill("other")
+    page.get_by_role("button", name="Replace the message").click()
+    expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/exact", payload="true")
+    assert (found["value"], found["target"]["key"]) == ("a\r\nb", "other")
+    assert found["expire_at"] == "2099-01-31T09:00:00.000Z"
+
+
 # --- many
+
+
+def test_overdue_messages_have_pages(page: Page, service: Service) -> None:
+    assert service.ask("PUT", "/v1/rates/held", {"rate": "0/s"})[0] == 200
+    held = [message(f"held-{at}", topic="held", delay=0) for at in range(120)]
+    service.post("/v1/messages?wait=5s", held)
+    opened(page, service, "/ui/messages?state=overdue&target=held")
+    expect(rows(page)).to_have_count(100)
+    page.get_by_role("link", name="Next page").click()
+    expect(page.locator("main")).to_contain_text("Page 2: 20 messages, to the end")
+    assert service.ask("DELETE", "/v1/rates/held")[0] == 200
 
 
 def test_filters_and_pages_are_in_the_address(page: Page, service: Service) -> None:

@@ -334,6 +334,19 @@ def test_a_token_without_the_role_payload_sees_no_payload(world, name):
             assert answer.json()["records"], topic
 
 
+def test_a_token_without_the_role_payload_does_not_see_what_others_look_for_in_headers(world):
+    """In the filter of a job."""
+    service = world.service
+    found = {"target": "theirs", "headers": {"mark": SECRET}, "contains": SECRET}
+    job = service.ask("POST", "/v1/jobs", {"action": "count", "filter": found}, token="everything")
+    for path in ("/v1/jobs", f"/v1/jobs/{job.json()['id']}"):
+        for token, is_shown in (("reader", False), ("everything", True)):
+            answer = service.ask("GET", path, token=token)
+            assert answer.status == 200
+            assert (SECRET.encode() in answer.body) == is_shown, (path, token)
+    assert service.ask("GET", "/v1/messages?contains=x", token="reader").status == 403
+
+
 @pytest.mark.parametrize("topic", ["delay", "progress", "rejected", "dead_letter", "cluster"])
 def test_chronos_own_topics_are_closed_to_limited_tokens(world, topic):
     """Although a pattern of the token matches them."""

@@ -2003,9 +2003,17 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
         ),
     ]
-    query: Annotated[str, Meta(description="The query of the request.")] = ""
+    query: Annotated[
+        str, Meta(description="The query of the request; empty without the role `payload`.")
+    ] = ""
     asked: Annotated[
-        str, Meta(description="The beginning of the body, unless it may have payloads.")
+        str,
+        Meta(
+            description=(
+                "The beginning of the body, unless it may have payloads; empty without the role "
+                "`payload`."
+            )
+        ),
     ] = ""
     status: Annotated[int, Meta(ge=0, description="Status of the answer, in an outcome.")] = 0
     outcome: Annotated[str, Meta(description="The result, or the kind of the problem.")] = ""

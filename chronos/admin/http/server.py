@@ -17,6 +17,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from chronos.admin.cluster import metrics
 from chronos.admin.cluster.registry import Registrar
@@ -66,6 +67,7 @@ def shown(answer: object, sender: Sender) -> object:
     """The answer as its sender may see it; the same object."""
     if not sender.sees_payloads:
         _each(answer, _without_payload)
+        _leave_out_conditions(answer)
     if sender.is_limited and isinstance(answer, schemas.Shards):
         for shard in answer.shards:
             _leave_own_cases(shard, sender.reach)
@@ -97,6 +99,22 @@ def _each(answer: object, hide: Callable[[Any], None]) -> None:
                 hide(record)
         case schemas.MessageInfo() | schemas.DeadLetter() | schemas.RejectedRecord():
             hide(answer)
+
+
+def _leave_out_conditions(answer: object) -> None:
+    """Leave out texts that were looked for in headers: they may be what the headers hold."""
+    match answer:
+        case schemas.JobInfo():
+            jobs = [answer]
+        case schemas.Jobs():
+            jobs = answer.jobs
+        case schemas.AuditPage():
+            answer.entries = [replace(entry, query="", asked="") for entry in answer.entries]
+            return
+        case _:
+            return
+    for job in jobs:
+        job.filter = replace(job.filter, headers=UNSET, contains=UNSET)
 
 
 def _without_payload(

@@ -66,7 +66,7 @@ def to_filter(
         headers=tuple(
             (name, converted(f"{within}header", to_bytes, value)) for name, value in headers
         ),
-        contains=b"" if contains is UNSET else contains.encode(),
+        contains=b"" if contains is UNSET else converted(f"{within}contains", to_bytes, contains),
         is_series=is_series,
     )
 

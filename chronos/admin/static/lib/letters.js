@@ -23,19 +23,20 @@ const nothing = () => ({ matched: 0, resolved: 0, refused: [] });
 async function send(action, selections, more, told, isStopped) {
   const total = nothing();
   const waiting = [...selections];
+  let failed = null;
   const work = async () => {
-    for (let selection = waiting.shift(); selection && !isStopped(); selection = waiting.shift()) {
+    for (let selection = waiting.shift(); selection && !isStopped() && failed === null; selection = waiting.shift()) {
       let after;
       do {
         const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
         added(total, found);
         told(total);
         after = found.after ?? undefined;
-      } while (after !== undefined && !isStopped());
+      } while (after !== undefined && !isStopped() && failed === null);
     }
   };
-  await Promise.all(Array.from({ length: AT_ONCE }, work));
-  return total;
+  await Promise.all(Array.from({ length: AT_ONCE }, () => work().catch((error) => { failed ??= error; })));
+  return { total, failed };
 }
 
 const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"] };
@@ -48,7 +49,8 @@ const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"
 export async function resolveLetters(action, selections, what, { told = () => {}, isStopped = () => false } = {}) {
   const [verb, done] = VERBS[action];
   try {
-    const found = await send(action, selections, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
+    const { total: found, failed } = await send(action, selections, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
+    if (failed) throw failed;
     told("");
     if (isStopped()) return false;
     if (found.matched === 0) {
@@ -58,8 +60,9 @@ export async function resolveLetters(action, selections, what, { told = () => {}
     const answer = await confirm(action, verb, found, what);
     if (!answer) return false;
     const more = action === "replay" ? { anyway: answer.anyway } : {};
-    const result = await send(action, selections, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
-    notice((isStopped() ? "Stopped. " : "") + outcome(result, done), result.refused.length ? "bad" : "good");
+    const { total: result, failed: ending } = await send(action, selections, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
+    const why = ending ? `Ended early, because of an error: ${reason(ending)}. ` : isStopped() ? "Stopped. " : "";
+    notice(why + outcome(result, done), ending || result.refused.length ? "bad" : "good");
     return true;
   } catch (error) {
     notice(`${verb}: ${reason(error)}`, "bad");

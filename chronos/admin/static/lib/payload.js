@@ -6,6 +6,7 @@ import { bytes as sizeText, number } from "./format.js";
 const TEXT_MAX = 64 * 1024; // Characters shown; a payload may have megabytes.
 const HEX_MAX = 4096; // Bytes shown.
 const ROW = 16;
+const DEPTH_MAX = 40; // Levels of JSON that are indented.
 
 /**
  * The payload of an answer that has `value` (text or null) or `value_base64`, and `value_bytes`. An answer without both
@@ -59,15 +60,24 @@ function pretty(text) {
 
 /** JSON with new lines and spaces between its tokens, which stay as they were sent: a parsed number may lose digits. */
 function indented(text) {
-  let [made, depth] = ["", 0];
-  const line = () => `\n${"  ".repeat(depth)}`;
+  const made = [];
+  let [depth, wasOpened] = [0, false];
+  const line = () => `\n${"  ".repeat(Math.min(depth, DEPTH_MAX))}`;
   for (const [token] of text.matchAll(/"(?:\\.|[^"\\])*"|[^\s{}[\],:"]+|[{}[\],:]/g)) {
-    if (token === "{" || token === "[") { depth += 1; made += token + line(); }
-    else if (token === "}" || token === "]") { depth -= 1; made = /[{[]\s*$/.test(made) ? made.trimEnd() + token : made + line() + token; }
-    else if (token === ",") made += token + line();
-    else made += token === ":" ? ": " : token;
+    const isEmpty = wasOpened;
+    wasOpened = token === "{" || token === "[";
+    if (wasOpened) {
+      depth += 1;
+      made.push(token, line());
+    } else if (token === "}" || token === "]") {
+      depth -= 1;
+      if (isEmpty) made.pop();
+      else made.push(line());
+      made.push(token);
+    } else if (token === ",") made.push(token, line());
+    else made.push(token === ":" ? ": " : token);
   }
-  return made;
+  return made.join("");
 }
 
 function hex(data) {

@@ -42,7 +42,7 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
   }
 
   function made(row) {
-    const at = { row, cells: columns.map((column) => h("td", { class: kind(column), "data-name": column.name })) };
+    const at = { row: { ...row }, cells: columns.map((column) => h("td", { class: kind(column), "data-name": column.name })) };
     if (selectable) at.box = h("input", { type: "checkbox", "aria-label": selectable(row), onchange: () => choose(at.row, at.box.checked) });
     at.element = h("tr", null, selectable && h("td", { class: "pick" }, at.box), at.cells);
     return at;
@@ -50,7 +50,7 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
 
   function update(next) {
     current = next;
-    const keys = new Set(next.map(key));
+    const [keys, before] = [new Set(next.map(key)), selected.size];
     for (const [name, at] of shown) {
       if (keys.has(name)) continue;
       at.element.remove();
@@ -60,14 +60,17 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
     next.forEach((row, place) => {
       const at = shown.get(key(row)) ?? made(row);
       shown.set(key(row), at);
-      at.row = row;
-      if (selected.has(key(row))) selected.set(key(row), row);
-      columns.forEach((column, number) => fillCell(at.cells[number], [column.cell(row)].flat(Infinity)));
+      // One object for each row: a button that stays in its cell acts on what the row is now.
+      for (const name of Object.keys(at.row)) delete at.row[name];
+      Object.assign(at.row, row);
+      if (selected.has(key(row))) selected.set(key(row), at.row);
+      columns.forEach((column, number) => fillCell(at.cells[number], [column.cell(at.row)].flat(Infinity)));
       if (body.children[place] !== at.element) body.insertBefore(at.element, body.children[place] ?? null);
     });
     grid.hidden = next.length === 0;
     none.hidden = next.length > 0;
     markAll();
+    if (selected.size !== before) onSelect([...selected.values()]);
   }
 
   update(rows);

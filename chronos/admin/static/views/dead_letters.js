@@ -51,13 +51,15 @@ export function mount(root, { query }) {
   });
 
   function showActs(selected) {
-    const named = selected.filter((letter) => letter.id && !letter.resolution);
+    // The service resolves the newest dead letter of an id, as with the occurrences of a series.
+    const ids = new Set(selected.filter((letter) => letter.id && !letter.resolution).map((letter) => letter.id));
     selectedActs.hidden = selected.length === 0;
-    const act = (action) => run(action, named.map((letter) => ({ id: letter.id })), `${plural(named.length, "is", "are")} selected`);
+    const act = (action) => run(action, [...ids].map((id) => ({ id })), `the newest of ${plural(ids.size, "selected id")}`);
+    const left = selected.length - ids.size;
     replace(selectedActs,
-      h("button", { type: "button", disabled: named.length === 0, onclick: () => act("replay") }, `Replay ${number(named.length)} selected`),
-      h("button", { type: "button", class: "danger", disabled: named.length === 0, onclick: () => act("discard") }, `Discard ${number(named.length)} selected`),
-      named.length < selected.length && h("span", { class: "soft" }, `${plural(selected.length - named.length, "other has", "others have")} no id or ${selected.length - named.length === 1 ? "is" : "are"} resolved`));
+      h("button", { type: "button", disabled: ids.size === 0, onclick: () => act("replay") }, `Replay ${number(ids.size)} selected`),
+      h("button", { type: "button", class: "danger", disabled: ids.size === 0, onclick: () => act("discard") }, `Discard ${number(ids.size)} selected`),
+      left > 0 && h("span", { class: "soft" }, `${plural(left, "other has", "others have")} no id, ${left === 1 ? "is" : "are"} resolved, or ${left === 1 ? "has" : "have"} the id of another one`));
   }
 
   /** What the filter selects, up to now: what fails later is not hit unseen. */

@@ -35,8 +35,9 @@ export function mount(root, { query }) {
   if (query.get("schedule") === "true") return compose(root, query);
   const job = query.get("job");
   const pending = isPending(query);
-  const filter = jobFilter(query);
-  const hasCondition = filter !== null && Object.keys(filter).length > 0;
+  // The end of the window of overdue messages moves on: each action has the filter of its moment.
+  const filter = () => jobFilter(query);
+  const hasCondition = Object.keys(filter() ?? {}).length > 0;
   const count = query.get("count");
   const top = h("div", { class: "head" }, h("h1", null, "Messages"), link(PATH, { schedule: "true", target: query.get("target") }, "Schedule a message"));
   top.lastChild.classList.add("button");
@@ -66,14 +67,15 @@ export function mount(root, { query }) {
 
   function showBulk(selected) {
     const some = selected.length > 0;
-    const button = (name) => h("button", { type: "button", class: ACTS[name].kind, disabled: !some && !hasCondition, onclick: () => (some ? actOn(name, selected) : startJob(name, filter, chosen(query))) },
+    const button = (name) => h("button", { type: "button", class: ACTS[name].kind, disabled: !some && !hasCondition, onclick: () => (some ? actOn(name, selected) : startJob(name, filter(), chosen(query))) },
       some ? ACTS[name].some(number(selected.length)) : ACTS[name].all);
     // The buttons keep their places: only their texts change with the selection.
     const focused = [...bulk.children].indexOf(document.activeElement);
     replace(bulk, button("fire"), button("reschedule"), button("cancel"),
       some ? h("button", { type: "button", class: "quiet", onclick: () => { rows.clear(); showBulk([]); } }, "Clear the selection")
-        : h("button", { type: "button", onclick: () => startCount(filter, chosen(query)) }, "Count by target"),
-      !some && !hasCondition && h("span", { class: "soft" }, "Select rows, or filter: a bulk operation needs a condition."));
+        : h("button", { type: "button", disabled: filter() === null, onclick: () => startCount(filter(), chosen(query)) }, "Count by target"),
+      !some && !hasCondition && h("span", { class: "soft" }, filter() === null ? "A bulk operation takes one value of a header: select rows instead."
+        : "Select rows, or filter: a bulk operation needs a condition."));
     if (focused >= 0) bulk.children[focused]?.focus();
   }
   async function actOn(name, selected) {
@@ -87,7 +89,9 @@ export function mount(root, { query }) {
   }
 
   async function refresh() {
-    await Promise.all([list(), showJob(), showCount(), pending && recent.refresh()]);
+    const parts = await Promise.allSettled([list(), showJob(), showCount(), pending && recent.refresh()]);
+    const failed = parts.find((part) => part.status === "rejected");
+    if (failed) throw failed.reason;
   }
 
   async function list() {
@@ -192,7 +196,7 @@ function noteText(query, found) {
 
 function nextPage(query, found) {
   const page = Number(query.get("page") ?? 1);
-  const to = query.get("state") === "overdue" ? { "due-to": new Date(Number(found.dueTo)).toISOString() } : {};
+  const to = query.get("state") === "overdue" ? { "due-to": found.dueTo } : {};
   return link(PATH, { ...chosen(query), ...to, after: found.after, page: page + 1 }, found.messages.length < PAGE ? "Go on searching" : "Next page");
 }
 

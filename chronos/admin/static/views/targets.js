@@ -135,7 +135,7 @@ export function mount(root, { query }) {
   }
 
   async function remove(each) {
-    const rest = limits.rates.filter((other) => other !== each);
+    const rest = limits.rates.filter((other) => other.source !== each.source || other.pattern !== each.pattern);
     const next = rest.find((other) => other.pattern === each.pattern);
     const sure = await dialog({
       title: `Remove the limit of ${each.pattern}?`, action: `Remove ${each.rate}`, danger: true,

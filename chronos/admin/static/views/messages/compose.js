@@ -41,12 +41,14 @@ function form(query, message) {
   const { text: lines, kept } = editable(message?.target?.headers);
   const replaces = message !== null && query.get("replace") === "true" && isReplaceable(message);
   const isHidden = message?.target && message.value === undefined && message.value_base64 === undefined;
-  const kind = message === null || message.value ? "text" : message.value_base64 !== undefined ? "base64" : message.value === null ? "null" : "text";
+  // A text field would change line ends.
+  const isExact = !message?.value?.includes("\r");
+  const kind = !isExact ? "base64" : message === null || message.value ? "text" : message.value_base64 !== undefined ? "base64" : message.value === null ? "null" : "text";
   const input = (id, value, more) => h("input", { id, value: value ?? "", spellcheck: "false", ...more });
   const at = {
     topic: input("send-topic", message?.target?.topic ?? (/[*?[]/.test(query.get("target") ?? "") ? "" : query.get("target")), { required: true, pattern: "[a-zA-Z0-9._\\-]{1,249}", title: "Letters, digits, '.', '_' and '-'", placeholder: "orders" }),
     kind: choice("send-kind", [["text", "text"], ["base64", "base64"], ["null", "null (a tombstone)"]], kind),
-    value: h("textarea", { id: "send-value", rows: 6, spellcheck: "false", value: message?.value ?? message?.value_base64 ?? "" }),
+    value: h("textarea", { id: "send-value", rows: 6, spellcheck: "false", value: (isExact ? message?.value : base64(message.value)) ?? message?.value_base64 ?? "" }),
     how: choice("send-how", [["delay", "after a delay"], ["at", "at a time"], ["repeat", "repeatedly"]], replaces ? "at" : "delay"),
     delay: input("send-delay", isLetter ? "0s" : "10s", { required: true, ...DURATION }),
     time: h("input", { id: "send-at", type: "datetime-local", step: "1", value: fieldText(replaces ? message.due_at : nowMs() + SUGGESTED_MS) }),
@@ -58,7 +60,7 @@ function form(query, message) {
     key: input("send-key", message?.target?.key ?? (message?.target?.key_base64 && `base64:${message.target.key_base64}`), { class: "mono" }),
     headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: lines }),
     discards: h("input", { id: "send-discards", type: "checkbox", checked: true }),
-    expire: h("input", { id: "send-expire", type: "datetime-local", step: "1" }),
+    expire: h("input", { id: "send-expire", type: "datetime-local", step: "1", value: replaces ? fieldText(message.expire_at) : "" }),
     attempts: h("input", { id: "send-attempts", type: "number", min: "1", max: "1000", value: message?.attempts_max ?? "" }),
     spread: input("send-spread", message?.spread, DURATION),
   };
@@ -98,10 +100,11 @@ function form(query, message) {
     event.preventDefault();
     send.disabled = true;
     try {
-      const isScheduled = await schedule(body(at, kept), result);
+      const isScheduled = await schedule(body(at, kept, message), result);
       if (isScheduled && isLetter && !message.resolution && at.discards.checked) await discard(message);
     } catch (error) {
-      replace(result, h("div", { class: "notice bad" }, error.status === undefined ? error.message : reason(error)));
+      replace(result, h("div", { class: "notice bad" }, error.status === undefined ? error.message : reason(error),
+        error.status === 0 && " The message may have been scheduled all the same: look before you repeat it."));
     } finally {
       send.disabled = false;
     }
@@ -123,9 +126,15 @@ async function discard(letter) {
   }
 }
 
+function base64(text) {
+  let binary = "";
+  for (const byte of new TextEncoder().encode(text)) binary += String.fromCharCode(byte);
+  return btoa(binary);
+}
+
 const orNothing = (text) => (text === "" ? undefined : text);
 
-function body(at, kept) {
+function body(at, kept, message) {
   const key = at.key.value;
   const made = {
     target: { topic: at.topic.value.trim(), headers: fromLines(at.headers.value, kept) },
@@ -143,6 +152,9 @@ function body(at, kept) {
     made.repeat = at.repeat.value.trim();
     made.time_zone = orNothing(at.zone.value.trim());
     made.repeat_times = at.times.value === "" ? undefined : Number(at.times.value);
+    // Not in the form: they stay as they were.
+    made.repeat_until = message?.repetition?.until ?? undefined;
+    made.late_policy = message?.repetition?.late_policy ?? undefined;
     // A cron expression has its own first time.
     if (!made.repeat.startsWith("cron")) made.delay = made.repeat.split(/\s+/)[1];
   }
@@ -156,7 +168,7 @@ async function schedule(message, place) {
   const found = sent.result === "accepted" ? await follow(sent, place) : sent;
   const isScheduled = found.result === "scheduled";
   const told = {
-    scheduled: `Scheduled for ${timeText(sent.due_at)}.`, conflict: "Not scheduled: the id is taken.", ignored: "Dropped: the id is taken.", rejected: "Rejected.",
+    scheduled: `Scheduled for ${timeText(sent.due_at)}.`, conflict: "Not scheduled: the id is taken.", ignored: "Ignored: the id is taken.", rejected: "Rejected.",
     accepted: "In the log; the shard has not applied it yet.",
   }[found.result];
   const warnings = (sent.warnings ?? []).map((text) => ` Warning: ${text}.`).join("");

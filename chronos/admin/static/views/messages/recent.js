@@ -39,8 +39,8 @@ export function recentJobs() {
 
   async function stop(job) {
     try {
-      await del(`/v1/jobs/${encodeURIComponent(job.id)}`);
-      notice(`The ${job.action} of ${number(job.matched)} messages is stopped; ${number(job.done)} were done.`);
+      const ended = await del(`/v1/jobs/${encodeURIComponent(job.id)}`);
+      notice(`The ${ended.action} of ${number(ended.matched)} messages is stopped; ${number(ended.done)} were done.`);
     } catch (error) {
       notice(reason(error), "bad");
     }

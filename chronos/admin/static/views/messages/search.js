@@ -32,7 +32,7 @@ function dueTo(query) {
   const given = query.get("due-to");
   if (query.get("state") !== "overdue") return given;
   const now = nowMs();
-  return given && ms(given) < now ? given : Math.floor(now);
+  return given && ms(given) < now ? given : new Date(Math.floor(now)).toISOString();
 }
 
 /** The parameters of `GET /v1/messages`. */
@@ -51,6 +51,8 @@ export function jobFilter(query) {
   if (!isPending(query)) return null;
   const { target, id_prefix, key, due_from, due_to, header, contains, series } = parameters(query);
   const pairs = header.filter(Boolean).map((text) => [text.split("=", 1)[0], text.slice(text.indexOf("=") + 1)]);
+  // A job has one value for each name.
+  if (new Set(pairs.map(([name]) => name)).size < pairs.length) return null;
   const all = {
     target, id_prefix, key, due_from, due_to, headers: pairs.length ? Object.fromEntries(pairs) : null, contains, series: series && true,
   };
