@@ -336,7 +336,7 @@ class Server:
 
 def _any_text(route: Route) -> str:
     """The path of a route with parameters that match any text; aiohttp's own exclude braces."""
-    return re.sub(r"\{(\w+)\}", r"{\1:.+}" if route.is_tree else r"{\1:[^/]+}", route.path)
+    return re.sub(r"\{(\w+)\}", r"{\1:(?s:.+)}" if route.is_tree else r"{\1:[^/]+}", route.path)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
