@@ -213,22 +213,24 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
     """Return the times (epoch ms) of at most `count` next occurrences of a pending series.
 
     The first is the due time of the pending occurrence, whatever it was changed to. Occurrences
-    that are missed at `now_ms` are there only if all of them are delivered. Raises ValueError if
-    the cron expression or its zone is not known on this machine.
+    that are missed at `now_ms`, or at that time, are there only if all of them are delivered: those
+    that come before a pending one that was moved ahead are delivered with it, at its time. Raises
+    ValueError if the cron expression or its zone is not known on this machine.
     """
     repetition = None if entry.options is None else entry.options.repetition
     if repetition is None:
         return []
     occurrence, last_ms = entry.occurrence, planned_ms(entry, repetition)
     times = [] if occurrence == 0 else [entry.due_ms]
-    reached_ms = 0 if repetition.late_policy == LatePolicy.FIRE_ALL else now_ms
+    all_missed = repetition.late_policy == LatePolicy.FIRE_ALL
+    reached_ms = 0 if all_missed else max(now_ms, entry.due_ms)
     while len(times) < count:
         found = following_after(
             repetition, last_ms, occurrence, max(last_ms, reached_ms), next_cron
         )
         if found is None:
             break
-        times.append(found)
+        times.append(max(found, entry.due_ms))
         occurrence, last_ms = occurrence + 1, found
     return times[:count]
 

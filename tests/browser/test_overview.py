@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,7 +26,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("overview") / "data", settings=settings) as running:
         running.start()
         running.post("/v1/messages", message("order-17", topic="bills", delay=0))
-        running.post("/v1/messages", [message(f"many-{at}", delay="2h") for at in range(MANY)])
+        # In the middle of a minute, so that all are in one interval.
+        due_at = (datetime.now(UTC) + timedelta(hours=2)).replace(second=30).isoformat()
+        many = [message(f"many-{at}", deliver_at=due_at) for at in range(MANY)]
+        running.post("/v1/messages", many)
         running.post("/v1/messages", message(HOSTILE, delay="30m"))
         slow = [message(f"slow-{at}", topic="slow", delay=0) for at in range(100)]
         running.post("/v1/messages", slow)
@@ -39,8 +43,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def message(id: str, *, topic: str = "orders", delay: object) -> dict[str, Any]:
-    return {"id": id, "target": {"topic": topic}, "value": "please pay", "delay": delay}
+def message(id: str, *, topic: str = "orders", **when: object) -> dict[str, Any]:
+    return {"id": id, "target": {"topic": topic}, "value": "please pay", **when}
 
 
 def test_the_banner_says_that_messages_fail_why_and_what_to_do(

@@ -172,6 +172,18 @@ def test_the_next_times_follow_the_rhythm_although_the_pending_occurrence_was_mo
     assert next_times(series("every 60s", planned_ms=T - 30 * SECOND)) == [0, 30, 90]
 
 
+def test_the_next_times_behind_a_moved_occurrence_are_those_that_are_delivered() -> None:
+    """What the rhythm has before it is left out, or delivered with it."""
+    now_ms, moved_from_ms = T - 200 * SECOND, T - 150 * SECOND
+    for policy in (FIRE_ONCE, SKIP):
+        every = series("every 60s", planned_ms=moved_from_ms, late_policy=policy)
+        assert next_times(every, now_ms=now_ms) == [0, 30, 90]
+        assert outcome(every, late_ms=0) == Deliver(T + 30 * SECOND)
+    every = series("every 60s", planned_ms=moved_from_ms, late_policy=FIRE_ALL)
+    assert next_times(every, now_ms=now_ms, count=4) == [0, 0, 0, 30]
+    assert outcome(every, late_ms=0) == Deliver(T - 90 * SECOND)
+
+
 def test_the_next_times_of_a_cron_series_are_those_of_its_zone() -> None:
     winter_ms = 1_732_579_200_000  # 2024-11-26T00:00:00Z
     entry = Entry(

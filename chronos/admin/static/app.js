@@ -16,6 +16,7 @@ const root = document.getElementById("main");
 let view = null; // What `mount` returned.
 let turns = 0; // Grows with every navigation: an answer for a view that was left is dropped.
 let refreshing = null;
+let edited = null; // The form of the view in which something was entered that was not sent.
 
 async function draw({ isNew }) {
   turns += 1;
@@ -26,6 +27,7 @@ async function draw({ isNew }) {
   if (turn !== turns) return;
   view?.close?.();
   view = null;
+  edited = null;
   const focused = root.contains(document.activeElement) ? document.activeElement.id : null;
   // An element of its own: what a view that was left still writes is not seen.
   const place = h("div", { class: "view" });
@@ -61,7 +63,10 @@ async function load(name) {
 
 function unreachable(place, error) {
   let wasSilent = false;
-  replace(place, h("h1", null, "This view cannot be loaded"), h("p", null, `It is loaded again as soon as the service answers. ${error.message}`));
+  replace(place, h("h1", null, "This view cannot be loaded"),
+    // Modules that do not fit together are those of two versions.
+    h("p", null, error instanceof SyntaxError ? "The service has another version than this page, which has to be loaded again. " : "It is loaded again as soon as the service answers. ", error.message),
+    h("p", null, h("button", { type: "button", onclick: () => location.reload() }, "Load the console again")));
   return {
     title: "Not loaded",
     async refresh() {
@@ -122,7 +127,9 @@ async function loop() {
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && view?.live !== false) refresh(); });
-document.addEventListener("chronos-redraw", () => draw({ isNew: false }));
+// What was entered into a form is not lost. Filters are in the address.
+root.addEventListener("input", ({ target }) => { if (target.form && target.form.getAttribute("role") !== "search") edited = target.form; });
+document.addEventListener("chronos-redraw", () => (edited?.isConnected ? refresh() : draw({ isNew: false })));
 document.addEventListener("chronos-refresh", () => refresh());
 onNavigate(draw);
 draw({ isNew: false });

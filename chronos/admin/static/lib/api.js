@@ -2,7 +2,7 @@
 
 import { address } from "./dom.js";
 
-const TOKEN = "chronos-token"; // Kept until this tab is closed.
+const TOKEN = "chronos-token"; // Kept until this tab is closed; where storage is forbidden, until the page is.
 
 /** An answer that is a problem document (RFC 9457), or no answer at all, whose status is 0. */
 export class ApiError extends Error {
@@ -16,10 +16,19 @@ let askForToken = async () => false;
 
 /** How a token is asked for when the service needs one: a function whose promise is of whether one was given. */
 export function onTokenNeeded(ask) { askForToken = ask; }
-export const token = () => sessionStorage.getItem(TOKEN);
+
+function stored() {
+  try { return sessionStorage.getItem(TOKEN); } catch { return null; }
+}
+let held = stored();
+
+export const token = () => held;
 export function setToken(text) {
-  if (text) sessionStorage.setItem(TOKEN, text);
-  else sessionStorage.removeItem(TOKEN);
+  held = text || null;
+  try {
+    if (held) sessionStorage.setItem(TOKEN, held);
+    else sessionStorage.removeItem(TOKEN);
+  } catch { /* see above */ }
 }
 
 let asking = null;
@@ -33,25 +42,26 @@ export async function request(method, path, { query, body, signal } = {}) {
   const sent = token();
   const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let answer;
-  try {
-    answer = await fetch(address(path, query), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError({ status: 0, code: "no-answer", title: "The service does not answer.", detail: "The service does not answer." });
-  }
+  const answer = await fetch(address(path, query), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) }).catch(() => noAnswer(signal));
   if (answer.status === 401) {
     // Another request may have asked in the meantime.
     const isGiven = asking === null && token() !== sent ? true : await askOnce();
     if (isGiven && token()) return request(method, path, { query, body, signal });
   }
-  if (answer.ok && answer.headers.get("Content-Type")?.startsWith("text/plain")) return answer.text();
-  const found = await answer.json().catch(() => null);
-  if (answer.ok && found !== null) return found;
+  const isText = answer.ok && answer.headers.get("Content-Type")?.startsWith("text/plain");
+  const found = await (isText ? answer.text() : answer.json()).catch(() => null);
+  // An answer that breaks off is none.
+  if (answer.ok) return found ?? noAnswer(signal);
+  signal?.throwIfAborted();
   throw new ApiError({
     status: answer.status, code: String(found?.type ?? "").split(":").pop(), title: found?.title ?? `Status ${answer.status}`,
     detail: found?.detail, hint: found?.hint, faults: found?.errors,
   });
+}
+
+function noAnswer(signal) {
+  signal?.throwIfAborted();
+  throw new ApiError({ status: 0, code: "no-answer", title: "The service does not answer.", detail: "The service does not answer." });
 }
 
 export const get = (path, query, signal) => request("GET", path, { query, signal });

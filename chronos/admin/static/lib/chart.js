@@ -21,14 +21,23 @@ export function chart({ title, type = "bars", series, format = number, empty = "
   charts += 1;
   const id = `chart-${charts}`;
   const frame = h("div", { class: "chart" });
-  const grid = h("div", { class: "scroll" });
+  const body = h("tbody");
+  const grid = h("div", { class: "scroll" }, h("table", null,
+    h("caption", { class: "hidden-text" }, title),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "From"), series.map((each) => h("th", { scope: "col", class: "r" }, each.name)))), body));
   const table = h("details", { class: "as-table", ontoggle: () => table.open && data && drawTable() }, h("summary", null, "As a table"), grid);
   const legend = hasLegend ? h("p", { class: "legend" }, series.map((each) => h("span", { class: `key ${each.kind}` }, each.name))) : null;
   const element = h("figure", { class: "figure-chart" }, legend, frame, table);
   let data = null;
+  let drawn = null; // The same as text.
+  let pointerX = null; // Where the pointer is; null: not on the chart.
+  let rows = new Map(); // Of the table, by the beginnings of their intervals.
   new ResizeObserver(() => data && draw()).observe(frame);
 
   function update(next) {
+    const text = JSON.stringify(next);
+    if (text === drawn) return;
+    drawn = text;
     data = next;
     draw();
     if (table.open) drawTable();
@@ -58,7 +67,9 @@ export function chart({ title, type = "bars", series, format = number, empty = "
     if (type === "bars") drawBars(picture, plot);
     else drawLines(picture, plot);
     drawAxis(picture, plot);
-    replace(frame, picture, pointing(picture, plot));
+    const { tip, point } = pointing(picture, plot);
+    replace(frame, picture, tip);
+    if (pointerX !== null) point();
   }
 
   function drawBars(picture, { left, step, y, base }) {
@@ -96,7 +107,7 @@ export function chart({ title, type = "bars", series, format = number, empty = "
     for (let mark = 0; mark <= marks; mark += 1) {
       const anchor = mark === 0 ? "start" : mark === marks ? "end" : "middle";
       const text = tick(from + ((to - from) * mark) / marks, to - from);
-      picture.append(svg("text", { x: left + ((width - left) * mark) / marks, y: HEIGHT - 5, "text-anchor": anchor }, mark === marks ? `${text} ${zoneName()}` : text));
+      picture.append(svg("text", { x: left + ((width - left) * mark) / marks, y: HEIGHT - 5, "text-anchor": anchor }, mark === marks ? `${text} ${zoneName(new Date(to))}` : text));
     }
   }
 
@@ -104,32 +115,37 @@ export function chart({ title, type = "bars", series, format = number, empty = "
     const tip = h("div", { class: "tip", hidden: true });
     const band = svg("rect", { class: "band", y: TOP, height: HEIGHT - BOTTOM - TOP, width: step.toFixed(2), visibility: "hidden" });
     picture.append(band);
-    const placeOf = (event) => {
+    const placeOf = (x) => {
       const box = picture.getBoundingClientRect();
-      return Math.min(data.times.length - 1, Math.max(0, Math.floor((((event.clientX - box.left) / box.width) * width - left) / step)));
+      return Math.min(data.times.length - 1, Math.max(0, Math.floor((((x - box.left) / box.width) * width - left) / step)));
     };
-    picture.addEventListener("pointermove", (event) => {
+    const point = () => {
       if (!data.times.length) return;
-      const at = placeOf(event);
+      const at = placeOf(pointerX);
       band.setAttribute("x", (left + at * step).toFixed(2));
       band.setAttribute("visibility", "visible");
       tip.textContent = `${tick(data.times[at], data.times.at(-1) - data.times[0])}: ${words(at)}`;
       tip.hidden = false;
       const half = tip.offsetWidth / 2;
       tip.style.left = `${Math.min(width - half, Math.max(half, left + (at + 0.5) * step))}px`;
+    };
+    picture.addEventListener("pointermove", (event) => {
+      pointerX = event.clientX;
+      point();
     });
     picture.addEventListener("pointerleave", () => {
+      pointerX = null;
       tip.hidden = true;
       band.setAttribute("visibility", "hidden");
     });
     if (href !== null) {
       picture.classList.add("clickable");
       picture.addEventListener("click", (event) => {
-        const start = data.times[placeOf(event)];
+        const start = data.times[placeOf(event.clientX)];
         if (start !== undefined) navigate(href(start, start + data.stepMs));
       });
     }
-    return tip;
+    return { tip, point };
   }
 
   const shown = (value) => (value === null || value === undefined ? "–" : format(value));
@@ -140,13 +156,23 @@ export function chart({ title, type = "bars", series, format = number, empty = "
     return `${title} from ${timeText(data.times[0], "minute")} to ${timeText(data.times.at(-1) + data.stepMs, "minute")}, at most ${format(most)}`;
   }
 
+  /** Rows that are the same stay, and with them the focus on their links. */
   function drawTable() {
-    replace(grid, h("table", null,
-      h("caption", { class: "hidden-text" }, title),
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "From"), series.map((each) => h("th", { scope: "col", class: "r" }, each.name)))),
-      h("tbody", null, data.times.map((start, at) => (total(at) > 0 ? h("tr", null,
-        h("td", null, href === null ? timeText(start, "minute") : h("a", { href: href(start, start + data.stepMs), "data-route": true }, timeText(start, "minute"))),
-        data.values.map((values) => h("td", { class: "r" }, shown(values[at])))) : null)))));
+    const next = new Map();
+    data.times.forEach((start, at) => {
+      if (total(at) === 0) return;
+      const made = row(start, at);
+      next.set(start, rows.get(start)?.isEqualNode(made) ? rows.get(start) : made);
+    });
+    for (const [start, old] of rows) if (next.get(start) !== old) old.remove();
+    rows = next;
+    [...rows.values()].forEach((each, place) => { if (body.children[place] !== each) body.insertBefore(each, body.children[place] ?? null); });
+  }
+
+  function row(start, at) {
+    return h("tr", null,
+      h("td", null, href === null ? timeText(start, "minute") : h("a", { href: href(start, start + data.stepMs), "data-route": true }, timeText(start, "minute"))),
+      data.values.map((values) => h("td", { class: "r" }, shown(values[at]))));
   }
 
   return { element, update };

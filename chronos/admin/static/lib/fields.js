@@ -1,6 +1,6 @@
 // Times in fields of a form: they are entered in the zone in which the console shows times.
 
-import { ms, zoneName } from "./format.js";
+import { ms, zoneWords } from "./format.js";
 import { currentZone } from "./state.js";
 
 /** The value of a datetime-local field for an instant, to the second; "" for none. */
@@ -20,7 +20,18 @@ export function fieldInstant(text) {
 }
 
 /** The label of a field for a time, with the zone. */
-export const zoned = (label) => `${label} (${zoneName()})`;
+export const zoned = (label) => `${label} (${zoneWords()})`;
+
+/** Switch the zone by `change`; what is entered below `root` stays the same instant, in a field that names the new zone. */
+export function keepInstants(root, change) {
+  const entered = [...root.querySelectorAll("input[type=datetime-local]")].map((field) => [field, fieldInstant(field.value)]);
+  const before = zoneWords();
+  change();
+  for (const [field, instant] of entered) {
+    field.value = fieldText(instant);
+    for (const label of field.labels) label.textContent = label.textContent.replace(before, zoneWords());
+  }
+}
 
 /** What the service takes as a length of time. */
 export const DURATION = {

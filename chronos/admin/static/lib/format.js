@@ -58,6 +58,9 @@ export function zoneName(at = new Date(nowMs())) {
   return `${minutes < 0 ? "−" : "+"}${pad(Math.floor(Math.abs(minutes) / 60))}:${pad(Math.abs(minutes) % 60)}`;
 }
 
+/** Which of the two it is, in words. Its offset is that of a date: at a time nothing else than its own is right. */
+export const zoneWords = () => (currentZone() === "utc" ? "UTC" : "local time");
+
 /** A time as text with its zone. part: "full" with milliseconds, "second", or "minute". */
 export function timeText(instant, part = "second") {
   const at = new Date(ms(instant));
@@ -69,9 +72,11 @@ export function timeText(instant, part = "second") {
 
 /** The label of a point on an axis, without the zone, which the axis names once. */
 export function tick(instant, spanMs) {
-  const [, month, day, hours, minutes] = parts(new Date(ms(instant)));
-  const clock = `${pad(hours)}:${pad(minutes)}`;
-  return spanMs <= DAY_MS * 1.01 ? clock : spanMs <= 14 * DAY_MS ? `${pad(month)}-${pad(day)} ${clock}` : `${pad(month)}-${pad(day)}`;
+  const [year, month, day, hours, minutes] = parts(new Date(ms(instant)));
+  const [date, clock] = [`${pad(month)}-${pad(day)}`, `${pad(hours)}:${pad(minutes)}`];
+  if (spanMs <= DAY_MS * 1.01) return clock;
+  if (spanMs <= 14 * DAY_MS) return `${date} ${clock}`;
+  return spanMs <= 300 * DAY_MS ? date : `${pad(year, 4)}-${date}`;
 }
 
 /** A <time> element in the chosen zone, whose title has milliseconds and both forms; a dash for null. */

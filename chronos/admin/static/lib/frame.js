@@ -2,7 +2,8 @@
 
 import { onTokenNeeded, setToken, token } from "./api.js";
 import { dialog, h, link, replace, segment } from "./dom.js";
-import { duration, timeText, zoneName } from "./format.js";
+import { keepInstants } from "./fields.js";
+import { duration, timeText, zoneName, zoneWords } from "./format.js";
 import { navigate } from "./router.js";
 import { isCluster, look, service } from "./service.js";
 import { currentZone, nowMs, switchTheme, switchZone } from "./state.js";
@@ -30,7 +31,13 @@ export function frame(current) {
 }
 
 let said = null; // What the banner says: it is drawn, and read aloud, only when it says something else.
-let texts = []; // Its lines, whose times go on meanwhile.
+let items = []; // Its lines, whose numbers change meanwhile.
+
+// Numbers that are no part of a name, with their units, and the shards, which are names.
+const NUMBERS = /\bshards? \d+(?:(?:, | to )\d+)*|(?<![\w.-])\d[\d.,]*(?![\w-])(?: (?:ms|s|min|h|d)\b)?/g;
+
+/** A text without its numbers: that one changes is not worth an announcement. */
+const gist = (text) => text.replace(NUMBERS, (found) => (found.startsWith("shard") ? found : ""));
 
 /** Show the state of the service: the word in the head, the banner, and whether what is shown is out of date. */
 export function showState() {
@@ -48,22 +55,36 @@ export function showState() {
     $("version").textContent = `Chronos ${node.version}`;
   }
   const lines = silentSince !== null ? [silence(silentSince)] : refused !== null ? [refusal(refused)] : wrong.map(line);
-  // "for 5 min" and "5 min ago" change by themselves, and are not worth an announcement.
-  const next = JSON.stringify(lines.map(({ text }) => text.replace(/\b[\d.]+ (ms|s|min|h|d)\b/g, "")));
+  const next = JSON.stringify(lines.map(({ text }) => gist(text)));
   $("banner").setAttribute("aria-live", next === said ? "off" : "polite");
-  if (next === said) {
-    texts.forEach((place, at) => { if (place.textContent !== lines[at].text) place.textContent = lines[at].text; });
-    return;
-  }
+  if (next !== said) drawBanner(lines, wrong);
   said = next;
+  items.forEach(({ place }, at) => { if (place.textContent !== lines[at].text) place.textContent = lines[at].text; });
+}
+
+function drawBanner(lines, wrong) {
+  const { silentSince, refused } = service;
   const isOpen = $("banner").querySelector("details")?.open ?? false;
   const hasProblem = silentSince !== null || refused !== null || wrong.some((trouble) => trouble.isProblem);
   $("banner").hidden = lines.length === 0;
   $("banner").className = `banner ${hasProblem ? "bad" : "warn"}`;
-  texts = lines.map(({ text }) => h("span", null, text));
-  const made = lines.map(({ rest }, at) => h("li", null, texts[at], rest && h("span", { class: "next" }, rest())));
+  const before = [...items];
+  items = lines.map((each) => {
+    const at = before.findIndex(({ key }) => key === gist(each.text));
+    return at < 0 ? item(each) : before.splice(at, 1)[0];
+  });
+  const made = items.map(({ element }) => element);
+  const focused = $("banner").contains(document.activeElement) ? document.activeElement : null;
   replace($("banner"), made.length > 0 && h("ul", null, made.slice(0, SHOWN)),
     made.length > SHOWN && h("details", { open: isOpen }, h("summary", null, `${made.length - SHOWN} more`), h("ul", null, made.slice(SHOWN))));
+  if (focused?.localName === "summary") $("banner").querySelector("summary")?.focus({ preventScroll: true });
+  else if (focused?.isConnected) focused.focus({ preventScroll: true });
+}
+
+/** A line of the banner, which is kept as long as it says the same, and with it the focus on its links. */
+function item({ text, rest }) {
+  const place = h("span", null, text);
+  return { key: gist(text), place, element: h("li", null, place, rest && h("span", { class: "next" }, rest())) };
 }
 
 function line({ text, next }) {
@@ -72,7 +93,7 @@ function line({ text, next }) {
 
 function silence(since) {
   const what = service.nodes === null ? "" : " What is shown is its last answer.";
-  return { text: `The service does not answer since ${timeText(since)}.${what} It is asked again every 2 s.`,
+  return { text: `The service has not answered since ${timeText(since)}.${what} It is asked again every 2 s.`,
     rest: () => ["Next: ", h("code", null, "chronos doctor"), h("span", { class: "soft" }, " on the machine · docs/operations/not-starting.md")] };
 }
 
@@ -84,7 +105,7 @@ function refusal(error) {
 
 function showClock() {
   $("zone").textContent = zoneName();
-  $("zone").setAttribute("aria-label", `Times are in ${currentZone() === "utc" ? "UTC" : "local time"}: switch to ${currentZone() === "utc" ? "local time" : "UTC"}`);
+  $("zone").setAttribute("aria-label", `Times are in ${zoneWords()}: switch to ${currentZone() === "utc" ? "local time" : "UTC"}`);
   if (service.nodes !== null) $("clock").textContent = `Service time ${timeText(nowMs())}, up ${duration(nowMs() - Date.parse(service.nodes.nodes[0].started_at))}`;
 }
 
@@ -116,7 +137,7 @@ $("sign-out").addEventListener("click", () => {
 
 // --- Switches and keys
 
-$("zone").addEventListener("click", () => { switchZone(); showClock(); said = null; showState(); redraw(); });
+$("zone").addEventListener("click", () => { keepInstants($("main"), switchZone); showClock(); said = null; showState(); redraw(); });
 $("theme").addEventListener("click", switchTheme);
 $("search").addEventListener("submit", (event) => {
   event.preventDefault();

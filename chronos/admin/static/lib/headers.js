@@ -14,7 +14,7 @@ export function headerList(headers, { isHidden }) {
 
 /** Headers that can be edited as text, one name=value a line, and the others, which are kept as they are. */
 export function editable(headers) {
-  const isText = (name, value) => typeof value === "string" && !/[\r\n]/.test(value) && !/[=\r\n]/.test(name) && name === name.trim();
+  const isText = (name, value) => typeof value === "string" && !/[\r\n]/.test(value) && !/[=\r\n]/.test(name) && name !== "" && name === name.trim();
   const [lines, kept] = [[], {}];
   for (const [name, value] of Object.entries(headers ?? {})) {
     const values = [value].flat();
@@ -26,12 +26,12 @@ export function editable(headers) {
 
 /** The headers of such a field together with those that are kept; throws an Error that names a line that is none. */
 export function fromLines(text, kept) {
-  const headers = { ...kept };
+  const headers = new Map(Object.entries(kept));
   for (const line of text.split("\n").filter((each) => each.trim())) {
     const at = line.indexOf("=");
     if (at < 1) throw new Error(`Headers: ${line.trim()} is not name=value; nothing was sent`);
     const [name, value] = [line.slice(0, at).trim(), line.slice(at + 1)];
-    headers[name] = name in headers ? [headers[name], value].flat() : value;
+    headers.set(name, headers.has(name) ? [headers.get(name), value].flat() : value);
   }
-  return headers;
+  return Object.fromEntries(headers);
 }

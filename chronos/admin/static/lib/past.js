@@ -29,7 +29,7 @@ export function past(query) {
   });
   const late = chart({
     title: "Lateness of deliveries", type: "lines", format: duration, empty: "No deliveries in this period.",
-    series: [{ name: "Latest of all", kind: "calm" }, { name: "99 in 100", kind: "accent" }],
+    series: [{ name: "Latest of all", kind: "calm" }, { name: "p99", kind: "accent" }],
   });
   const note = h("p", { class: "soft" });
   const element = card(`The past ${NAMES[range]}`, { class: "wide" },

@@ -12,14 +12,14 @@ export const PERIOD = ["since", "until"].map((name) => ({
   title: "How long ago, such as 90s, 15m, 2h or 7d; or a time with its offset, such as 2030-01-31T08:00:00Z",
 }));
 
-/** An end of a period for the API: epoch milliseconds; undefined without one; the text itself if the service has to refuse it. */
+/** An end of a period for the API: a time in RFC 3339, which stays the same on the next page; undefined without one; the text itself if the service has to refuse it. */
 export function instant(text) {
   if (!text) return undefined;
   if (LENGTH.test(text)) {
     const length = [...text.matchAll(PARTS)].reduce((total, [, count, unit]) => total + Number(count) * UNITS[unit], 0);
-    return Math.round(Math.max(0, nowMs() - length));
+    return new Date(Math.max(0, nowMs() - length)).toISOString();
   }
   const at = Date.parse(text);
   // A time without an offset would be read in the zone of this browser, which a colleague may not share.
-  return /(z|[+-]\d\d:?\d\d)$/i.test(text) && !Number.isNaN(at) ? at : text;
+  return /(z|[+-]\d\d:?\d\d)$/i.test(text) && !Number.isNaN(at) ? new Date(at).toISOString() : text;
 }

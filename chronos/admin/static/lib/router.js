@@ -14,7 +14,7 @@ export function resolve(location) {
   const [, root, name, ...rest] = location.pathname.split("/");
   const params = { path: location.pathname, query: new URLSearchParams(location.search), id: null };
   if (root === "") return { module: "overview", view: "overview", params };
-  const modules = root === "ui" ? VIEWS[name] : undefined;
+  const modules = root === "ui" && Object.hasOwn(VIEWS, name) ? VIEWS[name] : undefined;
   const id = rest.join("/");
   if (modules === undefined || (id && modules.length === 1)) return { module: null, view: null, params };
   try {

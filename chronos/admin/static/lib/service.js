@@ -37,7 +37,9 @@ async function ask() {
     const [nodes, { shards }] = await Promise.all([get("/v1/nodes"), get("/v1/shards", { copies: "masters" })]);
     setClock(nodes.nodes[0].now);
     Object.assign(service, { nodes, shards, silentSince: null, refused: null });
-    sample(shards);
+    // Of a shard of which no node answers, the totals are not known.
+    if (shards.some((shard) => shard.node === null)) service.samples = [];
+    else sample(shards);
   } catch (error) {
     if (error.status === undefined) throw error;
     if (error.status === 0) service.silentSince ??= nowMs();
@@ -48,11 +50,11 @@ async function ask() {
   costMs = token() === sent && service.refused === null ? lookedAt - began : 0;
 }
 
-/** A function that calls `ask` unless that was done in the last `gapMs`; after a failure it is done at once again. */
+/** A function that calls `ask` unless that was done in the last `gapMs`, or with `force`; after a failure it is done at once again. */
 export function seldom(gapMs, ask) {
   let at = -Infinity;
-  return async () => {
-    if (performance.now() - at < gapMs) return;
+  return async ({ force = false } = {}) => {
+    if (!force && performance.now() - at < gapMs) return;
     at = performance.now();
     try {
       await ask();

@@ -1,6 +1,6 @@
 // What is wrong with the service, in the words and with the judgement of `chronos top` and `chronos doctor`.
 
-import { ago, duration, number, plural } from "./format.js";
+import { duration, number, plural } from "./format.js";
 import { nowMs } from "./state.js";
 import { growth, isCluster, service } from "./service.js";
 
@@ -46,7 +46,7 @@ const tooFew = (shard) => shard.in_sync_needed && (shard.in_sync ?? []).length <
 const overdue = (shard) => !shard.paused && shard.oldest_overdue_ms > OVERDUE_MS
   && `its next message is overdue by ${duration(shard.oldest_overdue_ms)}, ${number(shard.pending)} are pending`;
 const unhealthy = (shard) => shard.unhealthy && `the probes of ${shard.unhealthy.join(", ")} find the master unhealthy`;
-const heldBack = (shard) => shard.held_back && `${plural(shard.held_back.records, "record is", "records are")} held back by a producer's open transaction, since ${ago(shard.held_back.since)}`;
+const heldBack = (shard) => shard.held_back && `${plural(shard.held_back.records, "record is", "records are")} held back by a producer's open transaction, for ${duration(nowMs() - Date.parse(shard.held_back.since))}`;
 const unitless = (shard) => shard.unitless && `records have a delay or a spread from 1 to 999 without a unit, which is milliseconds: ${
   Object.entries(shard.unitless).map(([target, count]) => `${target || "actions"} (${number(count)})`).join(", ")}. If their producers mean seconds, have them write 30s`;
 
@@ -92,7 +92,7 @@ export function troubles() {
   const vacant = many ? here.filter((shard) => shard.master === null).map((shard) => shard.shard) : [];
   if (!found.sure) add(ROLES, ["The coordinator does not answer; roles stay as they are, and no node gets a new one."], "down");
   add(NOT_READY, found.nodes.flatMap((node, at) => node.reasons.map((reason) => (at === 0 && !many ? reason : `node ${node.node}: ${reason}`))), "down");
-  add(ROLES, found.away.map((away) => `node ${away.node} holds ${shardsText(away.shards)}, and is away for ${duration(nowMs() - Date.parse(away.since))}. Start it, or forget it if it will not come back.`), "down");
+  add(ROLES, found.away.map((away) => `node ${away.node} holds ${shardsText(away.shards)}, and has been away for ${duration(nowMs() - Date.parse(away.since))}. Start it, or forget it if it will not come back.`), "down");
   if (vacant.length) add(ROLES, [`no node is master of ${shardsText(vacant)}: their messages wait`]);
   add(ROLES, byText(shards, (shard) => shard.node === null && "no node with a replica of it answers"));
   add(PAUSED, byText(here, (shard) => shard.paused && !named.some((reason) => reason.includes(shard.paused)) && `paused: ${shard.paused}`));

@@ -11,6 +11,7 @@ import { shardsText } from "./trouble.js";
 const ROWS = 20;
 const EVERY_MS = 10e3;
 const OVERDUE_MS = 1000;
+const LANES_MAX = 1000; // Lanes in an answer of the service.
 
 /** The card, which is hidden while nothing waits. */
 export function waiting() {
@@ -23,16 +24,26 @@ export function waiting() {
   const element = card("What waits", { class: "wide" }, grid.element);
   element.hidden = true;
   let lanes = [];
-  const ask = seldom(EVERY_MS, async () => { lanes = (await get("/v1/rates")).lanes; });
+  const ask = seldom(EVERY_MS, async () => {
+    lanes = (await get("/v1/rates")).lanes;
+    draw();
+  });
 
+  /** The shards are known already, also while the lanes cannot be asked for. */
   async function refresh() {
-    if (service.shards.some((shard) => shard.parked > 0)) await ask();
-    else lanes = [];
-    const rows = [...ofShards(), ...lanes.map(ofLane)];
-    const shown = rows.slice(0, ROWS);
-    if (rows.length > ROWS) shown.push({ key: "more", what: `${number(rows.length - ROWS)} more`, waitsFor: link("/ui/targets", null, "Targets"), count: "" });
+    const isParked = service.shards.some((shard) => shard.parked > 0);
+    if (!isParked) lanes = [];
+    draw();
+    if (isParked) await ask();
+  }
+
+  function draw() {
+    const causes = ofShards();
+    const shown = [...causes.slice(0, ROWS).map(ofCause), ...lanes.slice(0, Math.max(0, ROWS - causes.length)).map(ofLane)];
+    const rest = causes.length + lanes.length - shown.length;
+    if (rest > 0) shown.push({ key: "more", what: `${lanes.length < LANES_MAX ? "" : "at least "}${number(rest)} more`, waitsFor: link("/ui/targets", null, "Targets"), count: "" });
     grid.update(shown);
-    element.hidden = rows.length === 0;
+    element.hidden = shown.length === 0;
   }
 
   return { element, refresh };
@@ -47,7 +58,7 @@ function ofLane(lane) {
   };
 }
 
-/** Rows of the shards; those that wait for the same are one row. */
+/** What shards wait for; those that wait for the same are together. */
 function ofShards() {
   const rows = new Map();
   const add = (what, waitsFor, shard, count) => {
@@ -65,8 +76,12 @@ function ofShards() {
     if (shard.held) add("Records", "a partition that takes them, to be forwarded or rejected", shard, shard.held);
     if (shard.held_back) add("Records", `the end of a producer's transaction, open for ${duration(nowMs() - Date.parse(shard.held_back.since))}`, shard, shard.held_back.records);
   }
-  return [...rows.values()].map((row) => ({
+  return [...rows.values()];
+}
+
+function ofCause(row) {
+  return {
     key: row.key, what: [`${row.what} of `, link("/ui/cluster", row.shards.length === 1 ? { shard: row.shards[0] } : { state: "trouble" }, shardsText(row.shards))],
     waitsFor: row.waitsFor, count: number(row.total),
-  }));
+  };
 }

@@ -3,10 +3,11 @@
 import { get, reason } from "../lib/api.js";
 import { copyButton } from "../lib/copy.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
-import { bytes, duration, number, plural } from "../lib/format.js";
+import { bytes, duration, ms, number, plural } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
 import { resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
+import { nowMs } from "../lib/state.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
 import { composeFrom, isReplaceable } from "./messages/compose.js";
 import { historyOf } from "./messages/history.js";
@@ -16,6 +17,7 @@ import { unknown } from "./messages/unknown.js";
 const KINDS = { pending: "", delivered: "good", cancelled: "plain", expired: "bad", dead: "bad" };
 const NEXT = 10; // Times of a series that are shown.
 const UNKNOWN_MS = 10e3;
+const DYING_MS = 60e3; // How long after the end of a message its dead letter may still come.
 
 export function mount(root, { path, query, id }) {
   const name = h("span", { class: "id", dir: "auto" }, id);
@@ -38,7 +40,9 @@ export function mount(root, { path, query, id }) {
   let askAt = 0; // When the service is asked again; an unknown id is not worth a request every 2 s.
   let shown = null; // The message as it was last shown, as text,
   let read = null; // and the one whose payload is shown.
-  let letter = null; // Its dead letter: undefined if there is none.
+  let letter = null; // Its dead letter; null: not known, undefined: there is none.
+  let latest = null; // The message to which the buttons belong,
+  let offered = null; // and what they depend on, as text.
 
   async function refresh() {
     if (performance.now() < askAt) return;
@@ -56,7 +60,7 @@ export function mount(root, { path, query, id }) {
     }
     if (turn < drawn) return;
     drawn = turn;
-    if (isDead(found) && letter === null) letter = await get(`/v1/dead-letters/${segment(id)}`).catch(() => undefined);
+    if (isDead(found) && letter === null) letter = await letterOf(found);
     // Another message that has the id by now has another payload.
     if (known !== null && (found.offset !== known.offset || found.shard !== known.shard || Boolean(found.target) !== Boolean(known.target))) {
       read = null;
@@ -74,6 +78,7 @@ export function mount(root, { path, query, id }) {
     if (shown === error.message) return;
     shown = error.message;
     read = null;
+    offered = null;
     replace(state, badge("unknown", "warn"));
     replace(why);
     replace(acts);
@@ -83,7 +88,7 @@ export function mount(root, { path, query, id }) {
 
   function show(message) {
     const { value, value_base64, overdue_ms, ...rest } = message;
-    const text = JSON.stringify([rest, letter?.resolution, Math.floor((overdue_ms ?? 0) / 10e3)]);
+    const text = JSON.stringify([rest, letterText(letter), Math.floor((overdue_ms ?? 0) / 10e3)]);
     const steps = historyOf(message);
     // Only what differs is drawn again, so that a selection of text stays.
     if (!left.lastChild.isEqualNode(steps)) replace(left, left.firstChild, steps);
@@ -111,8 +116,13 @@ export function mount(root, { path, query, id }) {
     replace(headers, headers.firstChild, message.target ? headerList(own, { isHidden }) : gone.cloneNode(true), own && h("div", { class: "acts" }, copyHeaders));
   }
 
+  /** The buttons are drawn again only if others are needed, so that the focus stays on them. */
   function showActs(message) {
-    const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, ACTS[name].verb);
+    latest = message;
+    const next = JSON.stringify([message.state, Boolean(message.target), letterText(letter), isReplaceable(message)]);
+    if (next === offered) return;
+    offered = next;
+    const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
     const again = message.target && h("a", { class: "button", href: composeFrom(id), "data-route": true }, "Edit and send again");
     const change = isReplaceable(message) && h("a", { class: "button", href: composeFrom(id, true), "data-route": true }, "Edit and replace");
     const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
@@ -146,6 +156,19 @@ export function mount(root, { path, query, id }) {
 }
 
 const isDead = (message) => message.state === "dead" || message.state === "expired";
+
+/** The dead letter of a message; undefined if there is none, null if that is not known now. */
+async function letterOf(message) {
+  try {
+    return await get(`/v1/dead-letters/${segment(message.id)}`);
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    const mayCome = message.settled_at !== null && nowMs() - ms(message.settled_at) < DYING_MS;
+    return error.status === 404 && !mayCome ? undefined : null;
+  }
+}
+
+const letterText = (letter) => (letter === undefined ? "none" : letter && ["known", letter.resolution]);
 
 /** Why a message was not delivered, in one sentence above everything else; null for one that is well. */
 function explanation(message, letter) {

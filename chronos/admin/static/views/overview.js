@@ -33,13 +33,17 @@ export function mount(root, { query }) {
     title: "Overview",
     close: () => clearInterval(ticking),
     async refresh() {
-      await Promise.all([look(), due.ask()]);
-      if (service.nodes === null || service.refused !== null) return;
+      // What cannot be answered at the moment leaves everything else as it is, and is told at the end.
+      const asking = due.ask();
+      await Promise.allSettled([look(), asking]);
+      if (service.nodes === null || service.refused !== null) return asking;
       const isEmpty = service.shards.length > 0 && sum((shard) => shard.totals.accepted + shard.totals.rejected) === 0;
       figures.update();
       first.hidden = !isEmpty;
       grid.hidden = isEmpty;
-      await Promise.all(parts.map((part) => part.refresh()));
+      const results = await Promise.allSettled([asking, ...parts.map((part) => part.refresh())]);
+      const failed = results.find(({ status }) => status === "rejected");
+      if (failed) throw failed.reason;
     },
   };
 }
@@ -77,7 +81,7 @@ function theFigures() {
     countdown();
     const delivered = growth("delivered");
     set("delivered", number(totals("delivered")), delivered === null ? "since the beginning" : delivered.grown === 0 ? "none at the moment" : `${rateText((delivered.grown * 1000) / delivered.ms)} per second`);
-    set("late", lateText("p50_ms"), lateText("p99_ms") === "–" ? "no deliveries since the start" : `99 in 100: ${lateText("p99_ms")}`);
+    set("late", lateText("p50_ms"), lateText("p99_ms") === "–" ? "no deliveries since the start" : `p99 ${lateText("p99_ms")}`);
     const failed = growth("dead");
     set("dead", number(totals("dead") + totals("expired")), failed?.grown ? `${number(failed.grown)} in the last ${duration(failed.ms)}` : `${number(totals("rejected"))} rejected, ${number(totals("cancelled"))} cancelled`, Boolean(failed?.grown));
   }
@@ -170,7 +174,7 @@ function whatFails() {
 function firstSteps() {
   const command = (text) => h("pre", { class: "payload" }, text);
   const made = card("No message has been sent yet", {},
-    h("p", null, "Send the first one, and look how it arrives five seconds later:"),
+    h("p", null, "Send the first one, and watch it arrive five seconds later:"),
     command("chronos send --to hello --in 5s --key order-17 'please pay'\nchronos tail hello --from beginning --headers -n 1"),
     h("p", null, "Or with any HTTP client:"),
     command(`curl -s ${location.origin}/v1/messages -H 'Content-Type: application/json' \\\n     -d '{"target": {"topic": "hello"}, "value": "please pay", "delay": "5s"}'`),

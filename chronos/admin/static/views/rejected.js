@@ -19,7 +19,8 @@ import { table } from "../lib/table.js";
 
 const PATH = "/ui/rejected";
 const PAGE = 100;
-const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another record was rejected.
+const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another record was rejected,
+const COSTS = 8; // but then at least after so many times what the last page took.
 
 export function mount(root, params) {
   return params.id === null ? mountList(root, params) : mountRecord(root, params);
@@ -28,6 +29,7 @@ export function mount(root, params) {
 function mountList(root, { query }) {
   const chosen = () => ({ ...Object.fromEntries(["target", "reason", "source", "id"].map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
   let readAt = -Infinity;
+  let costMs = 0;
   let seen = null; // The total at the last reading; null: not known.
   const counts = counter({
     path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
@@ -68,7 +70,7 @@ function mountList(root, { query }) {
   async function refresh() {
     const total = service.nodes && sum((shard) => shard.totals.rejected);
     const isOther = seen !== null && total !== seen;
-    if (!isOther && performance.now() - readAt < EVERY_MS) {
+    if (performance.now() - readAt < (isOther ? Math.min(EVERY_MS, COSTS * costMs) : EVERY_MS)) {
       seen ??= total;
       return;
     }
@@ -90,6 +92,7 @@ function mountList(root, { query }) {
       navigate(`${PATH}?${query}`, { replace: true });
       return;
     }
+    costMs = performance.now() - readAt;
     list.update(found.rejected);
     pager(pages, { path: PATH, query, found, count: found.rejected.length, what: "records", next: { since: asked.since, until: asked.until } });
   }

@@ -1,9 +1,11 @@
 // Series: messages that are delivered repeatedly, with their next times.
 
 import { get, reason } from "../lib/api.js";
-import { card, h, link, messageLink, replace } from "../lib/dom.js";
+import { address, card, h, link, messageLink, notice, replace } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { duration, number, plural, relative, time, timeText } from "../lib/format.js";
+import { isStalePage } from "../lib/pages.js";
+import { navigate } from "../lib/router.js";
 import { table } from "../lib/table.js";
 import { ACTS, confirm, outcome, overdueMs, pathOf } from "./messages/acts.js";
 import { composeFrom, isReplaceable } from "./messages/compose.js";
@@ -28,6 +30,8 @@ export function mount(root, { query }) {
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
   const told = h("div", { role: "status" });
   const detail = h("div");
+  const [about, times] = [h("div"), h("div")];
+  const coming = card("Next times", null, about, times);
   const rows = table({
     caption: "Series in the order of their next times", key: (row) => row.id, empty: h("span", null, "Searching."),
     columns: [
@@ -45,6 +49,8 @@ export function mount(root, { query }) {
   const searching = new AbortController();
   let nextAt = 0;
   let shown = null;
+  let latest = null; // The series to which the buttons belong,
+  let offered = null; // and what they depend on, as text.
 
   async function refresh() {
     await Promise.all([list(), chosen && showChosen()]);
@@ -52,7 +58,12 @@ export function mount(root, { query }) {
 
   async function list() {
     if (performance.now() < nextAt) return;
-    const found = await search(asked, { signal: searching.signal });
+    const found = await search(asked, { signal: searching.signal }).catch((error) => (isStalePage(error) && query.get("after") ? null : Promise.reject(error)));
+    if (found === null) {
+      notice("This page is no longer valid, because the node was restarted or the conditions were changed. This is the first page.", "bad");
+      navigate(address(PATH, { ...kept, after: null, id: chosen }), { replace: true });
+      return;
+    }
     nextAt = performance.now() + Math.max(GAP_MS, COSTS * found.ms);
     rows.update(found.messages);
     const far = found.through === null ? "" : `, and has read the messages due up to ${timeText(found.through)}`;
@@ -69,17 +80,27 @@ export function mount(root, { query }) {
     const text = JSON.stringify(rest);
     if (text === shown) return;
     shown = text;
+    latest = message;
     if (message === null) {
       replace(detail, card("The series has ended", null, h("p", null, "Nothing is known of ", messageLink(chosen), " any more.")));
       return;
     }
-    const act = (name, words) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, message) }, words);
+    if (!detail.contains(coming)) replace(detail, coming);
+    showAbout(message);
+    replace(times, message.state === "pending" && nextTimes(message));
+  }
+
+  /** Drawn again only if it differs, so that the focus stays on its buttons. */
+  function showAbout(message) {
+    const text = JSON.stringify([message.state, message.repetition, isReplaceable(message)]);
+    if (text === offered) return;
+    offered = text;
+    const act = (name, words) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, latest) }, words);
     const acts = message.state === "pending" && h("div", { class: "acts" }, act("fire", "Run now"), act("reschedule", "Move the next time"),
       h("a", { class: "button", href: composeFrom(chosen, isReplaceable(message)), "data-route": true }, isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
-    const made = card("Next times", null,
+    replace(about,
       h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
-      message.repetition && h("p", null, rhythm(message.repetition)), acts, message.state === "pending" && nextTimes(message));
-    replace(detail, made);
+      message.repetition && h("p", null, rhythm(message.repetition)), acts);
   }
 
   async function perform(name, message) {

@@ -5,12 +5,13 @@ import { address, badge, card, dialog, facts, h, link, notice, replace } from ".
 import { isLike } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { number, plural, relative } from "../lib/format.js";
+import { seldom } from "../lib/service.js";
 import { busiest, limitOf, targetRows } from "../lib/targets.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/targets";
 const PAGE = 50;
-const METRICS_MS = 10e3; // The metrics of 1,000 shards are a large answer.
+const EVERY_MS = 10e3; // The metrics of 1,000 shards are a large answer, and so are 1,000 lanes.
 const LIMITS = 100; // Rate limits that are shown at once.
 
 // [name in the query, heading, value that is sorted by]
@@ -72,10 +73,10 @@ export function mount(root, { query }) {
     show();
     if (chosen !== null) await showDetail();
   }
-  async function readLimits() { limits = await get("/v1/rates"); }
+  const readLimits = seldom(EVERY_MS, async () => { limits = await get("/v1/rates"); });
   async function readCounters() {
     const now = performance.now();
-    if (samples.length && now - samples.at(-1).at < METRICS_MS) return;
+    if (samples.length && now - samples.at(-1).at < EVERY_MS) return;
     const text = await get("/metrics");
     samples = [...samples.slice(-1), { at: performance.now(), of: busiest(text) }];
   }
@@ -99,9 +100,13 @@ export function mount(root, { query }) {
   }
 
   let drawn = "";
+  let topic = null; // What the cluster says of the one that is looked up: an Error if that is not known.
+  const readTopic = seldom(EVERY_MS, async () => {
+    topic = await get("/v1/topics", { topic: chosen }).then(({ topics }) => topics[0] ?? null, (error) => (error.status === undefined ? Promise.reject(error) : error));
+  });
   async function showDetail() {
     const row = rowsNow().find((each) => each.topic === chosen) ?? null;
-    const topic = await get("/v1/topics", { topic: chosen }).then(({ topics }) => topics[0] ?? null, (error) => (error.status === undefined ? Promise.reject(error) : error));
+    await readTopic();
     const limit = limitOf(chosen, limits.rates);
     const next = JSON.stringify([row, topic, limit]);
     if (next === drawn) return;
@@ -153,6 +158,7 @@ export function mount(root, { query }) {
   async function act(send, told) {
     try {
       notice(told(await send()));
+      await readLimits({ force: true });
       await refresh();
     } catch (error) {
       notice(reason(error), "bad");

@@ -46,7 +46,7 @@ function waiting(message, due, add) {
     add(null, "Parked", "It leaves its lane as soon as that is open", "warn");
   }
   if (message.next_try_at) add(message.next_try_at, "Next try", null, "next");
-  else if (!isPast) add(message.planned_at, message.repetition ? `Due, occurrence ${number(Math.max(1, message.occurrence))}` : "Due", shift(message, due), "next");
+  else if (ms(message.planned_at) > nowMs()) add(message.planned_at, isPast ? "To be delivered" : message.repetition ? `Due, occurrence ${number(Math.max(1, message.occurrence))}` : "Due", shift(message, due), "next");
   if (message.expire_at) add(message.expire_at, "Expires", "not delivered after this time, but dead-lettered", "next");
 }
 

@@ -8,7 +8,8 @@ import { nowMs } from "../../lib/state.js";
 import { ACTS, askTime } from "./acts.js";
 import { filterText } from "./search.js";
 
-const POLL_MS = 400;
+const POLL_MS = 400; // Between two looks at a count,
+const COSTS = 8; // but at least so many times what the last one took: one with 10,000 targets is a large answer.
 const TARGETS = 10; // Targets that are listed; the rest is counted.
 
 /** A filter of a job in words, with its due window. */
@@ -31,10 +32,13 @@ async function count(filter) {
     h("div", { class: "acts" }, h("button", { type: "button", onclick: () => { isStopped = true; waiting.close(); } }, "Stop")));
   waiting.addEventListener("close", () => { isStopped = true; });
   const opens = setTimeout(() => { document.body.append(waiting); waiting.showModal(); }, POLL_MS);
+  let gapMs = POLL_MS / 4;
   try {
     while (job.state === "running" && !isStopped) {
-      await new Promise((done) => setTimeout(done, POLL_MS / 4));
+      await new Promise((done) => setTimeout(done, gapMs));
+      const began = performance.now();
       job = await get(`/v1/jobs/${job.id}`);
+      gapMs = Math.max(POLL_MS, COSTS * (performance.now() - began));
       progress.max = Math.max(1, job.expected);
       progress.value = Math.min(job.scanned, progress.max);
       text.textContent = `${number(job.scanned)} of about ${number(job.expected)} messages read, ${number(job.matched)} match.`;
@@ -42,11 +46,9 @@ async function count(filter) {
   } finally {
     clearTimeout(opens);
     waiting.remove();
+    if (job.state === "running") await del(`/v1/jobs/${job.id}`).catch(() => null);
   }
-  if (job.state === "running") {
-    await del(`/v1/jobs/${job.id}`).catch(() => null);
-    return null;
-  }
+  if (job.state === "running") return null;
   if (job.state !== "done") throw new Error(job.error ?? `the count has the state ${job.state}`);
   return job.targets === undefined ? get(`/v1/jobs/${job.id}`) : job;
 }
@@ -93,13 +95,18 @@ export function facets(job, query) {
     (job.targets ?? []).length > 5 * TARGETS && h("p", { class: "soft" }, `and ${plural(job.targets.length - 5 * TARGETS, "more target")}`));
 }
 
+function reasonsText(reasons) {
+  const texts = Object.entries(reasons).map(([why, times]) => `${why}: ${number(times)}`);
+  return texts.length ? ` (${texts.join(", ")})` : "";
+}
+
 /** The result of a job, or how far it is, in words. */
 function progressText(job) {
   const name = Object.keys(ACTS).find((each) => ACTS[each].job === job.action);
   const parts = [`${plural(job.done, "message")} ${name ? ACTS[name].done : "counted"}`];
   if (job.action === "count") parts[0] = `${plural(job.matched, "message")} counted`;
   if (job.too_late) parts.push(`${number(job.too_late)} too late: delivered, changed or ended before`);
-  if (job.failed) parts.push(`${number(job.failed)} failed (${Object.entries(job.reasons).map(([why, times]) => `${why}: ${number(times)}`).join(", ")})`);
+  if (job.failed) parts.push(`${number(job.failed)} failed${reasonsText(job.reasons)}`);
   if (job.error) parts.push(job.error);
   return parts.join(", ");
 }

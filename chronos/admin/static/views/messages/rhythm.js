@@ -1,7 +1,7 @@
 // The rhythm of a series in words, and its next times in its own zone.
 
 import { h } from "../../lib/dom.js";
-import { plural, relative, time, timeText, zoneName } from "../../lib/format.js";
+import { plural, relative, time, timeText, zoneWords } from "../../lib/format.js";
 
 const MISSED = { "fire-once": "missed occurrences are delivered as one", "fire-all": "missed occurrences are all delivered", skip: "missed occurrences are left out" };
 
@@ -31,6 +31,6 @@ export function nextTimes(message) {
   const zone = repetition.time_zone ?? "UTC";
   return h("div", { class: "scroll", role: "group", "aria-label": "Next times", tabindex: "0" }, h("table", null,
     h("caption", { class: "hidden-text" }, "Next times of the series"),
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, `In ${zone}`), h("th", { scope: "col" }, `In ${zoneName()}`), h("th", { scope: "col" }, "From now"))),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, `In ${zone}`), h("th", { scope: "col" }, `In ${zoneWords()}`), h("th", { scope: "col" }, "From now"))),
     h("tbody", null, times.map((at) => h("tr", null, h("td", { class: "num" }, zonedText(at, zone) ?? "zone not known to this browser"), h("td", { class: "num" }, time(at)), h("td", null, relative(at)))))));
 }
