@@ -399,7 +399,7 @@ def test_a_message_is_scheduled(page: Page, service: Service) -> None:
     page.get_by_role("button", name=re.compile("Times are in UTC")).click()
     expect(page.get_by_label("Time (local time)", exact=True)).to_be_visible()
     page.get_by_role("button", name=re.compile("Times are in local time")).click()
-    expect(page.get_by_label("Time (UTC)", exact=True)).to_have_value(re.compile("2035-01-31T09:00"))
+    expect(page.get_by_label("Time (UTC)", exact=True)).to_have_value(re.compile("^2035-01-31T09"))
     page.get_by_label("Headers").fill("no value")
     page.get_by_role("button", name="Schedule").click()
     expect(page.locator("main")).to_contain_text("no value is not name=value; nothing was sent")
