@@ -21,6 +21,7 @@ let edited = null; // The form of the view in which something was entered that w
 async function draw({ isNew }) {
   turns += 1;
   const turn = turns;
+  const before = document.activeElement;
   const found = resolve(location);
   frame(found.view);
   const module = await load(found.module);
@@ -39,7 +40,10 @@ async function draw({ isNew }) {
   }
   view = mounted;
   document.title = `${view.title ?? root.querySelector("h1")?.textContent ?? "Overview"} · Chronos`;
-  if (isNew) {
+  // Whoever has gone on to another field while the view was loaded stays there.
+  const now = document.activeElement;
+  const hasLeft = now !== before && now !== document.body && !root.contains(now);
+  if (isNew && !hasLeft) {
     const again = focused && document.getElementById(focused);
     if (again && root.contains(again)) again.focus({ preventScroll: true });
     else {

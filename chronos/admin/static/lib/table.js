@@ -12,12 +12,13 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
   const shown = new Map();
   let current = [];
   const all = selectable && h("input", { type: "checkbox", "aria-label": "Select all rows of this page", onchange: () => chooseAll(all.checked) });
-  const head = h("tr", null,
-    selectable && h("th", { scope: "col", class: "pick" }, all),
-    columns.map((column) => h("th", { scope: "col", class: kind(column) },
+  // The roles are those of the elements, which a narrow screen shows as cards, and browsers then forget.
+  const head = h("tr", { role: "row" },
+    selectable && h("th", { scope: "col", role: "columnheader", class: "pick" }, all),
+    columns.map((column) => h("th", { scope: "col", role: "columnheader", class: kind(column) },
       column.sort ? h("a", { href: column.sort, "data-route": true }, column.name) : column.name)));
-  const body = h("tbody");
-  const grid = h("table", null, h("caption", { class: "hidden-text" }, caption), h("thead", null, head), body);
+  const body = h("tbody", { role: "rowgroup" });
+  const grid = h("table", { role: "table" }, h("caption", { class: "hidden-text" }, caption), h("thead", { role: "rowgroup" }, head), body);
   const none = h("div", { class: "empty" }, empty);
   const element = h("div", { class: "table" }, h("div", { class: "scroll", tabindex: null }, grid), none);
 
@@ -42,9 +43,9 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
   }
 
   function made(row) {
-    const at = { row: { ...row }, cells: columns.map((column) => h("td", { class: kind(column), "data-name": column.name })) };
+    const at = { row: { ...row }, cells: columns.map((column) => h("td", { role: "cell", class: kind(column), "data-name": column.name })) };
     if (selectable) at.box = h("input", { type: "checkbox", "aria-label": selectable(row), onchange: () => choose(at.row, at.box.checked) });
-    at.element = h("tr", null, selectable && h("td", { class: "pick" }, at.box), at.cells);
+    at.element = h("tr", { role: "row" }, selectable && h("td", { role: "cell", class: "pick" }, at.box), at.cells);
     return at;
   }
 

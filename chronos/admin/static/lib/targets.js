@@ -3,6 +3,9 @@
 import { isLike } from "./facets.js";
 import { service } from "./service.js";
 
+/** Lanes in an answer of the service, at most. */
+export const LANES_MAX = 1000;
+
 const SAMPLE = /^chronos_target_(delivered|late|dead_letters)_total\{target="((?:[^"\\]|\\.)*)"\} ([0-9.e+]+)/;
 const OTHER = "other"; // In the metrics: all targets besides the busiest.
 const WILDCARDS = /[*?[]/;

@@ -6,12 +6,12 @@ import { duration, number, relative } from "./format.js";
 import { isCluster, seldom, service } from "./service.js";
 import { nowMs } from "./state.js";
 import { table } from "./table.js";
+import { LANES_MAX } from "./targets.js";
 import { shardsText } from "./trouble.js";
 
 const ROWS = 20;
 const EVERY_MS = 10e3;
 const OVERDUE_MS = 1000;
-const LANES_MAX = 1000; // Lanes in an answer of the service.
 
 /** The card, which is hidden while nothing waits. */
 export function waiting() {

@@ -6,7 +6,7 @@ import { isLike } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { number, plural, relative } from "../lib/format.js";
 import { seldom } from "../lib/service.js";
-import { busiest, limitOf, targetRows } from "../lib/targets.js";
+import { LANES_MAX, busiest, limitOf, targetRows } from "../lib/targets.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/targets";
@@ -152,7 +152,8 @@ export function mount(root, { query }) {
   function hits(pattern) {
     const rows = rowsNow().filter((row) => isLike(row.topic, pattern));
     const waiting = rows.reduce((total, row) => total + row.waiting, 0);
-    return `${plural(rows.length, "known target")} ${rows.length === 1 ? "matches" : "match"} ${pattern}, for which ${waiting ? plural(waiting, "message") : "no message"} ${waiting > 1 ? "wait" : "waits"} now.`;
+    const least = limits.lanes.length < LANES_MAX ? "" : "At least ";
+    return `${least}${plural(rows.length, "known target")} ${rows.length === 1 ? "matches" : "match"} ${pattern}, for which ${waiting ? plural(waiting, "message") : "no message"} ${waiting > 1 ? "wait" : "waits"} now.`;
   }
 
   async function act(send, told) {

@@ -74,7 +74,7 @@ export async function outcome(name, message, answer) {
   const detail = answer.detail ? ` ${answer.detail}.` : "";
   const warnings = (answer.warnings ?? []).map((text) => ` ${text}.`).join("");
   if (answer.result === "cancelled") return { text: "Cancelled in time: it will not be delivered.", kind: "good" };
-  if (answer.result === "fired") return { text: "It is due now, and is delivered at once.", kind: "good" };
+  if (answer.result === "fired") return { text: "It is due now and will be delivered at once.", kind: "good" };
   if (answer.result === "rescheduled") return { text: `Rescheduled.${warnings}`, kind: "good" };
   if (answer.result === "too_late") return { text: `Too late: ${await ending(message.id)}.`, kind: "bad" };
   if (answer.result === "unknown") return { text: "Unknown: no message has this id.", kind: "bad" };
