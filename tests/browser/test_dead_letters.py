@@ -15,9 +15,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
-from chronos.admin.http.tokens import digest
 from chronos.core.message import Reason
 from tests.harness.service import Service
+from tests.harness.tokens import tokens_file
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (
@@ -46,14 +46,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     expired; with rejected records, a rate limit that makes messages wait, and entries in the audit
     trail. Hostile texts are among the ids, payloads, headers and names of filters."""
     folder = tmp_path_factory.mktemp("letters")
-    tokens = [
-        {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
-    ]
-    (folder / "tokens.yaml").write_text(json.dumps({"format": 2, "tokens": tokens}))
     settings: dict[str, object] = {
         "shards": 1,
         "workers.push": "off",
-        "admin.tokens": folder / "tokens.yaml",
+        "admin.tokens": tokens_file(folder, ROLES),
         "admin.filters": json.dumps({"<i>Mails": "dead-letters?target=mails"}),
         "audit.to": "topic",
     }

@@ -3,14 +3,13 @@ service refuses it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from chronos.admin.http.tokens import digest
 from tests.harness.service import Service
+from tests.harness.tokens import tokens_file
 
 ROLES = {
     "viewer": ["read"],
@@ -24,11 +23,7 @@ ROLES = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A node with tokens and the pending message `order-17`."""
     folder = tmp_path_factory.mktemp("roles")
-    tokens = [
-        {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
-    ]
-    (folder / "tokens.yaml").write_text(json.dumps({"format": 2, "tokens": tokens}))
-    settings: dict[str, object] = {"shards": 1, "admin.tokens": folder / "tokens.yaml"}
+    settings: dict[str, object] = {"shards": 1, "admin.tokens": tokens_file(folder, ROLES)}
     with Service(folder / "data", settings=settings) as running:
         running.token = "owner"
         running.start()

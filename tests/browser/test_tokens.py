@@ -3,14 +3,13 @@ token that does not permit a view."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from chronos.admin.http.tokens import digest
 from tests.harness.service import Service
+from tests.harness.tokens import tokens_file
 
 ROLES = {"writer": ["write"], "owner": ["read", "payload", "write", "operate"]}
 """The roles of each token, whose name is the token."""
@@ -20,11 +19,7 @@ ROLES = {"writer": ["write"], "owner": ["read", "payload", "write", "operate"]}
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A node with tokens."""
     folder = tmp_path_factory.mktemp("tokens")
-    tokens = [
-        {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
-    ]
-    (folder / "tokens.yaml").write_text(json.dumps({"format": 2, "tokens": tokens}))
-    settings: dict[str, object] = {"shards": 1, "admin.tokens": folder / "tokens.yaml"}
+    settings: dict[str, object] = {"shards": 1, "admin.tokens": tokens_file(folder, ROLES)}
     with Service(folder / "data", settings=settings) as running:
         running.token = "owner"
         yield running.start()

@@ -314,7 +314,7 @@ class Program(NamedTuple):
         """Write records, in a transaction if it has an end, and wait until all are acknowledged."""
         lines = "".join(_line(record) + "\n" for record in records)
         arguments = ["write", address, topic, *([ending] if ending else [])]
-        output = _run([*self.command, *arguments], self.environ, lines, RUN_S)
+        output = run_program([*self.command, *arguments], self.environ, lines, RUN_S)
         acknowledged = [line for line in output.splitlines() if line.startswith("{")]
         if [json.loads(line) for line in acknowledged] != [{"written": len(records)}]:
             raise ClientError(
@@ -323,7 +323,7 @@ class Program(NamedTuple):
 
     def read(self, address: str, topic: str, end: bytes) -> list[bytes]:
         """The values that the client shows, with the last one."""
-        output = _run(
+        output = run_program(
             [*self.command, "read", address, topic, end.decode()], self.environ, "", RUN_S
         )
         return [
@@ -335,7 +335,7 @@ class Program(NamedTuple):
 
 @cache
 def _version(name: str, command: tuple[str, ...], environ: tuple[tuple[str, str], ...]) -> str:
-    return _run([*command, "version"], dict(environ), "", RUN_S).strip().splitlines()[-1]
+    return run_program([*command, "version"], dict(environ), "", RUN_S).strip().splitlines()[-1]
 
 
 def _line(record: Sent) -> str:
@@ -347,12 +347,18 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str], lines: str, timeout_s: float) -> str:
-    """The standard output of a program that exits with 0."""
+def run_program(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    lines: str,
+    timeout_s: float,
+    directory: Path = ROOT,
+) -> str:
+    """The standard output of a program that exits with 0; ClientError otherwise."""
     try:
         ran = subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=directory,
             env={**os.environ, **environ},
             input=lines,
             capture_output=True,

@@ -6,9 +6,7 @@ runs all of them."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,10 +17,10 @@ from tests.clients.programs import (
     HERE,
     ROOT,
     RUN_S,
-    ClientError,
     go_environ,
     missing_tools,
     node_packages,
+    run_program,
 )
 from tests.harness.broker import TOOL_OPTIONS
 from tests.harness.java import jars, java
@@ -107,23 +105,7 @@ def _is_program(language: str, text: str) -> bool:
 
 
 def _run(command: list[str], directory: Path, environ: Mapping[str, str] = {}) -> None:
-    try:
-        ran = subprocess.run(
-            command,
-            cwd=directory,
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        raise ClientError(f"{' '.join(command)} did not end within {RUN_S:g} s") from expired
-    if ran.returncode:
-        raise ClientError(
-            f"{' '.join(command)} failed with {ran.returncode}\n{ran.stderr[-3_000:]}"
-        )
+    run_program(command, environ, "", RUN_S, directory)
 
 
 def _java(text: str, directory: Path, _: Path) -> None:

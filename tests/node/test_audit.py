@@ -19,10 +19,10 @@ from structlog.testing import capture_logs
 from chronos.adapters.audit import AuditFile
 from chronos.admin.http.audit import Trail
 from chronos.admin.http.problems import ProblemError
-from chronos.admin.http.tokens import digest
 from chronos.config import load
 from chronos.errors import ConfigurationError, Retry
 from tests.harness.inside import Inside, wait_until
+from tests.harness.tokens import tokens_file
 
 ROLES: dict[str, list[str]] = {
     "reader": ["read", "payload"],
@@ -33,12 +33,7 @@ ROLES: dict[str, list[str]] = {
 
 def tokens(folder: Path) -> Path:
     """A file with one token of each role; a token is its name."""
-    path = folder / "tokens.yaml"
-    entries = [
-        {"name": name, "sha256": digest(name), "roles": roles} for name, roles in ROLES.items()
-    ]
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
-    return path
+    return tokens_file(folder, ROLES)
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

@@ -35,6 +35,16 @@ export function replace(parent, ...children) {
   return parent;
 }
 
+/**
+ * Replace the children of an element only if they differ, so that the focus in it and a selection of text stay. `before`:
+ * what they are compared with, if that is not the element itself.
+ */
+export function replaceChanged(parent, children, before = parent) {
+  const [next, old] = [nodes([children]), [...before.childNodes]];
+  if (next.length === old.length && next.every((child, at) => child.isEqualNode(old[at]))) return;
+  parent.replaceChildren(...next);
+}
+
 /** The address of a view with its query; null, undefined and "" are left out, arrays repeat. */
 export function address(path, query) {
   const given = new URLSearchParams();

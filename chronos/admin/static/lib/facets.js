@@ -1,6 +1,6 @@
 // Counts of a list by one of its fields, each of which sets the filter of the address.
 
-import { h, link, replace } from "./dom.js";
+import { h, link, replaceChanged } from "./dom.js";
 import { number } from "./format.js";
 
 const SHOWN = 12;
@@ -51,9 +51,6 @@ export function facet({ label, name, counts, path, query, title = () => null }) 
 
 /** Show facets, but only if they differ from what is there, so that the focus stays. */
 export function showFacets(element, facets, note) {
-  const next = h("div", null, facets, note && h("p", { class: "soft" }, note));
-  const before = document.createElement("div");
-  before.append(...[...element.childNodes].map((child) => child.cloneNode(true)));
-  if (!before.isEqualNode(next)) replace(element, ...next.childNodes);
+  replaceChanged(element, [facets, note && h("p", { class: "soft" }, note)]);
   element.hidden = facets.length === 0;
 }

@@ -1,6 +1,6 @@
 // Tables that are updated in place: a row keeps its element, and with it focus, selection and the place of the reader.
 
-import { h, replace } from "./dom.js";
+import { h, replaceChanged } from "./dom.js";
 
 /**
  * A table. `columns`: { name, cell(row) -> text, node or array, numeric, sort, grow, wide }; `sort` is the address that sorts
@@ -80,18 +80,11 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
 
 const kind = (column) => [column.numeric && "r", column.grow && "grow", column.wide && "wide-only"].filter(Boolean).join(" ") || null;
 
-/** Replace the content of a cell only if it differs, so that the focus inside it and a selection of text stay. */
+/** Replace the content of a cell if it differs. */
 function fillCell(cell, content) {
-  const next = h("td", null, content);
   // What was opened stays open: the service says nothing about it.
   const opened = cell.querySelector("details[open]");
   const before = opened ? cell.cloneNode(true) : cell;
   if (opened) before.querySelectorAll("details").forEach((each) => each.removeAttribute("open"));
-  if (sameChildren(next, before)) return;
-  replace(cell, ...next.childNodes);
-}
-
-function sameChildren(one, other) {
-  const [ours, theirs] = [one.childNodes, other.childNodes];
-  return ours.length === theirs.length && [...ours].every((child, at) => child.isEqualNode(theirs[at]));
+  replaceChanged(cell, content, before);
 }

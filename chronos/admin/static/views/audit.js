@@ -4,9 +4,8 @@ import { get } from "../lib/api.js";
 import { badge, card, h, link, replace, segment } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { number, time } from "../lib/format.js";
-import { isStalePage, pager } from "../lib/pages.js";
+import { askPage, pager } from "../lib/pages.js";
 import { instant, PERIOD } from "../lib/period.js";
-import { navigate } from "../lib/router.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/audit";
@@ -66,14 +65,13 @@ export function mount(root, { query }) {
     const asked = chosen();
     let found;
     try {
-      found = await get("/v1/audit", { ...asked, limit: PAGE, after: query.get("after") });
+      found = await askPage(() => get("/v1/audit", { ...asked, limit: PAGE, after: query.get("after") }), { path: PATH, query });
     } catch (error) {
       isOff = error.code === "no-trail";
       if (isOff) return replace(trail, howToKeep());
-      if (!isStalePage(error)) throw error;
-      query.delete("after");
-      return navigate(`${PATH}?${query}`, { replace: true });
+      throw error;
     }
+    if (found === null) return undefined;
     readAt = performance.now();
     // An entry may be in the trail twice.
     list.update([...new Map(found.entries.map((entry) => [key(entry), entry])).values()]);

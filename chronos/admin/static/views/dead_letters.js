@@ -7,10 +7,9 @@ import { facet, isLike, showFacets, sums } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, number, plural, relative } from "../lib/format.js";
 import { letterPath, resolveLetters } from "../lib/letters.js";
-import { isStalePage, pager } from "../lib/pages.js";
+import { askPage, pager } from "../lib/pages.js";
 import { instant, PERIOD } from "../lib/period.js";
 import { aboutReason, deadReasons, whyDead } from "../lib/reasons.js";
-import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
 import { service, sum } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
@@ -121,16 +120,9 @@ export function mount(root, { query }) {
 
   async function page() {
     const asked = chosen();
-    let found;
-    try {
-      found = await get("/v1/dead-letters", { ...asked, resolved: isResolved || undefined, limit: PAGE, after: query.get("after") });
-    } catch (error) {
-      readAt = -Infinity;
-      if (!isStalePage(error)) throw error;
-      query.delete("after");
-      navigate(`${PATH}?${query}`, { replace: true });
-      return;
-    }
+    const found = await askPage(() => get("/v1/dead-letters", { ...asked, resolved: isResolved || undefined, limit: PAGE, after: query.get("after") }), { path: PATH, query })
+      .catch((error) => { readAt = -Infinity; throw error; });
+    if (found === null) return;
     list.update(found.letters);
     allActs.hidden = found.letters.every((letter) => letter.resolution);
     pager(pages, { path: PATH, query, found, count: found.letters.length, what: "dead letters", next: { since: asked.since, until: asked.until } });

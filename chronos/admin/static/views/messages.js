@@ -1,7 +1,7 @@
 // Messages by state, target, due time, id, key and header, and what can be done with them, one by one or all at once.
 
 import { reason } from "../lib/api.js";
-import { address, badge, h, link, messageLink, notice, replace, tabs } from "../lib/dom.js";
+import { address, badge, h, link, messageLink, notice, replace, replaceChanged, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
 import { isStalePage } from "../lib/pages.js";
@@ -108,7 +108,7 @@ export function mount(root, { query }) {
     replace(rows.element.querySelector(".empty"), emptyText(query, found));
     const text = noteText(query, found);
     if (note.textContent !== text) note.textContent = text;
-    fill(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found), ...letterHint(query)]);
+    replaceChanged(pager, [query.get("after") && link(PATH, chosen(query), "First page"), found.after !== null && nextPage(query, found), !pending && archiveHint(found), ...letterHint(query)]);
   }
 
   async function showJob() {
@@ -132,15 +132,6 @@ export function mount(root, { query }) {
   }
 
   return { refresh, close: () => searching.abort(), title: "Messages" };
-}
-
-/** Replace the content of an element only if it differs, so that the focus in it stays. */
-function fill(place, content) {
-  const next = place.cloneNode(false);
-  next.append(...h("div", null, content).childNodes);
-  const old = place.cloneNode(false);
-  old.append(...[...place.childNodes].map((child) => child.cloneNode(true)));
-  if (!next.isEqualNode(old)) replace(place, ...next.childNodes);
 }
 
 function columns(query) {

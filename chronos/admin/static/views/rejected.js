@@ -8,11 +8,10 @@ import { facet, isLike, showFacets, sums } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { isStalePage, pager } from "../lib/pages.js";
+import { askPage, pager } from "../lib/pages.js";
 import { payload } from "../lib/payload.js";
 import { instant, PERIOD } from "../lib/period.js";
 import { aboutReason, rejectedReasons, whyRejected } from "../lib/reasons.js";
-import { navigate } from "../lib/router.js";
 import { savedFilters } from "../lib/saved.js";
 import { service, sum } from "../lib/service.js";
 import { table } from "../lib/table.js";
@@ -82,16 +81,9 @@ function mountList(root, { query }) {
 
   async function page() {
     const asked = chosen();
-    let found;
-    try {
-      found = await get("/v1/rejected", { ...asked, limit: PAGE, after: query.get("after") });
-    } catch (error) {
-      readAt = -Infinity;
-      if (!isStalePage(error)) throw error;
-      query.delete("after");
-      navigate(`${PATH}?${query}`, { replace: true });
-      return;
-    }
+    const found = await askPage(() => get("/v1/rejected", { ...asked, limit: PAGE, after: query.get("after") }), { path: PATH, query })
+      .catch((error) => { readAt = -Infinity; throw error; });
+    if (found === null) return;
     costMs = performance.now() - readAt;
     list.update(found.rejected);
     pager(pages, { path: PATH, query, found, count: found.rejected.length, what: "records", next: { since: asked.since, until: asked.until } });

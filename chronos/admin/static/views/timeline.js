@@ -2,7 +2,7 @@
 
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
-import { address, h, link, replace, tabs } from "../lib/dom.js";
+import { address, h, link, replace, replaceChanged, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { duration, ms, number, plural, timeText } from "../lib/format.js";
 import { nowMs } from "../lib/state.js";
@@ -53,7 +53,7 @@ export function mount(root, { query }) {
     const most = Math.max(0, ...counts);
     const text = `${plural(found.pending, "message")} due from ${timeText(found.start, "minute")} to ${timeText(found.end, "minute")}, at most ${number(most)} per ${duration(found.step_ms)}.${advice(counts, most)}`;
     if (total.textContent !== text) total.textContent = text;
-    replaceIfChanged(steps, links(found, from, to));
+    replaceChanged(steps, links(found, from, to));
   }
 
   const advice = (counts, most) => {
@@ -77,8 +77,3 @@ export function mount(root, { query }) {
 }
 
 const messages = (start, end) => address("/ui/messages", { "due-from": instant(start), "due-to": instant(end) });
-
-function replaceIfChanged(place, content) {
-  const next = h("p", { class: place.className }, content);
-  if (!next.isEqualNode(place)) replace(place, ...next.childNodes);
-}
