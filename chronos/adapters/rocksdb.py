@@ -31,6 +31,7 @@ from weakref import WeakSet
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -204,8 +205,16 @@ VERIFY_ROWS, VERIFY_BYTES = 1_000, 4_000_000
 """Rows and bytes read at a time while verifying, so that other threads run in between."""
 
 OPEN_FILES_MAX = 256
-"""Open tables per database. Each costs a file descriptor and some memory; five million rows need
-about 30."""
+"""Open tables per database. Each costs a file descriptor and some memory."""
+
+TABLE_BYTES = 128 << 20
+"""Size of a table: with OPEN_FILES_MAX, 32 GB can be searched without opening one."""
+
+FILTER_PART_BYTES = 16 * 1024
+"""Size of a part of a table's index or filter, as that of a block."""
+
+MEMTABLE_FILTER_SHARE = 0.01
+"""Share of a memtable's memory that its filter takes: ten bits a row of 100 bytes."""
 
 L0_FILES_MAX = 40
 """Tables in level 0, each of which every read must search, at which writes stall. Compaction begins
@@ -242,6 +251,12 @@ def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
     table.set_block_size(16 * 1024)
     table.set_format_version(5)
     table.set_bloom_filter(10, False)
+    # Filters in parts: the filter of a whole table has more than a megabyte, for which a shard of
+    # the cache may be too small, so that each look-up of an id would read it again (measured).
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(FILTER_PART_BYTES)
+    table.set_pin_top_level_index_and_filter(True)
     # By default the indexes and filters of every open table stay in memory, without a bound.
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
@@ -252,6 +267,11 @@ def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     options.set_paranoid_checks(True)
     options.set_max_open_files(OPEN_FILES_MAX)
+    options.set_target_file_size_base(TABLE_BYTES)
+    # An id that is new is in no table and no memtable; without a filter, the search in a memtable
+    # takes longer than that in all tables (measured).
+    options.set_memtable_prefix_bloom_ratio(MEMTABLE_FILTER_SHARE)
+    options.set_memtable_whole_key_filtering(True)
     # A torn record at the very end was never acknowledged; damage anywhere else must not be taken
     # for the end.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
@@ -323,7 +343,14 @@ class Database:
         try:
             self._check_complete()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._db = Rdict(str(self.path), self._options, access_type=self._access)
+            # Without the column family the client takes the options of the last process from the
+            # folder: no filters, a cache of 8 MB for each database, and the settings of that time.
+            self._db = Rdict(
+                str(self.path),
+                self._options,
+                column_families={"default": self._options},
+                access_type=self._access,
+            )
             self._check_blobs()
             self._not_opened = None
         except ChronosError as error:

@@ -33,6 +33,15 @@ def main() -> int:
         help="messages per throughput run (default 500,000)",
     )
     parser.add_argument(
+        "--pending",
+        type=int,
+        default=5_000_000,
+        help=(
+            "messages of the figure pending (default 5,000,000); each takes about 1 kB of disk "
+            "meanwhile"
+        ),
+    )
+    parser.add_argument(
         "--spark-messages",
         type=int,
         metavar="N",
@@ -63,6 +72,7 @@ def main() -> int:
                 directory,
                 messages=arguments.messages,
                 say=console.print,
+                pending=arguments.pending,
                 spark_messages=arguments.spark_messages,
             )
             for name in arguments.figures or FIGURES:

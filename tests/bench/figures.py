@@ -47,11 +47,14 @@ class Bench:
         *,
         messages: int,
         say: Callable[[str], None],
+        pending: int = 5_000_000,
         spark_messages: int | None = None,
     ) -> None:
         self.broker = broker
         self.directory = directory
         self.messages = messages
+        self.pending = pending
+        """Messages of the figure `pending`."""
         self.spark_messages = spark_messages
         """Messages of each part of the figure `spark`; None: those of docs/benchmarks.md."""
         self.say = say
@@ -95,7 +98,7 @@ class Bench:
 
     def result(self, process: subprocess.Popen[str]) -> Any:
         """Wait for the process and return its result."""
-        output, _ = process.communicate(timeout=600)
+        output, _ = process.communicate(timeout=1_800)
         if process.returncode:
             raise RuntimeError(f"a load process exited with {process.returncode}")
         return json.loads(output)
@@ -494,73 +497,6 @@ def _add_lateness(
     bench.add(figure, measured, bar, passed, runs=runs)
 
 
-def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
-    """Memory and start-up time with many pending messages."""
-    prefix = bench.name("many")
-    service = bench.service(prefix, shards=1)
-    with service:
-        service.start()
-        resident = {}
-        due_ms = time.time_ns() // 1_000_000 + 86_400_000
-        written = 0
-        for goal in (count // 5, count):
-            load.fill(
-                bench.broker.bootstrap,
-                f"{prefix}.delay",
-                f"{prefix}.out",
-                goal - written,
-                due_ms,
-                keyed=False,
-                partitions=1,
-                spread_ms=86_400_000,
-            )
-            written = goal
-            service.wait_until(
-                lambda goal=goal: service.pending() >= goal,  # type: ignore[misc]
-                "ingest",
-                timeout_s=300,
-                every_s=POLL_S,  # type: ignore[misc]
-            )  # type: ignore[misc]
-            resident[goal] = service.resident_bytes() / 2**20
-            bench.say(f"     {goal:,} pending: {resident[goal]:.0f} MiB resident")
-        first, last = resident.values()
-        bench.add(
-            f"memory with {count:,} pending",
-            f"{last:.0f} MiB resident, {first:.0f} MiB with {count // 5:,}",
-            "<= 500 MB, not growing",
-            last * 1.048576 <= 500 and last <= first * 1.25,
-            resident=resident,
-        )
-        service.stop()
-        started = time.perf_counter()
-        service.start()
-        clean_s = time.perf_counter() - started
-        bench.add(
-            f"start with {count:,} pending, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0
-        )
-        load.fill(
-            bench.broker.bootstrap,
-            f"{prefix}.delay",
-            f"{prefix}.out",
-            100_000,
-            due_ms,
-            keyed=False,
-            partitions=1,
-        )
-        service.wait_until(lambda: service.pending() >= count + 100_000, "ingest", timeout_s=120)
-        service.kill()
-        started = time.perf_counter()
-        service.start()
-        killed_s = time.perf_counter() - started
-        bench.add(
-            f"start with {count:,} pending, after kill -9",
-            f"{killed_s:.1f} s",
-            "<= 30 s",
-            killed_s <= 30.0,
-        )
-        service.stop()
-
-
 def figure_http(bench: Bench, batches: int = 400) -> None:
     """Messages per second accepted durably over HTTP by the embedded log, 500 per request."""
     rate, cost_us = _over_http(bench, batches, with_tls=False)
@@ -655,6 +591,13 @@ def figure_floods(bench: Bench) -> None:
     floods.figure_floods(bench)
 
 
+def figure_pending(bench: Bench) -> None:
+    """The ingest of many messages, and what they cost while they are pending."""
+    from tests.bench import pending
+
+    pending.figure_pending(bench)
+
+
 def figure_cost(bench: Bench) -> None:
     """Processor time at low rates, and that of an idle node with many shards."""
     from tests.bench import cost
@@ -687,7 +630,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "forwarding": figure_forwarding,
     "steady": figure_steady,
     "single": figure_single,
-    "memory": figure_memory,
+    "pending": figure_pending,
     "http": figure_http,
     "series": figure_series,
     "failing": figure_failing,

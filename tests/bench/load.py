@@ -1,5 +1,6 @@
 """The load generators and readers of the benchmarks, each in a separate process."""
 
+import hashlib
 import json
 import os
 import ssl
@@ -99,6 +100,16 @@ def payload(at: int) -> bytes:
     return _NOISE[start : start + VALUE_BYTES]
 
 
+SHUFFLED_MS = 7_919_000_003
+"""Time between the due times of two messages that follow each other, if they are shuffled, before
+it is wrapped around: a prime, and no multiple of a minute or of a day."""
+
+
+def random_id(at: int) -> bytes:
+    """An id with nothing in common with that of the message before."""
+    return hashlib.md5(b"%d" % at, usedforsecurity=False).hexdigest().encode()
+
+
 def fill(
     bootstrap: str,
     topic: str,
@@ -110,18 +121,20 @@ def fill(
     partitions: int,
     spread_ms: int = 1_000,
     misplaced: bool = False,
+    shuffled: bool = False,
 ) -> None:
     """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions.
 
-    `misplaced`: each key goes to another partition than that of its id.
+    `misplaced`: each key goes to another partition than that of its id. `shuffled`: neither the due
+    times nor the keys are in the order in which they are written.
     """
     producer = Producer(
         {**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000}
     )
     for at in range(count):
         value = payload(at)
-        due = due_ms + at * spread_ms // count
-        key = b"order-%d" % at if keyed else None
+        due = due_ms + (at * SHUFFLED_MS % spread_ms if shuffled else at * spread_ms // count)
+        key = None if not keyed else random_id(at) if shuffled else b"order-%d" % at
         while True:
             try:
                 partition = -1 if keyed else at % partitions

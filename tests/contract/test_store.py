@@ -4,6 +4,7 @@ and tests of RocksDB alone."""
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -475,6 +476,26 @@ def test_stores_share_one_block_cache(tmp_path):
     assert 1 << 20 < cache.get_usage() <= 9 << 20
     for store in stores:
         store.close()
+
+
+def test_a_reopened_store_has_the_filters_and_the_cache_that_it_is_given(tmp_path):
+    # rocksdict restores the options of an existing database from its folder, without the filters
+    # and with a small cache of its own, unless they are given for the column family.
+    RocksStore(tmp_path / "store").close()
+    cache = shared_cache(32 << 20)
+    store = RocksStore(tmp_path / "store", block_cache=cache, memtable_bytes=3 << 20)
+    store.write([(b"i%d" % number, b"v") for number in range(10_000)], [])
+    store.flush()
+    found = store._db._db.property_value("rocksdb.aggregated-table-properties")
+    assert found is not None
+    (filters,) = re.findall(r"filter block size=(\d+)", found)
+    assert int(filters) > 10_000
+    before = cache.get_usage()
+    store.get([b"i%d" % number for number in range(10_000)])
+    assert cache.get_usage() > before
+    written = (tmp_path / "store" / "LOG").read_text()
+    assert f"write_buffer_size: {3 << 20}" in written, "a changed setting is not in force"
+    store.close()
 
 
 def test_a_write_during_a_write_stall_waits_outside_rocksdb(tmp_path):

@@ -21,7 +21,6 @@ from chronos.core.keys import (
     OFFSET_MAX,
     STATE_KEY,
     Lane,
-    count_key,
     cursor_history_key,
     entry_key,
     entry_position,
@@ -45,6 +44,7 @@ from chronos.core.shard.codec import (
     pack_state,
     unpack_id_state,
 )
+from chronos.core.shard.counts import MinuteCounts
 from chronos.core.shard.lanes import Lanes
 from chronos.core.shard.order import check_places, kept_from_ms
 from chronos.core.shard.parsing import has_cron, parse
@@ -103,10 +103,6 @@ CRON_CHECKS_MAX = 200
 PARSED_AT_ONCE = 100
 """Records that are parsed between two looks at the number of cron expressions among them."""
 
-COUNTS_CACHED_MAX = 200_000
-"""Minutes whose pending count is cached: 138 days, at most about 20 MB."""
-
-
 WITHOUT_ID = frozenset({None, PROBE_ID})
 """Ids of commands that name no message."""
 
@@ -146,7 +142,7 @@ class Shard:
         self.lanes = Lanes(view, rules.shard, parked=state.parked)
         self.queues = Queues(view, held=state.held)
         self._view = view
-        self._counts: dict[int, int] = {}
+        self._counts = MinuteCounts(view)
         # Replay never decides again: its rules reject nothing that a setting could reject.
         self._replay_rules = {number: rules.for_replay(number) for number in range(1, RULES + 1)}
 
@@ -494,7 +490,7 @@ class Shard:
             if known.state != PENDING:
                 kept_ms = timestamp_ms if known.order is None else kept_from_ms(known)
                 puts.append((expiry_key(kept_ms, message_id), b""))
-        counts = self._count(writes.delta, puts, deletes)
+        counts = self._counts.changed(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
         if minute > state.history_minute:
             puts.append((cursor_history_key(minute), entry_key(*state.cursor)))
@@ -654,34 +650,11 @@ class Shard:
                 )
         return rescheduled, parked
 
-    def _count(
-        self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]
-    ) -> dict[int, int]:
-        """Return the new count of every minute that changed, and add its row to the write."""
-        touched = [minute for minute, change in delta.items() if change]
-        unread = [minute for minute in touched if minute not in self._counts]
-        if unread:
-            if len(self._counts) + len(unread) > COUNTS_CACHED_MAX:
-                self._counts.clear()
-                unread = touched
-            for minute, data in zip(
-                unread, self._view.get([count_key(minute) for minute in unread]), strict=True
-            ):
-                self._counts[minute] = 0 if data is None else int.from_bytes(data, "big")
-        counts = {minute: self._counts[minute] + delta[minute] for minute in touched}
-        for minute, count in counts.items():
-            assert count >= 0, "a minute holds fewer messages than were settled in it"
-            if count:
-                puts.append((count_key(minute), count.to_bytes(8, "big")))
-            else:
-                deletes.append(count_key(minute))
-        return counts
-
     def install(self, changes: Changes) -> None:
         """Install a write that was made into the memory."""
         assert changes.state.cursor >= self.state.cursor, "the cursor only moves forward"
         self.state = changes.state
-        self._counts.update(changes.counts)
+        self._counts.install(changes.counts)
         if changes.lanes:
             self.lanes.install(changes.lanes)
         if changes.queues:

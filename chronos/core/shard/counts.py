@@ -1,0 +1,76 @@
+"""The counts of pending messages by minute, as a shard caches them.
+
+A burst touches one minute, and messages that are due at random times of a year touch as many
+minutes as there are messages: each must find its count without a read of the store, or the ingest
+of such messages falls to a fifth (measured with 20 million). So the cache is an array for each day
+that was touched, 4 bytes a minute, instead of a dictionary of minutes, which takes 25 times as
+much."""
+
+from array import array
+from collections.abc import Mapping
+
+from chronos.core.keys import count_key
+from chronos.core.shard.step import KeyValue, StoreView
+
+DAY = 24 * 60
+"""Minutes of a day."""
+
+DAYS_MAX = 3_000
+"""Days that are cached, 17 MB: eight years."""
+
+UNREAD = 2**32 - 1
+"""In place of a count that must be read from the store; one that is not smaller is never cached."""
+
+_UNREAD_DAY = array("I", [UNREAD]) * DAY
+
+
+class MinuteCounts:
+    """Pending messages by minute of the epoch: those of the store, and those of them that are
+    cached."""
+
+    def __init__(self, view: StoreView) -> None:
+        self._view = view
+        self._days: dict[int, array[int]] = {}
+
+    def changed(
+        self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]
+    ) -> dict[int, int]:
+        """Return the new count of every minute that changes, and add its row to the write.
+
+        `delta`: minute -> by how much its count changes."""
+        days = self._days
+        counts: dict[int, int] = {}
+        unread: list[int] = []
+        for minute, change in delta.items():
+            if change:
+                day = days.get(minute // DAY)
+                count = UNREAD if day is None else day[minute % DAY]
+                if count == UNREAD:
+                    unread.append(minute)
+                else:
+                    counts[minute] = count + change
+        if unread:
+            rows = self._view.get([count_key(minute) for minute in unread])
+            for minute, data in zip(unread, rows, strict=True):
+                counts[minute] = delta[minute] + (
+                    0 if data is None else int.from_bytes(data, "big")
+                )
+        for minute, count in counts.items():
+            assert count >= 0, "a minute holds fewer messages than were settled in it"
+            if count:
+                puts.append((count_key(minute), count.to_bytes(8, "big")))
+            else:
+                deletes.append(count_key(minute))
+        return counts
+
+    def install(self, counts: Mapping[int, int]) -> None:
+        """Remember counts that were written to the store."""
+        days = self._days
+        for minute, count in counts.items():
+            number = minute // DAY
+            day = days.get(number)
+            if day is None:
+                if len(days) >= DAYS_MAX:
+                    days.clear()
+                day = days[number] = _UNREAD_DAY[:]
+            day[minute % DAY] = min(count, UNREAD)
