@@ -155,10 +155,17 @@ def after(position: Position) -> Position:
 
 
 PAGE_SCAN_MAX = 5_000
-"""Entries read for one page, whether they match or not."""
+"""Entries read of one shard for one page, whether they match or not."""
 
 PAGE_SCAN_BYTES = 8_000_000
-"""Bytes of entries read for one page; at least one entry is read."""
+"""Bytes of entries read of one shard for one page; at least one entry is read."""
+
+MERGED_SCAN_MAX = 10_000
+"""Entries read of all shards for one page that is merged from theirs: a search for a text in the
+headers of so many takes some 150 ms."""
+
+SHARD_SCAN_MIN = 100
+"""Entries of a shard that are read for such a page, however many shards there are."""
 
 INTERVALS_MAX = 1_500
 """Most intervals of a timeline: a day by the minute, and some more."""
@@ -283,6 +290,11 @@ def _find(
     )
 
 
+def scan_share(shards: int) -> int:
+    """Return how many entries are read of each of so many shards for one page of all."""
+    return min(PAGE_SCAN_MAX, max(SHARD_SCAN_MIN, MERGED_SCAN_MAX // shards))
+
+
 def page(
     view: StoreView,
     state: State,
@@ -291,6 +303,7 @@ def page(
     begin: Position | None,
     matching: Filter,
     limit: int,
+    shards: int = 1,
 ) -> tuple[list[MessageRow], Position | None]:
     """Return at most `limit` pending messages after the position `begin` of which the filter is
     true, in order.
@@ -298,7 +311,8 @@ def page(
     The second value is the position up to which the answer is complete, which the caller passes as
     `begin` for the next page; None if there are no more. A page may be shorter than `limit`, even
     empty, and still not be the last. The shard may take steps meanwhile: pages together return each
-    message that is pending at the same position throughout exactly once.
+    message that is pending at the same position throughout exactly once. `shards`: the number of
+    shards that the page is merged from.
 
     1. read entries after the cursor of `state`, and whether there are more,
     2. read the cursor as it is now: entries at or before it are no longer pending, or were parked,
@@ -313,7 +327,7 @@ def page(
     through: Position | None = None
     if start < stop:
         found, is_end = _entries(
-            view, start, stop, PAGE_SCAN_MAX if matching.is_selective else limit
+            view, start, stop, scan_share(shards) if matching.is_selective else limit
         )
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
@@ -434,6 +448,7 @@ def settled(
     matching: Filter,
     states: Collection[str],
     limit: int,
+    shards: int = 1,
 ) -> tuple[list[Found], Position | None]:
     """Return at most `limit` messages that were settled with one of `states`, as `page` returns
     pending ones.
@@ -446,7 +461,7 @@ def settled(
     stop = min(matching.stop, after(state.cursor))
     if start >= stop:
         return [], None
-    read, is_end = _entries(view, start, stop, PAGE_SCAN_MAX)
+    read, is_end = _entries(view, start, stop, scan_share(shards))
     rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]

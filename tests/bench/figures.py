@@ -238,6 +238,14 @@ def throughput(
                 every_s=POLL_S,
             )
         service.stop()
+    return rates(bench, prefix, count, due_ms if drain else None, shards=shards)
+
+
+def rates(
+    bench: Bench, prefix: str, count: int, due_ms: int | None, *, shards: int = 1
+) -> tuple[float, float]:
+    """`(ingested, drained)` messages per second of a service that has taken in `count` messages
+    after a restart, by its progress records; not drained if `due_ms` is None."""
     records = [
         record
         for shard in range(shards)
@@ -247,13 +255,12 @@ def throughput(
     pulls = sorted(at for at, record in ingests if record.pull_offset > 0)
     begun = min(at for at, record in records if record.log_epoch == 2)
     ingested = count / ((pulls[-1] - begun) / 1_000)
-    if not drain:
+    if due_ms is None:
         return ingested, 0.0
     settled = [at for at, record in records if record.selected > 0]
     # The messages are due within one second: a drain that takes less than that would not be
     # measured.
-    drained = count / ((max(settled) - due_ms) / 1_000)
-    return ingested, drained
+    return ingested, count / ((max(settled) - due_ms) / 1_000)
 
 
 def figure_throughput(bench: Bench) -> None:
@@ -598,6 +605,13 @@ def figure_pending(bench: Bench) -> None:
     pending.figure_pending(bench)
 
 
+def figure_shapes(bench: Bench) -> None:
+    """Large payloads, many headers, many targets, one target key, and a broker far away."""
+    from tests.bench import shapes
+
+    shapes.figure_shapes(bench)
+
+
 def figure_cost(bench: Bench) -> None:
     """Processor time at low rates, and that of an idle node with many shards."""
     from tests.bench import cost
@@ -631,6 +645,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "steady": figure_steady,
     "single": figure_single,
     "pending": figure_pending,
+    "shapes": figure_shapes,
     "http": figure_http,
     "series": figure_series,
     "failing": figure_failing,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from msgspec import Struct
 
 from chronos.core.keys import partition_of
 
@@ -40,6 +41,7 @@ DEFAULTS = {
 """A consumer with the settings that correctness needs, and none for speed."""
 
 PRODUCER = {
+    "message.max.bytes": 2_000_000,
     "queue.buffering.max.messages": 1_000_000,
     "partitioner": "murmur2_random",
     "acks": "all",
@@ -90,14 +92,14 @@ def read(
         consumer.close()
 
 
-_NOISE = os.urandom(1_000_000)
+_NOISE = os.urandom(4_000_000)
 
 
-def payload(at: int) -> bytes:
+def payload(at: int, size: int = VALUE_BYTES) -> bytes:
     """The payload of the message with this number: neighbours differ, and none can be
     compressed."""
-    start = at * 7_919 % (len(_NOISE) - VALUE_BYTES)
-    return _NOISE[start : start + VALUE_BYTES]
+    start = at * 7_919 % (len(_NOISE) - size)
+    return _NOISE[start : start + size]
 
 
 SHUFFLED_MS = 7_919_000_003
@@ -108,6 +110,18 @@ it is wrapped around: a prime, and no multiple of a minute or of a day."""
 def random_id(at: int) -> bytes:
     """An id with nothing in common with that of the message before."""
     return hashlib.md5(b"%d" % at, usedforsecurity=False).hexdigest().encode()
+
+
+class Shape(Struct, frozen=True):
+    """What messages are like."""
+
+    value_bytes: int = VALUE_BYTES
+    headers: int = 0
+    """Further headers of each, of 20 bytes."""
+    targets: int = 1
+    """Topics that they are for, in turns: the name that is given, and a number after it."""
+    target_key: bool = False
+    """All of them have the same target key."""
 
 
 def fill(
@@ -122,6 +136,7 @@ def fill(
     spread_ms: int = 1_000,
     misplaced: bool = False,
     shuffled: bool = False,
+    shape: Shape = Shape(),  # noqa: B008
 ) -> None:
     """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions.
 
@@ -131,8 +146,14 @@ def fill(
     producer = Producer(
         {**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000}
     )
+    further: dict[str, str | bytes | None] = {
+        f"header-{number}": b"%020d" % number for number in range(shape.headers)
+    }
+    if shape.target_key:
+        further["chronos-target-key"] = b"customer-1"
     for at in range(count):
-        value = payload(at)
+        value = payload(at, shape.value_bytes)
+        to = target if shape.targets == 1 else f"{target}{at % shape.targets}"
         due = due_ms + (at * SHUFFLED_MS % spread_ms if shuffled else at * spread_ms // count)
         key = None if not keyed else random_id(at) if shuffled else b"order-%d" % at
         while True:
@@ -140,7 +161,9 @@ def fill(
                 partition = -1 if keyed else at % partitions
                 if misplaced and key is not None:
                     partition = (partition_of(key, partitions) + 1) % partitions
-                producer.produce(topic, value, key, partition, headers=headers(due, target))
+                producer.produce(
+                    topic, value, key, partition, headers={**headers(due, to), **further}
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -254,11 +277,14 @@ def watch(
     }
 
 
-def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned: bool) -> float:
+def pass_through(
+    bootstrap: str, source: str, target: str, count: int, *, tuned: bool, targets: int = 1
+) -> float:
     """The references: messages per second of a plain transactional pass-through, 5,000 per
     transaction.
 
     Either with default settings, or `tuned`: with the settings of Chronos's own consumers.
+    `targets`: topics that it writes to in turns, by the name and a number after it.
     """
     consumer = Consumer({**(CONSUMER if tuned else DEFAULTS), "bootstrap.servers": bootstrap})
     consumer.assign([TopicPartition(source, 0, 0)])
@@ -287,7 +313,8 @@ def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned:
         producer.begin_transaction()
         for message in batch:
             if message.error() is None:
-                producer.produce(target, message.value(), message.key(), headers=message.headers())
+                to = target if targets == 1 else f"{target}{passed % targets}"
+                producer.produce(to, message.value(), message.key(), headers=message.headers())
                 passed += 1
         producer.commit_transaction(30)
     assert started is not None

@@ -9,6 +9,7 @@ import time
 from tests.bench import load
 from tests.bench.figures import Bench, progress_of, start_steady
 from tests.harness.service import Service
+from tests.integration.foreign import delete_topic
 
 DAY_MS = 86_400_000
 """The first message is due so long after it was written: nothing becomes due meanwhile."""
@@ -52,12 +53,7 @@ def figure_pending(bench: Bench) -> None:
 def _remove(bench: Bench, service: Service, prefix: str) -> None:
     """Free the disk for the next part."""
     shutil.rmtree(service.data_dir)
-    _delete(bench, f"{prefix}.delay")
-
-
-def _delete(bench: Bench, topic: str) -> None:
-    admin = bench.broker.admin()
-    admin.delete_topics([topic])[topic].result(60)
+    delete_topic(bench.broker, f"{prefix}.delay")
 
 
 def _ingest(
@@ -91,7 +87,7 @@ def _ingest(
     tuned = bench.result(
         bench.process("pass_through", bootstrap=bench.broker.bootstrap, **arguments)
     )
-    _delete(bench, passed)
+    delete_topic(bench.broker, passed)
     service.start()
     service.wait_until(
         lambda: service.pending() >= count, "ingest", timeout_s=count / 5_000, every_s=5.0

@@ -7,7 +7,7 @@ silent (nothing is forwarded and nothing closed, new connections are accepted an
 with an unplugged cable). Bytes sent into a silent link arrive late, after it is restored, as with
 TCP retransmissions.
 
-The proxy does not lose, delay or interpret bytes.
+The proxy does not lose or interpret bytes, and delays them only on a link with a delay.
 
     with Network() as network:
         link = network.link(broker.port)
@@ -28,6 +28,9 @@ from tests.harness.ports import free_port
 
 CHUNK_BYTES = 65_536
 
+UNDER_WAY_MAX = 1_000
+"""Chunks under way on a link with a delay: as a network, it takes no more."""
+
 ANSWER_S = 10.0
 """How long the loop may take for a call from another thread."""
 
@@ -37,8 +40,10 @@ T = TypeVar("T")
 class Link:
     """One port that forwards to another."""
 
-    def __init__(self, network: Network, target_port: int) -> None:
+    def __init__(self, network: Network, target_port: int, delay_s: float = 0.0) -> None:
+        """`delay_s`: how long bytes are under way, in each direction."""
         self.port = free_port()
+        self._delay_s = delay_s
         self.address = f"127.0.0.1:{self.port}"
         self._network = network
         self._target_port = target_port
@@ -101,10 +106,35 @@ class Link:
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._delay_s:
+            await self._pump_late(reader, writer)
+            return
         while chunk := await reader.read(CHUNK_BYTES):
             await self._flows.wait()
             writer.write(chunk)
             await writer.drain()
+        with suppress(OSError):
+            writer.write_eof()
+
+    async def _pump_late(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clock = asyncio.get_running_loop().time
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(UNDER_WAY_MAX)
+
+        async def arrive() -> None:
+            while (found := await under_way.get())[1]:
+                await asyncio.sleep(max(0.0, found[0] - clock()))
+                await self._flows.wait()
+                writer.write(found[1])
+                await writer.drain()
+
+        arriving = asyncio.create_task(arrive())
+        try:
+            while chunk := await reader.read(CHUNK_BYTES):
+                await under_way.put((clock() + self._delay_s, chunk))
+            await under_way.put((0.0, b""))
+            await arriving
+        finally:
+            arriving.cancel()
         with suppress(OSError):
             writer.write_eof()
 
@@ -118,9 +148,9 @@ class Network:
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
 
-    def link(self, target_port: int) -> Link:
+    def link(self, target_port: int, *, delay_s: float = 0.0) -> Link:
         """A new link to a port of this machine."""
-        link = Link(self, target_port)
+        link = Link(self, target_port, delay_s)
         self.run(link.open())
         self._links.append(link)
         return link

@@ -13,12 +13,16 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason, Record
 from chronos.core.query import (
     INTERVALS_MAX,
+    MERGED_SCAN_MAX,
+    PAGE_SCAN_MAX,
+    SHARD_SCAN_MIN,
     Filter,
     Found,
     MessageRow,
     find,
     next_place_ms,
     page,
+    scan_share,
     settled,
     timeline,
 )
@@ -431,6 +435,19 @@ def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
     found, through = page(played.rows, played.state, SHARD, begin=None, matching=matching, limit=5)
     assert (found, through) == ([], (NOW_MS + 109, 9))
     assert read_all(played, 5, matching) == []
+
+
+def test_many_shards_share_what_is_read_for_a_page():
+    played = Played()
+    played.step([played.send(NOW_MS + 100 + at) for at in range(2 * SHARD_SCAN_MIN)], NOW_MS)
+    matching = Filter(target="nothing")
+    found, through = page(
+        played.rows, played.state, SHARD, begin=None, matching=matching, limit=5, shards=1_000
+    )
+    last = SHARD_SCAN_MIN - 1
+    assert (found, through) == ([], (NOW_MS + 100 + last, last))
+    assert scan_share(1) == PAGE_SCAN_MAX
+    assert scan_share(64) * 64 <= MERGED_SCAN_MAX
 
 
 TEXTS = st.sampled_from(["", "1", "2"])

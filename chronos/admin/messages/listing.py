@@ -126,6 +126,7 @@ class Listing:
                 page(
                     context.shards[number].store, context.shards[number].state, number,
                     begin=_after(after, number), matching=matching, limit=query.limit,
+                    shards=context.node.config.shards,
                 ),
             )  # fmt: skip
 
@@ -185,6 +186,7 @@ class Listing:
         found, through = settled(
             driver.store, driver.state, number,
             begin=_after(after, number), matching=matching, states=states, limit=query.limit,
+            shards=self._context.node.config.shards,
         )  # fmt: skip
         rows = []
         for one in found:

@@ -1,0 +1,144 @@
+"""The figure `shapes`: messages unlike those of the other figures, and a broker far away. No row
+may fall off a cliff that docs/benchmarks.md does not name."""
+
+import time
+
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from tests.bench import load
+from tests.bench.figures import Bench, rates, start_steady
+from tests.bench.load import Shape
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
+from tests.harness.proxy import Network
+
+BYTES = 400_000_000
+"""Payloads of a row together, at most."""
+
+SHAPES = {
+    "200 bytes": Shape(),
+    "10 kB": Shape(value_bytes=10_000),
+    "100 kB": Shape(value_bytes=100_000),
+    "1 MB": Shape(value_bytes=1_000_000 - 1_000),
+    "30 more headers": Shape(headers=30),
+    "one target key": Shape(target_key=True),
+    "100 targets": Shape(targets=100),
+    "1,000 targets": Shape(targets=1_000),
+}
+
+ROUND_TRIP_S = 0.02
+"""To a broker far away."""
+
+FAR_RATES = (100, 5_000)
+"""Messages a second to and from it."""
+
+
+def figure_shapes(bench: Bench) -> None:
+    """Ingest and drain of each shape, beside a tuned pass-through of the same records."""
+    for name, shape in SHAPES.items():
+        _measure(bench, name, shape)
+    _measure_far(bench)
+
+
+def _measure(bench: Bench, name: str, shape: Shape) -> None:
+    prefix = bench.name("shape")
+    count = min(bench.messages, BYTES // shape.value_bytes)
+    delay, target = f"{prefix}.delay", f"{prefix}.out"
+    passed = bench.name("passed")
+    _create(bench, target, shape.targets)
+    _create(bench, passed, shape.targets)
+    service = bench.service(prefix, shards=1, **{"workers.push": "off"})
+    with service:
+        service.start()
+        service.stop()
+        # After the pass-through, which shows how long the ingest takes, and the start.
+        due_ms = time.time_ns() // 1_000_000 + 45_000
+        load.fill(
+            bench.broker.bootstrap,
+            delay,
+            target,
+            count,
+            due_ms,
+            keyed=False,
+            partitions=1,
+            shape=shape,
+        )
+        tuned = bench.result(
+            bench.process(
+                "pass_through",
+                bootstrap=bench.broker.bootstrap,
+                source=delay,
+                target=passed,
+                count=count,
+                tuned=True,
+                targets=shape.targets,
+            )
+        )
+        service.settings["workers.push"] = "on"
+        service.start()
+        service.wait_until(lambda: service.pending() >= count, "ingest", timeout_s=120, every_s=1.0)
+        assert time.time_ns() // 1_000_000 < due_ms, "the ingest took longer than estimated"
+        service.wait_until(lambda: service.pending() == 0, "drain", timeout_s=240, every_s=1.0)
+        resident = service.resident_bytes()
+        service.stop()
+    ingested, drained = rates(bench, prefix, count, due_ms)
+    megabytes = shape.value_bytes / 1e6
+    bench.add(
+        f"{name}: {count:,} messages",
+        (
+            f"ingest {ingested:,.0f}/s ({ingested / tuned:.2f} of a tuned pass-through), drain "
+            f"{drained:,.0f}/s ({drained / tuned:.2f}), {drained * megabytes:,.0f} MB/s; "
+            f"{resident / 2**20:.0f} MiB resident"
+        ),
+        "-",
+        True,
+        ingested=ingested,
+        drained=drained,
+        tuned=tuned,
+    )
+
+
+def _create(bench: Bench, name: str, topics: int) -> None:
+    names = [name] if topics == 1 else [f"{name}{at}" for at in range(topics)]
+    new = [NewTopic(each, 1, config={"max.message.bytes": "2000000"}) for each in names]
+    admin = bench.broker.admin()
+    for created in admin.create_topics(new, request_timeout=120).values():
+        created.result(120)
+
+
+def _measure_far(bench: Bench) -> None:
+    """The lateness with a broker that is 20 ms away, there and back."""
+    near = bench.broker
+    port = free_port()
+    with Network() as network:
+        link = network.link(port, delay_s=ROUND_TRIP_S / 2)
+        with Broker(heap_mb=1024, for_load=True, doors={"FAR": (port, link.port)}) as broker:
+            bench.broker = broker
+            try:
+                for rate in FAR_RATES:
+                    _add_far(bench, link.address, rate)
+            finally:
+                bench.broker = near
+
+
+def _add_far(bench: Bench, address: str, rate: int) -> None:
+    prefix = bench.name("far")
+    target = f"{prefix}.out"
+    bench.create(target)
+    with bench.service(prefix, shards=1) as service:
+        service.settings["log.kafka.bootstrap_servers"] = address
+        service.start()
+        found, _ = start_steady(bench, bench.broker.bootstrap, prefix, target, rate, 20.0)
+        late = found()
+        service.stop()
+    wrong = late["early"] + late["lost"] + late["duplicated"]
+    bench.add(
+        f"a broker {ROUND_TRIP_S * 1_000:.0f} ms away, {rate:,}/s",
+        (
+            f"p50 {late['p50_ms']:.0f}, p99 {late['p99_ms']:.0f}, max {late['max_ms']:.0f} ms for "
+            f"a reader beside the broker; {wrong:g} early, lost or duplicated"
+        ),
+        "-",
+        wrong == 0,
+        runs=[late],
+    )
