@@ -78,6 +78,7 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
     assert [name for name, error in errors.items() if address not in str(error)] == []
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], object]]]
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(small_disk):
     """Writes are refused whole, it says why, all rows stay readable, and nobody has to open it
     again."""

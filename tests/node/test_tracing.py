@@ -267,6 +267,7 @@ def test_a_service_sends_two_linked_spans_and_leaves_the_header_as_it_is(tmp_pat
     assert accept.trace_id != deliver.trace_id
 
 
+@pytest.mark.slow
 def test_a_receiver_that_does_not_answer_delays_no_message_and_no_stop(tmp_path, receiver):
     """Spans are sent by a thread of their own, and what is left at the end is given up in time."""
     receiver.answers.clear()

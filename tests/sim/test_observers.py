@@ -12,6 +12,7 @@ from tests.sim.simulation import simulate_observed
 SEEDS = 40
 
 
+@pytest.mark.slow
 def test_a_stuck_master_is_replaced_by_a_quorum_and_a_working_one_stays() -> None:
     """In every mode of `failover.on_unhealthy`; the most common faults are found with as many
     seeds."""
