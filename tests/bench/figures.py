@@ -112,6 +112,23 @@ class Bench:
 
     # --- the references
 
+    def pass_through(
+        self, source: str, target: str, count: int, *, tuned: bool, targets: int = 1
+    ) -> float:
+        """Run `load.pass_through` in a separate process; messages per second."""
+        rate: float = self.result(
+            self.process(
+                "pass_through",
+                bootstrap=self.broker.bootstrap,
+                source=source,
+                target=target,
+                count=count,
+                tuned=tuned,
+                targets=targets,
+            )
+        )
+        return rate
+
     def reference(self) -> None:
         """Measure both references once more."""
         source = self.name("pass-in")
@@ -122,18 +139,7 @@ class Bench:
         for tuned, rates in ((False, self._bare), (True, self._tuned)):
             target = self.name("pass-out")
             self.create(target)
-            rates.append(
-                self.result(
-                    self.process(
-                        "pass_through",
-                        bootstrap=self.broker.bootstrap,
-                        source=source,
-                        target=target,
-                        count=self.messages,
-                        tuned=tuned,
-                    )
-                )
-            )
+            rates.append(self.pass_through(source, target, self.messages, tuned=tuned))
         self.say(f"     PT {self._bare[-1]:,.0f}/s, tuned {self._tuned[-1]:,.0f}/s")
 
     @property

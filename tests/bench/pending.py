@@ -58,6 +58,23 @@ def _remove(bench: Bench, service: Service, prefix: str) -> None:
     delete_topic(bench.broker, f"{prefix}.delay")
 
 
+def _write(
+    bench: Bench, prefix: str, count: int, *, keyed: bool = False, spread_ms: int = 1_000
+) -> None:
+    """Write messages that are due from DAY_MS on."""
+    load.fill(
+        bench.broker.bootstrap,
+        f"{prefix}.delay",
+        f"{prefix}.out",
+        count,
+        time.time_ns() // 1_000_000 + DAY_MS,
+        keyed=keyed,
+        partitions=1,
+        spread_ms=spread_ms,
+        shuffled=True,
+    )
+
+
 def _ingest(
     bench: Bench,
     service: Service,
@@ -72,23 +89,10 @@ def _ingest(
     Return its resident memory with a fifth of them."""
     service.start()
     service.stop()
-    load.fill(
-        bench.broker.bootstrap,
-        f"{prefix}.delay",
-        f"{prefix}.out",
-        count,
-        time.time_ns() // 1_000_000 + DAY_MS,
-        keyed=keyed,
-        partitions=1,
-        spread_ms=spread_ms,
-        shuffled=True,
-    )
+    _write(bench, prefix, count, keyed=keyed, spread_ms=spread_ms)
     passed = bench.name("passed")
     bench.create(passed)
-    arguments = {"source": f"{prefix}.delay", "target": passed, "count": count, "tuned": True}
-    tuned = bench.result(
-        bench.process("pass_through", bootstrap=bench.broker.bootstrap, **arguments)
-    )
+    tuned = bench.pass_through(f"{prefix}.delay", passed, count, tuned=True)
     delete_topic(bench.broker, passed)
     service.start()
     resident = 0
@@ -176,15 +180,7 @@ def _add_cost(
     service.stop()
     clean_s = _start_s(service)
     bench.add(f"start with {named}, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0)
-    load.fill(
-        bench.broker.bootstrap,
-        f"{prefix}.delay",
-        f"{prefix}.out",
-        REPLAYED,
-        time.time_ns() // 1_000_000 + DAY_MS,
-        keyed=False,
-        partitions=1,
-    )
+    _write(bench, prefix, REPLAYED)
     service.wait_until(lambda: service.pending() >= count + REPLAYED, "ingest", timeout_s=120)
     service.kill()
     killed_s = _start_s(service)

@@ -74,17 +74,7 @@ def _measure(bench: Bench, name: str, shape: Shape) -> None:
         )
         tuned = None
         if compared:
-            tuned = bench.result(
-                bench.process(
-                    "pass_through",
-                    bootstrap=bench.broker.bootstrap,
-                    source=delay,
-                    target=passed,
-                    count=count,
-                    tuned=True,
-                    targets=shape.targets,
-                )
-            )
+            tuned = bench.pass_through(delay, passed, count, tuned=True, targets=shape.targets)
         service.settings["workers.push"] = "on"
         service.start()
         service.wait_until(lambda: service.pending() >= count, "ingest", timeout_s=120, every_s=1.0)
