@@ -350,6 +350,15 @@ class Store(StoreView, Protocol):
     def background_error(self) -> str | None:
         """Return the reason why the store refuses writes at the moment; None if it accepts them."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the store is open. Every other method raises Retry while it is not, except
+        `size_bytes`, `open` and `close`."""
+
+    def open(self) -> None:
+        """Open a closed store, which is created if it is not on disk yet. Raises NoSpace,
+        StoreCorrupt, LogMismatch."""
+
     def reopen(self) -> None:
         """Reopen after a background error, as after a crash, with the flushed writes. Raises
         NoSpace while the disk is full."""

@@ -317,10 +317,17 @@ class Database:
     no iterator is open when the database is closed, which would keep the directory locked."""
 
     def __init__(
-        self, path: Path, options: Options, *, wal: bool, remedy: str, read_only: bool = False
+        self,
+        path: Path,
+        options: Options,
+        *,
+        wal: bool,
+        remedy: str,
+        read_only: bool = False,
+        opened: bool = True,
     ) -> None:
         """`remedy`: advice for an error about damage. `read_only` changes no file; no other process
-        may write to these files."""
+        may write to these files. `opened`: open it at once."""
         self.path = path
         self._access = AccessType.read_only() if read_only else AccessType.read_write()
         self._remedy = remedy
@@ -335,10 +342,18 @@ class Database:
         """Number of times it was opened: writes that were not flushed before the last one may be
         lost."""
         self._not_opened: ChronosError | None = None
-        """Why it could not be opened again: the reason why every call fails until it is open."""
-        self._open()
+        """Why it could not be opened: the reason why every call fails until it is open."""
+        self._db: Rdict = _CLOSED
+        if opened:
+            self.open()
 
-    def _open(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return self._db is not _CLOSED
+
+    def open(self) -> None:
+        """Open the files, which are created if there are none."""
         self.times_opened += 1
         try:
             self._check_complete()
@@ -364,7 +379,7 @@ class Database:
         """Close and open again, as after a crash: without a WAL, what was not flushed is lost."""
         with suppress(ChronosError):  # closing fails to flush, as known before
             self.close()
-        self._open()
+        self.open()
 
     def replace(self, folder: Path) -> None:
         """Replace this database by the one in `folder`, which is moved here; the old content is
@@ -378,7 +393,7 @@ class Database:
             folder.rename(self.path)
         except OSError as error:
             raise self._translated(error, "replacing") from error
-        self._open()
+        self.open()
         shutil.rmtree(old, ignore_errors=True)
 
     def _check_complete(self) -> None:
@@ -563,7 +578,7 @@ class Database:
         self._slowly(self._sync_lock, "copying", lambda: self._checkpoint(path))
 
     def _checkpoint(self, path: Path) -> None:
-        if isinstance(self._db, _Closed):
+        if self._db is _CLOSED:
             raise DbClosedError
         Checkpoint(self._db).create_checkpoint(str(path))
 
@@ -593,7 +608,7 @@ class Database:
     def size_bytes(self) -> int:
         """Return the bytes on disk."""
         size = 0
-        for file in self.path.iterdir():
+        for file in self.path.glob("*"):
             try:
                 size += file.stat().st_size
             except FileNotFoundError:
@@ -613,7 +628,7 @@ class Database:
                 raise self._translated(error, "closing") from error
             finally:
                 # Dropping the last reference closes it even where `close` failed.
-                self._db = _Closed()  # type: ignore[assignment]
+                self._db = _CLOSED
 
     # --- errors
 
@@ -641,6 +656,9 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         raise DbClosedError
+
+
+_CLOSED: Any = _Closed()
 
 
 def _write_options(*, wal: bool) -> WriteOptions:
@@ -680,11 +698,14 @@ class RocksStore:
         blob_bytes_min: int = BLOB_BYTES_MIN,
         remedy: str | None = None,
         read_only: bool = False,
+        opened: bool = True,
+        check: Callable[["RocksStore"], None] | None = None,
     ) -> None:
         """`remedy`: advice for an error about damage; by default to have the store rebuilt from the
         logs.
 
-        `read_only` is for checkpoints: it changes no file.
+        `read_only` is for checkpoints: it changes no file. `opened`: open it at once. `check`:
+        called each time it was opened; an error that it raises closes it again.
         """
         cache = Cache(block_cache) if isinstance(block_cache, int) else block_cache
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
@@ -692,7 +713,10 @@ class RocksStore:
         remedy = (
             remedy or f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
         )
-        self._db = Database(path, options, wal=False, remedy=remedy, read_only=read_only)
+        self._db = Database(
+            path, options, wal=False, remedy=remedy, read_only=read_only, opened=False
+        )
+        self._check = check
         self.path = path
         self.replace = self._db.replace
         self._reopen_bytes = 2 * memtable_bytes
@@ -706,12 +730,33 @@ class RocksStore:
         self.unflushed_bytes = self._db.unflushed_bytes
         self.background_error = self._db.background_error
         self.close = self._db.close
+        if opened:
+            self.open()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open: calls fail with Retry while it is not."""
+        return self._db.is_open
 
     @property
     def times_opened(self) -> int:
         """Number of times it was opened: writes that were not flushed before the last one may be
         lost."""
         return self._db.times_opened
+
+    def open(self) -> None:
+        """Open the files, which are created if there are none."""
+        self._db.open()
+        self._checked()
+
+    def _checked(self) -> None:
+        if self._check is None:
+            return
+        try:
+            self._check(self)
+        except BaseException:
+            self.close()
+            raise
 
     def reopen(self) -> None:
         """Reopen a store that failed to write, with what was flushed.
@@ -726,6 +771,7 @@ class RocksStore:
                 "nothing is lost."
             )
         self._db.reopen()
+        self._checked()
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """Apply the deletes, then the puts, all or nothing."""

@@ -200,10 +200,12 @@ class ClusterNode:
         clock: Clock,
         describe: Callable[[], Member],
         look: Callable[[int, str], Look | None],
+        assigned: Callable[[], None],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        """`describe`: this node as it is now. `look`: see `HealthObserver`. `failed`: called with
-        the error that ended a thread."""
+        """`describe`: this node as it is now. `look`: see `HealthObserver`. `assigned`: called
+        often while roles are known, which may have changed. `failed`: called with the error that
+        ended a thread."""
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
 
@@ -227,6 +229,7 @@ class ClusterNode:
         )
         """The followers in sync of all shards."""
         self._coordinator = coordinator
+        self._assigned = assigned
         self._clock = clock
         self._leaving = threading.Event()
         self._steadiness = Steadiness(timeout_ms=unreachable_ms(config), clock=clock)
@@ -288,6 +291,8 @@ class ClusterNode:
             self.in_sync.step()
             self._steadiness.step(self.membership.snapshot())
             wake_ms = self.membership.step(self._clock.now_ms())
+            if self.membership.snapshot().roles is not None:
+                self._assigned()
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))

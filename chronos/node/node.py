@@ -7,6 +7,7 @@ stops it first."""
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from chronos.node.history import History
 from chronos.node.opening import (
     DataDirectory,
     audit_topics,
-    check_identity,
     check_progress_fits,
     cluster_topic,
     identity,
@@ -55,7 +55,7 @@ from chronos.node.shards import (
     run_guarded,
 )
 from chronos.node.tls import Tls
-from chronos.ports import Clock, Log, TopicInfo
+from chronos.ports import Clock, Log
 from chronos.workers.cluster.membership import InSyncWatch, Membership
 from chronos.workers.push.targets import due_targets
 from chronos.workers.replica.checkpoint import LogPosition, needed_from
@@ -143,7 +143,11 @@ class Node:
         """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
         self._reads = False
-        """Its shards were started."""
+        """Its shards may be started."""
+        self._reading: set[int] = set()
+        """Shards that were started once."""
+        self._starting = threading.Lock()
+        """Held while shards are started."""
         self._stores: dict[int, RocksStore] = {}
         self._spans: Spans | None = None
         """None if tracing is off."""
@@ -189,9 +193,11 @@ class Node:
         1. raise the limit of open files if it is too low, open the spans, and lock the data
            directory, 2. open the log and check its topics, 3. construct the copier and the
            bootstrap,
-        4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7.
-           start the maintenance,
-        the watch and the checkpoints"""
+        4. open the stores that are there and construct all shards, 5. join the cluster, 6. start
+           the shards with a store, 7. start the maintenance, the watch and the checkpoints
+
+        A member of a cluster starts the other shards once it knows the roles, if it holds them.
+        """
         config = self.config
         try:
             # 1.
@@ -235,9 +241,12 @@ class Node:
             self.rates.open(self.shards, self.membership)
             self.registry_configuration.open(self.membership)
             # 4.
+            identities = [identity(config, number, infos) for number in range(config.shards)]
             with ThreadPoolExecutor(STORES_AT_ONCE, "open") as threads:
-                for number, store in enumerate(threads.map(self._open_store, range(config.shards))):
-                    self.shards.append(self._open_shard(number, store, infos))
+                for mine, store in zip(
+                    identities, threads.map(self._open_store, identities), strict=True
+                ):
+                    self.shards.append(self._open_shard(mine, store))
             # 5.
             if self._reachability is not None:
                 self._pings.start()
@@ -245,12 +254,7 @@ class Node:
                 self._cluster.join()
             # 6.
             self._reads = True
-            for shard in self.shards:
-                if config.log.kind == "kafka":
-                    self.directory.begin_reading(
-                        shard.number, self._flushed[shard.number].pull_offset
-                    )
-                shard.start()
+            self._start_shards(lambda shard: shard.store.is_open)
             # 7.
             self._watch = self._make_watch()
             self._maintenance.start()
@@ -312,8 +316,20 @@ class Node:
             look=lambda shard, master: look(
                 self.shards[shard], leads=master == config.node.id, now_ms=self.clock.now_ms()
             ),
+            assigned=self._start_shards,
             failed=self._fail,
         )
+
+    def _start_shards(self, may: Callable[[ShardDriver], bool] = lambda shard: True) -> None:
+        """Start the shards that have something to do and no thread, if they may."""
+        with self._starting:
+            for shard in self.shards:
+                if self._reads and shard.lacks_thread and may(shard):
+                    number = shard.number
+                    if self.config.log.kind == "kafka" and number not in self._reading:
+                        self.directory.begin_reading(number, self._flushed[number].pull_offset)
+                    self._reading.add(number)
+                    shard.start()
 
     def _make_watch(self) -> ShardWatch:
         topics = self.config.topics
@@ -345,19 +361,21 @@ class Node:
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )
 
-    def _open_store(self, number: int) -> RocksStore:
-        store = open_store(self.config, self.directory, number, self._cache)
-        self._stores[number] = store
+    def _open_store(self, mine: Identity) -> RocksStore:
+        store = open_store(
+            self.config,
+            self.directory,
+            mine.shard,
+            cache=self._cache,
+            mine=mine,
+            creates=self._cluster is None,
+        )
+        self._stores[mine.shard] = store
         return store
 
-    def _open_shard(
-        self, number: int, store: RocksStore, infos: dict[str, TopicInfo]
-    ) -> ShardDriver:
+    def _open_shard(self, mine: Identity, store: RocksStore) -> ShardDriver:
         """Return the driver of a shard, with its checkpoints scheduled."""
-        mine = identity(self.config, number, infos)
-        check_identity(store, mine, store.path)
-        (data,) = store.get([STATE_KEY])
-        position = LogPosition.of(FRESH if data is None else unpack_state(data))
+        number, position = mine.shard, _position(store)
         bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(
             number, position.pull_offset
         )
@@ -612,9 +630,13 @@ class Node:
             # The state is read before the flush, which covers at least as much of the logs; unless
             # the store was replaced or reopened meanwhile, and holds something older.
             opened = store.times_opened
-            (data,) = store.get([STATE_KEY])
-            position = LogPosition.of(FRESH if data is None else unpack_state(data))
-            store.flush()
+            try:
+                position = _position(store)
+                store.flush()
+            except Retry:
+                if store.is_open:
+                    raise
+                continue  # the node no longer holds the shard
             if store.times_opened != opened:
                 continue
             self._flushed[shard.number] = position
@@ -645,19 +667,21 @@ class Node:
         self._stopping.set()
         for shard in self.shards:
             shard.stop()
-        threads = [self._maintenance, self._pings, *self.shards]
+        threads = [self._maintenance, self._pings]
         if self._watch is not None:
             self._watch.stop()
             threads.append(self._watch.thread)
         for thread in threads:
             join_until(thread, deadline_s)
+        for shard in self.shards:
+            shard.join(deadline_s)
         if self._spans is not None:
             self._spans.close()
         # 4.
         if self._cluster is not None:
             self._cluster.leave(max(0.0, deadline_s - time.monotonic()))
         # 5.
-        stuck = [shard.number for shard in self.shards if shard.is_alive()]
+        stuck = [shard.number for shard in self.shards if shard.is_running]
         if stuck:
             # Closing a store under a running step would crash: the end of the process closes
             # everything, and loses nothing.
@@ -679,3 +703,10 @@ class Node:
         if hasattr(self, "log"):  # not set if the start failed before it
             self.log.close()
         self.directory.release()
+
+
+def _position(store: RocksStore) -> LogPosition:
+    """Return the position of the state in a store; the beginning of the logs for one that is not
+    open."""
+    (data,) = store.get([STATE_KEY]) if store.is_open else (None,)
+    return LogPosition.of(FRESH if data is None else unpack_state(data))

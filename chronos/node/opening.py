@@ -424,17 +424,27 @@ def check_progress_fits(config: Config, progress: TopicInfo) -> None:
 
 
 def open_store(
-    config: Config, directory: DataDirectory, shard: int, cache: BlockCache | None = None
+    config: Config,
+    directory: DataDirectory,
+    shard: int,
+    *,
+    cache: BlockCache | None = None,
+    mine: Identity | None = None,
+    creates: bool = True,
 ) -> RocksStore:
-    """Return the open store of a shard. `cache`: the block cache that all stores of a node share;
-    None: one of its own."""
-    settings = config.store
+    """Return the store of a shard, open unless it is not on disk yet and `creates` is false.
+
+    `cache`: the block cache that all stores of a node share; None: one of its own. `mine`: the
+    identity that it must have, or LogMismatch is raised; None: any."""
+    settings, path = config.store, directory.store(shard)
     return RocksStore(
-        directory.store(shard),
+        path,
         block_cache=settings.block_cache if cache is None else cache,
         memtable_bytes=settings.memtable,
         blob_bytes_min=settings.blob_bytes_min,
         remedy=EMBEDDED_REMEDY if config.log.kind == "embedded" else None,
+        opened=creates or path.exists(),
+        check=None if mine is None else lambda store: check_identity(store, mine, path),
     )
 
 

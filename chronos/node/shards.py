@@ -72,19 +72,19 @@ def join_until(thread: threading.Thread, deadline_s: float) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-class ShardDriver(threading.Thread):
-    """Runs one shard of this node."""
+class ShardDriver:
+    """Runs one shard of this node, in a thread that it has only while the node holds the shard."""
 
     def __init__(
         self,
         replica: Replica,
         *,
         clock: Clock,
+        assigned: Callable[[], Assignment],
         failed: Callable[[ChronosError], None],
         outcomes: Outcomes | None = None,
     ) -> None:
         """`outcomes`: where the node counts the outcomes of its steps."""
-        super().__init__(name=f"shard-{replica.number}", daemon=True)
         self.number = replica.number
         self.replica = replica
         self.lateness = Histogram(LATENESS_S)
@@ -99,11 +99,12 @@ class ShardDriver(threading.Thread):
         self.stalls = 0
         """How often it has stood still since the start. Set by `ShardWatch`."""
         self.step_began_ms: int | None = None
-        """When the thread began the present step (epoch ms); None before the first and after the
-        last one."""
+        """When the thread began the present step (epoch ms); None without a thread."""
         self.outcomes = Outcomes() if outcomes is None else outcomes
         self._clock = clock
+        self._assigned = assigned
         self._failed = failed
+        self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._moved = threading.Condition()
         self._pulled = 0
@@ -159,9 +160,37 @@ class ShardDriver(threading.Thread):
         """Return what the present transaction waits for, for people; None if it does not wait."""
         return self.replica.waits_for(now_ms)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def lacks_thread(self) -> bool:
+        """Whether it has no thread although there is something to do: the replica has not begun, or
+        the shard was assigned to this node again."""
+        return (
+            not self._stopping.is_set()
+            and not self.is_running
+            and (
+                self.role == ReplicaState.STARTING
+                or (self.role == ReplicaState.NONE and self._assigned().kind != "none")
+            )
+        )
+
+    def start(self) -> None:
+        """Start a thread; there must be none."""
+        self._thread = threading.Thread(target=self._run, name=f"shard-{self.number}", daemon=True)
+        self._thread.start()
+
     def stop(self) -> None:
         """Ask the thread to end after its step."""
         self._stopping.set()
+
+    def join(self, deadline_s: float) -> None:
+        """Wait for the end of the thread, until the deadline (of `time.monotonic()`)."""
+        if self._thread is not None:
+            join_until(self._thread, deadline_s)
 
     def wait_pulled(self, offset: int, timeout_s: float) -> bool:
         """Wait until the delay partition is executed up to `offset`, markers included; False if the
@@ -182,8 +211,9 @@ class ShardDriver(threading.Thread):
 
     # --- the thread
 
-    def run(self) -> None:
-        """Step until `stop`; any other end is reported, so that no thread ends unnoticed."""
+    def _run(self) -> None:
+        """Step until `stop`, or until the node no longer holds the shard. Any other end is
+        reported, so that no thread ends unnoticed."""
         replica = self.replica
         try:
             while not self._stopping.is_set():
@@ -191,6 +221,8 @@ class ShardDriver(threading.Thread):
                 self.step_began_ms = now_ms
                 wake_ms = replica.step(now_ms)
                 self._record(time.perf_counter() - started)
+                if replica.role == ReplicaState.NONE:
+                    return
                 self._wait(wake_ms)
         except ChronosError as error:
             self._fail(str(error), error)
@@ -202,6 +234,8 @@ class ShardDriver(threading.Thread):
             )
         else:
             replica.close()
+        finally:
+            self.step_began_ms = None
 
     def _fail(self, why: str, error: ChronosError) -> None:
         self.replica.fail(why)
@@ -341,7 +375,7 @@ def make_shard(
         elsewhere=elsewhere,
         tracing=tracing,
     )
-    return ShardDriver(replica, clock=clock, failed=failed, outcomes=outcomes)
+    return ShardDriver(replica, clock=clock, assigned=assigned, failed=failed, outcomes=outcomes)
 
 
 def configured_rates(config: Config) -> Mapping[str, Rate | None]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rocksdict import Options, Rdict, ReadOptions
 
 from chronos.adapters.rocksdb import RocksStore, shared_cache
-from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
+from chronos.errors import ConfigurationError, LogMismatch, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
 from tests.contract.implementations import BLOB_BYTES_MIN, STORES, StoreKind, rocks_store
 from tests.harness.files import no_more_files
@@ -184,6 +184,47 @@ def test_a_closed_store_raises_retry(store):
         store.get([b"a"])
     with pytest.raises(Retry, match="closed"):
         store.write([(b"a", b"b")], [])
+
+
+def test_a_closed_store_can_be_opened_again(store):
+    """With everything that was written before it was closed."""
+    store.write([(b"a", b"1")], [])
+    store.close()
+    assert not store.is_open
+    store.open()
+    assert store.is_open
+    assert store.get([b"a"]) == [b"1"]
+    store.write([(b"b", b"2")], [])
+    assert store.get([b"b"]) == [b"2"]
+
+
+def test_a_store_that_is_not_opened_at_once_is_created_when_it_is_opened(tmp_path):
+    """Nothing is on disk before, and its size is nothing; each opening is checked."""
+    opened: list[int] = []
+    store = RocksStore(
+        tmp_path / "s", opened=False, check=lambda store: opened.append(store.times_opened)
+    )
+    assert not (tmp_path / "s").exists()
+    assert store.size_bytes() == 0
+    store.open()
+    store.close()
+    store.open()
+    store.reopen()
+    assert opened == [1, 2, 3]
+    store.close()
+
+
+def test_a_store_that_fails_its_check_is_closed(tmp_path):
+    """So that another process can open it."""
+
+    def refuse(store: RocksStore) -> None:
+        raise LogMismatch("another topic")
+
+    with pytest.raises(LogMismatch):
+        RocksStore(tmp_path / "s", check=refuse)
+    again = rocks_store(tmp_path / "s")
+    assert again.is_open
+    again.close()
 
 
 def test_a_healthy_store_has_no_background_error(store):

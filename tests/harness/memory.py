@@ -121,6 +121,16 @@ class MemoryStore:
         """Return None: a store in memory takes every write."""
         return None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return not self._closed
+
+    def open(self) -> None:
+        """Open it again, with what was flushed."""
+        self._rows, self._keys = dict(self._flushed), sorted(self._flushed)
+        self._closed = False
+
     def reopen(self) -> None:
         """Nothing to do: writes never fail."""
 

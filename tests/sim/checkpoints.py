@@ -362,6 +362,8 @@ class Maintenance:
         with suppress(NoSpace):
             for thread in self.process.threads:
                 store = self.node.stores[thread.shard]
+                if not store.is_open:
+                    continue
                 store.flush()
                 self.flushed[thread.shard] = _position(store.durable)
 

@@ -98,6 +98,12 @@ class SimStore(MemoryStore):
     def background_error(self) -> str | None:
         return self._error
 
+    def open(self) -> None:
+        if self._disk.full or self._disk.failing:
+            raise NoSpace("no space left on device")
+        self._error = None
+        super().open()
+
     def reopen(self) -> None:
         if self._disk.full or self._disk.failing:
             raise NoSpace("no space left on device")
@@ -128,9 +134,10 @@ class SimStore(MemoryStore):
             self._wrote(self)
 
     def rows(self) -> dict[bytes, bytes]:
-        """The rows of a checkpoint made now; flushes the store."""
+        """The rows of a checkpoint made now; flushes the store if it is open."""
         self._check_sound()
-        self.flush()
+        if self.is_open:
+            self.flush()
         return self._flushed
 
     def _restore(self, rows: dict[bytes, bytes]) -> None:

@@ -4,6 +4,7 @@ each."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from chronos.core.keys import PLACED, PLACED_KEY, STATE_KEY
 from chronos.core.shard.codec import pack_state
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import RULES, unpack_progress
-from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
+from chronos.errors import ChronosError, Deposed, LogMismatch, NoSpace, Retry
 from chronos.node.opening import own_topics
 from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardDriver, ShardWatch, make_shard, report
 from chronos.ports import READING_BOUNDED
@@ -35,6 +36,7 @@ from chronos.workers.replica.state import (
     ReplicaState,
 )
 from tests.harness.clock import HandClock
+from tests.harness.inside import wait_until
 from tests.harness.memory import MemoryStore
 
 STEPS_MAX = 20
@@ -591,12 +593,81 @@ def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoin
     assert case.node.replica.state == case.other.replica.state
 
 
+def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Case) -> None:
+    """The thread ends and the store is closed without a loss; both are there again with the next
+    assignment."""
+    case.commit()
+    driver, store = case.node.driver, case.node.store
+
+    def found() -> tuple[bool, bool, bool]:
+        return driver.is_running, driver.lacks_thread, store.is_open
+
+    assert found() == (False, True, True)
+    driver.start()
+    wait_until(lambda: driver.role == S.FOLLOWER)
+    assert found() == (True, False, True)
+    case.node.assignment = LEAVE
+    driver.join(time.monotonic() + 9.0)
+    assert driver.role == S.NONE
+    assert found() == (False, False, False)
+    assert driver.state == case.other.replica.state
+    case.node.assignment = FOLLOW
+    assert found() == (False, True, False)
+    case.commit()
+    driver.start()
+    wait_until(lambda: driver.state == case.other.replica.state)
+    assert found() == (True, False, True)
+    driver.stop()
+    driver.join(time.monotonic() + 9.0)
+    assert driver.role.value == "stopped"
+    assert found() == (False, False, True)
+
+
+def test_a_store_that_cannot_be_flushed_stays_open(case: Case) -> None:
+    """What it holds would be lost; the replica says why it waits."""
+
+    class FullStore(MemoryStore):
+        full = True
+
+        def flush(self) -> None:
+            if self.full:
+                raise NoSpace("no space left")
+            super().flush()
+
+    case.commit()
+    store = FullStore()
+    node = Node(case, "c", FOLLOW, store=store)
+    node.until(S.FOLLOWER)
+    node.assignment = LEAVE
+    node.steps(4)
+    assert store.is_open
+    assert node.replica.role == S.FOLLOWER
+    assert node.replica.paused == "no space left"
+    store.full = False
+    node.until(S.NONE)
+    assert not store.is_open
+
+
+def test_a_shard_that_was_never_held_has_no_store(case: Case) -> None:
+    """Its state is that of an empty shard, and its position is reported."""
+    store = MemoryStore()
+    store.close()
+    node = Node(case, "c", LEAVE, store=store)
+    assert report(node.driver, LogPosition(applied=0, pull_offset=0)).applied == 0
+    node.until(S.NONE)
+    assert not store.is_open
+    case.commit()
+    node.assignment = FOLLOW
+    node.until(S.FOLLOWER)
+    assert node.replica.state == case.other.replica.state
+
+
 def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> None:
     """The driver's thread ends; the state is `failed`, and the node gets the error."""
     case.commit()
     case.trim()
     case.node.driver.start()
-    case.node.driver.join(9.0)
+    case.node.driver.join(time.monotonic() + 9.0)
     (failure,) = case.node.failures
     assert isinstance(failure, LogMismatch)
     assert case.node.driver.role == S.FAILED

@@ -161,8 +161,11 @@ class Checkpointer:
         """1. Make a checkpoint if one is due, 2. remove the surplus ones, 3. trim the logs; return
         when to be called again.
 
-        Raises Retry if a part failed; it is tried again after RETRY_MS.
+        Raises Retry if a part failed; it is tried again after RETRY_MS. Does nothing while the
+        store is closed, because this node does not hold the shard.
         """
+        if not self._store.is_open:
+            return now_ms + RETRY_MS
         if self._asked:
             self._asked, self._wanted = False, True
         elif (

@@ -185,7 +185,8 @@ class Replica:
         self._led_epoch: int | None = None
         """The log epoch of this process's last leadership; None before the first."""
         self._forget()
-        self.shard = self._load()
+        # A store that is not open holds nothing yet: it is created with the first assignment.
+        self.shard = self._load() if store.is_open else self._make_shard(FRESH)
 
     def _forget(self) -> None:
         """Reset what belongs to one run from `_start` on: nothing is open, nothing is under way."""
@@ -374,10 +375,16 @@ class Replica:
         """Open the follower at the store's positions; the logs must hold everything from there
         on."""
         if self._assigned().kind == "none":
+            if self.store.is_open:
+                # Closing flushes too, but a store that it could not flush would be closed.
+                self.store.flush()
+                self.store.close()
             self._become(ReplicaState.NONE)
             self._paused = None
             return self._sleep_until(now_ms + POLL_MS)
-        if self.store.background_error() is not None:
+        if not self.store.is_open:
+            self.store.open()
+        elif self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
         progress, delay = self._watermarks()
@@ -653,9 +660,12 @@ class Replica:
         """Return the shard as the store holds it, and make its delete worker. Raises
         LogMismatch."""
         (data,) = self.store.get([STATE_KEY])
-        self.known = True
         state = FRESH if data is None else unpack_state(data)
         check_rules(state, self.number)
+        return self._make_shard(state)
+
+    def _make_shard(self, state: State) -> Shard:
+        self.known = True
         shard = Shard(rules=self._rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
         if self._settings.delivered_ms is not None:

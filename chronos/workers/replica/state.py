@@ -44,8 +44,8 @@ class ReplicaState(StrEnum):
     """Nothing was read from the logs yet. The shard's state is the one the store held when the
     process opened it. Nothing has to be closed on leaving."""
     NONE = "none"
-    """The controller gave the shard to other nodes. The store is kept as it is and falls behind; it
-    must not answer queries. On leaving, the state is loaded from the store again."""
+    """The controller gave the shard to other nodes. The store is closed, kept as it is, and falls
+    behind. On leaving, it is opened, and the state is loaded from it again."""
     RESTORING = "restoring"
     """The store is empty or behind the start of the logs, and a checkpoint is fetched to replace
     it. The store must not be read, and its position must not be reported. On leaving, the state is
