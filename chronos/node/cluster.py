@@ -287,11 +287,15 @@ class ClusterNode:
             self._probes.close()
 
     def _run_membership(self) -> None:
+        looked_at, looked_s = None, 0.0
         while not self._leaving.is_set():
             self.in_sync.step()
             self._steadiness.step(self.membership.snapshot())
             wake_ms = self.membership.step(self._clock.now_ms())
-            if self.membership.snapshot().roles is not None:
+            roles = self.membership.snapshot().roles
+            now_s = time.monotonic()
+            if roles is not None and (roles is not looked_at or now_s - looked_s >= WAIT_MAX_S):
+                looked_at, looked_s = roles, now_s
                 self._assigned()
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:

@@ -49,6 +49,10 @@ log = structlog.get_logger("chronos.shard")
 WAIT_MAX_S = 0.2
 """Longest single wait, so that a stop or another assignment is noticed."""
 
+STEP_EVERY_S = 1.0
+"""Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
+that the disk is full, or that a limit was changed."""
+
 REFUSALS_REMEMBERED = 20_000
 """Refusals kept for HTTP requests that wait for the outcome of their action."""
 
@@ -169,13 +173,12 @@ class ShardDriver:
     def lacks_thread(self) -> bool:
         """Whether it has no thread although there is something to do: the replica has not begun, or
         the shard was assigned to this node again."""
+        role = self.role
         return (
-            not self._stopping.is_set()
+            role in (ReplicaState.STARTING, ReplicaState.NONE)
             and not self.is_running
-            and (
-                self.role == ReplicaState.STARTING
-                or (self.role == ReplicaState.NONE and self._assigned().kind != "none")
-            )
+            and not self._stopping.is_set()
+            and (role == ReplicaState.STARTING or self._assigned().kind != "none")
         )
 
     def start(self) -> None:
@@ -219,11 +222,12 @@ class ShardDriver:
             while not self._stopping.is_set():
                 started, now_ms = time.perf_counter(), self._clock.now_ms()
                 self.step_began_ms = now_ms
+                assignment = self._assigned()
                 wake_ms = replica.step(now_ms)
                 self._record(time.perf_counter() - started)
                 if replica.role == ReplicaState.NONE:
                     return
-                self._wait(wake_ms)
+                self._wait(wake_ms, assignment)
         except ChronosError as error:
             self._fail(str(error), error)
         except Exception as error:
@@ -241,10 +245,20 @@ class ShardDriver:
         self.replica.fail(why)
         self._failed(error)
 
-    def _wait(self, wake_ms: int) -> None:
-        timeout_s = min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)
-        if timeout_s > 0 and not self.replica.wait(timeout_s):
-            self._stopping.wait(timeout_s)
+    def _wait(self, wake_ms: int, assignment: Assignment) -> None:
+        """Wait for the time of the next step, for records, or for another assignment."""
+        until_s = time.monotonic() + STEP_EVERY_S - WAIT_MAX_S
+        while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
+            arrived = self.replica.wait(timeout_s)
+            if arrived is None:
+                self._stopping.wait(timeout_s)
+            if (
+                arrived is not False
+                or time.monotonic() > until_s
+                or self._stopping.is_set()
+                or self._assigned() != assignment
+            ):
+                return
 
     def _record(self, took_s: float) -> None:
         """Publish the step's duration, lateness, refusals and position to the other threads."""

@@ -141,9 +141,9 @@ class Follower:
             reader.seek(position)
         return unpack_progress(found[-1].value) if found and is_whole else None
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until there may be more progress records, or for the time to pass."""
-        self._progress.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there may be more progress records, or for the time to pass; return which."""
+        return self._progress.wait(timeout_s)
 
     def set_patient(self, patient: bool) -> None:
         """Read the progress partition through a patient reader while a master goes on, and through

@@ -645,9 +645,9 @@ class Master:
             due_ms = now_ms + TRANSACTION_POLL_MS
         return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a record arrives, or the time is over."""
-        self._puller.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a record arrives, or the time is over; return whether one may have arrived."""
+        return self._puller.wait(timeout_s)
 
     def close(self) -> None:
         """End the leadership; the next master resolves a transaction that is open."""

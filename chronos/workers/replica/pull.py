@@ -151,10 +151,10 @@ class Puller:
         """Forget the first `count` records, which are applied."""
         del self._waiting[:count]
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a record can be read, or for the time to pass."""
-        if not self._waiting:
-            self._reader.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a record can be read, or for the time to pass; return whether one may be
+        there."""
+        return bool(self._waiting) or self._reader.wait(timeout_s)
 
     def close(self) -> None:
         """Close the reader."""

@@ -93,6 +93,9 @@ log = structlog.get_logger("chronos.shard")
 POLL_MS = 200
 """Time between the checks of a replica that waits for another node or for the coordinator."""
 
+FOLLOWING_MS = 1_000
+"""Longest time between two steps of a follower whose master writes nothing."""
+
 PREDECESSOR_POLL_MS = POLL_MS // 10
 """Time between the checks while the previous master may still finish its step."""
 
@@ -321,18 +324,14 @@ class Replica:
             return self._start(now_ms)
         return self._follow(now_ms) if self._writer is None else self._resolve(now_ms)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for records or for the time to pass; False, at once, if no record could end the
-        wait."""
+    def wait(self, timeout_s: float) -> bool | None:
+        """Wait for records or for the time to pass, and return whether there may be records; None,
+        at once, if no record could end the wait."""
         if self._sleeping:
-            return False
-        if self._master is not None and not self._master.lingering:
-            self._master.wait(timeout_s)
-            return True
-        if self._master is None and self._follower is not None:
-            self._follower.wait(timeout_s)
-            return True
-        return False
+            return None
+        if self._master is not None:
+            return None if self._master.lingering else self._master.wait(timeout_s)
+        return None if self._follower is None else self._follower.wait(timeout_s)
 
     def close(self) -> None:
         """Close everything for good; an open transaction is left for the next master to resolve."""
@@ -496,7 +495,7 @@ class Replica:
         self._arrived = follower.last
         self._paused = self._arrivals.problem(self._clock.stepped_ms())
         self._delete(now_ms)
-        return now_ms + POLL_MS
+        return now_ms + FOLLOWING_MS
 
     def _resolve(self, now_ms: int) -> int:
         """3. Apply what the fence resolved: the end of the log counts only when no open transaction
