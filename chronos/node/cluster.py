@@ -199,13 +199,14 @@ class ClusterNode:
         log: Log,
         clock: Clock,
         describe: Callable[[], Member],
+        changed: Callable[[], bool],
         look: Callable[[int, str], Look | None],
-        assigned: Callable[[], None],
+        assigned: Callable[[bool], None],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        """`describe`: this node as it is now. `look`: see `HealthObserver`. `assigned`: called
-        often while roles are known, which may have changed. `failed`: called with the error that
-        ended a thread."""
+        """`describe`: this node as it is now. `changed`: see `Membership`. `look`: see
+        `HealthObserver`. `assigned`: called when the roles have changed, with True, and once a
+        second. `failed`: called with the error that ended a thread."""
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
 
@@ -219,7 +220,12 @@ class ClusterNode:
             )
 
         self.membership = Membership(
-            coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned
+            coordinator,
+            node=config.node.id,
+            clock=clock,
+            describe=describe,
+            plan=planned,
+            changed=changed,
         )
         self.in_sync = InSyncWatch(
             replication_rules(config),
@@ -294,9 +300,9 @@ class ClusterNode:
             wake_ms = self.membership.step(self._clock.now_ms())
             roles = self.membership.snapshot().roles
             now_s = time.monotonic()
-            if roles is not None and (roles is not looked_at or now_s - looked_s >= WAIT_MAX_S):
+            if (have_changed := roles is not looked_at) or now_s - looked_s >= WAIT_MAX_S:
                 looked_at, looked_s = roles, now_s
-                self._assigned()
+                self._assigned(have_changed)
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))

@@ -142,6 +142,8 @@ class Node:
         self._looked_at: set[int] = set()
         """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
+        self._is_changed = False
+        """The state of a shard changed, and is to be reported at once."""
         self._reads = False
         """Its shards may be started."""
         self._reading: set[int] = set()
@@ -316,9 +318,28 @@ class Node:
             look=lambda shard, master: look(
                 self.shards[shard], leads=master == config.node.id, now_ms=self.clock.now_ms()
             ),
-            assigned=self._start_shards,
+            changed=self._take_changed,
+            assigned=self._reassign,
             failed=self._fail,
         )
+
+    def _take_changed(self) -> bool:
+        """Return whether the state of a shard changed since the last call."""
+        changed, self._is_changed = self._is_changed, False
+        return changed
+
+    def _note_change(self) -> None:
+        self._is_changed = True
+
+    def _reassign(self, roles_changed: bool) -> None:
+        """Have the shards look at the roles if they have changed, and start those that this node
+        holds."""
+        if roles_changed:
+            for shard in self.shards:
+                shard.reassigned()
+        # Before the roles are known, a shard without a store may not be this node's.
+        if self.membership is not None and self.membership.snapshot().roles is not None:
+            self._start_shards()
 
     def _start_shards(self, may: Callable[[ShardDriver], bool] = lambda shard: True) -> None:
         """Start the shards that have something to do and no thread, if they may."""
@@ -394,6 +415,7 @@ class Node:
             selector=self.selector,
             bounded=bounded,
             failed=self._fail,
+            changed=self._note_change,
             outcomes=self.outcomes,
             limits=self.rates.limits,
             elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
@@ -654,7 +676,7 @@ class Node:
         4. leave the cluster, 5. close the stores, the log and the data directory
         """
         # 1.
-        self._leaving = True
+        self._leaving = self._is_changed = True
         if self._cluster is not None:
             self._cluster.hand_over(
                 lambda: all(shard.role != ReplicaState.MASTER for shard in self.shards)

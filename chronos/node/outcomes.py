@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import permutations
 
 from msgspec import Struct, field
@@ -90,6 +91,9 @@ look."""
 SLOT_MS = 10_000
 """Dead letters are remembered by slots of this length."""
 
+TARGETS_COUNTED = 10_000
+"""Targets with counts of their own: some 2 MB."""
+
 TARGETS_SHOWN = 20
 """Targets that are counted apart."""
 
@@ -144,6 +148,20 @@ class TargetCounts(Struct):
         self.delivered += delivered
         self.late += late
         self.dead += dead
+
+
+class AllTargets(Struct):
+    """Counts of each target, up to TARGETS_COUNTED, and of those that came later together."""
+
+    known: dict[str, TargetCounts] = field(default_factory=dict)
+    later: TargetCounts = field(default_factory=TargetCounts)
+
+    def add(self, topic: str, delivered: int, late: int, dead: int) -> None:
+        """Count messages."""
+        row = self.known.get(topic)
+        if row is None and len(self.known) < TARGETS_COUNTED:
+            row = self.known[topic] = TargetCounts()
+        (self.later if row is None else row).add(delivered, late, dead)
 
 
 class BusiestTargets(Struct):
@@ -215,6 +233,8 @@ class Outcomes:
         self._dead: Counter[Reason] = Counter(dict.fromkeys(DEAD_REASONS, 0))
         self._rejected: Counter[Reason] = Counter(dict.fromkeys(REJECTION_REASONS, 0))
         self._targets = BusiestTargets()
+        """Those of the metrics, which must be few."""
+        self._all_targets = AllTargets()
         self._ahead: Counter[tuple[int, int]] = Counter()
         """Hops that are too far ahead, by the brokers that led both partitions then."""
         self._recent: dict[int, deque[tuple[int, Counter[tuple[Reason, str]]]]] = {}
@@ -226,7 +246,7 @@ class Outcomes:
         with self._lock:
             for topic, delivered in step.delivered.items():
                 if delivered:
-                    self._targets.add(topic, delivered, step.late.get(topic, 0), 0)
+                    self._add(topic, delivered, step.late.get(topic, 0), 0)
             if dead:
                 self._count_dead(shard, step.dead, step.committed_ms)
             for (reason, _), count in step.rejected.cases.items():
@@ -234,11 +254,15 @@ class Outcomes:
             for source, _ in step.ahead:
                 self._ahead[self._leader(source), self._leader(shard)] += 1
 
+    def _add(self, topic: str, delivered: int, late: int, dead: int) -> None:
+        self._targets.add(topic, delivered, late, dead)
+        self._all_targets.add(topic, delivered, late, dead)
+
     def _count_dead(self, shard: int, letters: LetterCounts, now_ms: int) -> None:
         for (reason, target), count in letters.cases.items():
             self._dead[reason] += count
             if target != OTHER:
-                self._targets.add(target, 0, 0, count)
+                self._add(target, 0, 0, count)
         recent = self._recent.setdefault(shard, deque(maxlen=RECENT_MS // SLOT_MS + 1))
         cases = Counter(
             {case: count for case, count in letters.cases.items() if case[0] is not Reason.EXPIRED}
@@ -280,6 +304,13 @@ class Outcomes:
             known = found.setdefault(OTHER, TargetCounts())
             known.add(other.delivered, other.late, other.dead)
             return found
+
+    def all_targets(self) -> tuple[Mapping[str, TargetCounts], TargetCounts]:
+        """Return the counts of each of the first TARGETS_COUNTED targets, and those of all others
+        together."""
+        with self._lock:
+            found = self._all_targets
+            return {topic: copy(row) for topic, row in found.known.items()}, copy(found.later)
 
     def recent_targets(self, now_ms: int) -> set[str]:
         """Return the targets whose messages were dead-lettered in the last RECENT_MS."""

@@ -86,9 +86,11 @@ class ShardDriver:
         clock: Clock,
         assigned: Callable[[], Assignment],
         failed: Callable[[ChronosError], None],
+        changed: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
     ) -> None:
-        """`outcomes`: where the node counts the outcomes of its steps."""
+        """`changed`: called after a step that changed the state of the replica. `outcomes`: where
+        the node counts the outcomes of its steps."""
         self.number = replica.number
         self.replica = replica
         self.lateness = Histogram(LATENESS_S)
@@ -108,6 +110,10 @@ class ShardDriver:
         self._clock = clock
         self._assigned = assigned
         self._failed = failed
+        self._changed = changed
+        self._shown: tuple[ReplicaState, str | None] | None = None
+        """State of the replica, and why it is paused, after the last step."""
+        self._is_reassigned = False
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._moved = threading.Condition()
@@ -181,6 +187,10 @@ class ShardDriver:
             and (role == ReplicaState.STARTING or self._assigned().kind != "none")
         )
 
+    def reassigned(self) -> None:
+        """Have the thread look at its assignment soon: it may be another one."""
+        self._is_reassigned = True
+
     def start(self) -> None:
         """Start a thread; there must be none."""
         self._thread = threading.Thread(target=self._run, name=f"shard-{self.number}", daemon=True)
@@ -222,12 +232,12 @@ class ShardDriver:
             while not self._stopping.is_set():
                 started, now_ms = time.perf_counter(), self._clock.now_ms()
                 self.step_began_ms = now_ms
-                assignment = self._assigned()
+                self._is_reassigned = False
                 wake_ms = replica.step(now_ms)
                 self._record(time.perf_counter() - started)
                 if replica.role == ReplicaState.NONE:
                     return
-                self._wait(wake_ms, assignment)
+                self._wait(wake_ms)
         except ChronosError as error:
             self._fail(str(error), error)
         except Exception as error:
@@ -245,7 +255,7 @@ class ShardDriver:
         self.replica.fail(why)
         self._failed(error)
 
-    def _wait(self, wake_ms: int, assignment: Assignment) -> None:
+    def _wait(self, wake_ms: int) -> None:
         """Wait for the time of the next step, for records, or for another assignment."""
         until_s = time.monotonic() + STEP_EVERY_S - WAIT_MAX_S
         while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
@@ -256,12 +266,16 @@ class ShardDriver:
                 arrived is not False
                 or time.monotonic() > until_s
                 or self._stopping.is_set()
-                or self._assigned() != assignment
+                or self._is_reassigned
             ):
                 return
 
     def _record(self, took_s: float) -> None:
         """Publish the step's duration, lateness, refusals and position to the other threads."""
+        shown = self.replica.role, self.replica.paused
+        if shown != self._shown:
+            self._shown = shown
+            self._changed()
         stepped = self.replica.last
         if stepped is not None:
             self.steps.observe(took_s)
@@ -296,6 +310,7 @@ def make_shard(
     selector: Selector | None = None,
     bounded: bool = False,
     failed: Callable[[ChronosError], None],
+    changed: Callable[[], None] = lambda: None,
     limits: RateLimits | None = None,
     outcomes: Outcomes | None = None,
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
@@ -310,7 +325,7 @@ def make_shard(
     configuration. `outcomes`: where the node counts the outcomes of its steps.
 
     `selector`: the one of the node. `failed`: called once, with the error that ended the driver's
-    thread."""
+    thread. `changed`: see `ShardDriver`."""
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(
         shard=number,
@@ -389,7 +404,14 @@ def make_shard(
         elsewhere=elsewhere,
         tracing=tracing,
     )
-    return ShardDriver(replica, clock=clock, assigned=assigned, failed=failed, outcomes=outcomes)
+    return ShardDriver(
+        replica,
+        clock=clock,
+        assigned=assigned,
+        failed=failed,
+        changed=changed,
+        outcomes=outcomes,
+    )
 
 
 def configured_rates(config: Config) -> Mapping[str, Rate | None]:

@@ -101,7 +101,8 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
         clock=SystemClock(),
         describe=lambda: pytest.fail("it has not joined"),
         look=lambda shard, master: here,
-        assigned=lambda: None,
+        changed=lambda: True,
+        assigned=lambda _: None,
         failed=lambda error: None,
     )
     assert node._observer is not None

@@ -105,6 +105,16 @@ def test_every_node_holds_every_shard_and_answers_for_it(
     assert {change["shard"] for change in seen_nodes["history"]} == set(range(SHARDS))
     assert {node["rules"] for node in seen_nodes["nodes"]} == {seen_nodes["rules"]} == {RULES}
     assert seen_nodes["rules_held_back_by"] == []
+    flow.wait_settled(fleet.any())
+
+    def delivered(node: Service, **of: str) -> int:
+        found = node.get("/v1/targets", **of)
+        assert found["silent"] == []
+        return sum(target["delivered"] for target in found["targets"])
+
+    for node in fleet.nodes.values():
+        node.wait_until(lambda node=node: delivered(node) == 297, "count the deliveries of all")  # type: ignore[misc]
+    assert sum(delivered(node, of="node") for node in fleet.nodes.values()) == 297
 
 
 @pytest.mark.timeout(240)

@@ -146,6 +146,7 @@ EXAMPLES = {
     "stop": Example("/v1/jobs/none"),
     "timeline": Example("/v1/timeline"),
     "history": Example("/v1/history"),
+    "targets": Example("/v1/targets"),
     "shards": Example("/v1/shards"),
     "transfer": Example("/v1/shards/0/transfer?to=x"),
     "digest": Example("/v1/shards/0/digest"),

@@ -49,7 +49,8 @@ def test_a_membership_thread_that_fails_fails_the_node() -> None:
         clock=SystemClock(),
         describe=describe,
         look=lambda shard, master: None,
-        assigned=lambda: None,
+        changed=lambda: True,
+        assigned=lambda _: None,
         failed=failures.append,
     )
     cluster_node._membership_thread.start()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,40 @@ def test_deliveries_are_counted_by_target(service: Service) -> None:
     service.post("/v1/messages", delivered)
     service.wait_until(lambda: service.shards()[0]["totals"]["delivered"] == before + 5, "deliver")
     assert samples(service, "chronos_target_delivered_total") == {"t0": 3, "t1": 2}
+
+
+def test_targets_are_found_and_listed_in_the_order_asked_for(service: Service) -> None:
+    """By a part of their names; the total tells of those that are not listed."""
+    batch = [
+        {"target": {"topic": topic}, "value": "v", "delay": 0}
+        for topic in ("Shop.one", "Shop.two", "Shop.two", "else")
+    ]
+    service.post("/v1/messages", batch)
+
+    def found(**query: object) -> dict[str, Any]:
+        answer: dict[str, Any] = service.get("/v1/targets", **query)
+        return answer
+
+    service.wait_until(lambda: found(find="else")["total"] == 1, "count the deliveries")
+    nothing = {"late": 0, "dead_letters": 0}
+    shops = [
+        {"topic": "Shop.two", "delivered": 2, **nothing},
+        {"topic": "Shop.one", "delivered": 1, **nothing},
+    ]
+    assert found(find="sHOP.") == {
+        "targets": shops,
+        "total": 2,
+        "others": {"delivered": 0, **nothing},
+        "silent": [],
+    }
+    assert found(find="shop", order="topic", of="node")["targets"] == shops[::-1]
+    first = found(find="shop", limit=1)
+    assert (first["targets"], first["total"]) == (shops[:1], 2)
+    assert found(order="dead_letters", limit=1)["targets"] == [
+        {"topic": "forbidden", "delivered": 0, "late": 0, "dead_letters": DOOMED}
+    ]
+    status, problem = service.ask("GET", "/v1/targets?order=name")
+    assert (status, problem["errors"][0]["field"]) == (422, "order")
 
 
 def test_the_node_is_not_green_while_messages_die(service: Service) -> None:

@@ -11,6 +11,7 @@ from chronos.core.selector import NO_LEADER
 from chronos.node.outcomes import (
     CANDIDATES_MAX,
     RECENT_MS,
+    TARGETS_COUNTED,
     TARGETS_SHOWN,
     BusiestTargets,
     Outcomes,
@@ -93,6 +94,18 @@ def test_the_busiest_targets_are_counted_apart_and_no_count_goes_back() -> None:
         targets.add(f"rare{number}", 1, 0, 0)
     assert len(targets.candidates) <= CANDIDATES_MAX
     assert len(targets.shown) == TARGETS_SHOWN
+
+
+def test_the_first_ten_thousand_targets_are_counted_one_by_one() -> None:
+    outcomes = Outcomes()
+    outcomes.count(0, step(delivered={f"t{number}": 1 for number in range(TARGETS_COUNTED)}))
+    outcomes.count(0, step((Reason.TARGET_MISSING, "late", 2), delivered={"t7": 5, "late": 3}))
+    known, later = outcomes.all_targets()
+    assert len(known) == TARGETS_COUNTED
+    assert known["t7"] == TargetCounts(6, 0, 0)
+    assert later == TargetCounts(3, 0, 2)
+    known["t7"].add(1, 0, 0)
+    assert outcomes.all_targets()[0]["t7"] == TargetCounts(6, 0, 0)
 
 
 def test_rejected_records_are_counted_by_reason_and_named_target() -> None:

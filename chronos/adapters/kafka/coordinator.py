@@ -58,7 +58,7 @@ from chronos.ports import ClusterSnapshot, TopicSpec
 
 log = structlog.get_logger("chronos.cluster")
 
-POLL_S = 0.01
+POLL_S = 0.025
 """Longest wait of the loop for a record, and so for what this process writes."""
 
 KNOWN_HEARTBEATS = 2

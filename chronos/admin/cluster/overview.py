@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import msgspec
 from msgspec import UNSET
@@ -35,6 +36,10 @@ from chronos.admin.http.schemas import (
     ReplicaInfo,
     Shard,
     Shards,
+    TargetCounters,
+    TargetInfo,
+    Targets,
+    TargetsQuery,
     Timeline,
     TimelineQuery,
 )
@@ -48,7 +53,7 @@ from chronos.core.reach import EVERYTHING
 from chronos.core.shard.lanes import read_states
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
-from chronos.node.outcomes import Histogram
+from chronos.node.outcomes import TARGETS_COUNTED, Histogram, TargetCounts
 from chronos.node.shards import ShardDriver
 
 CHANGE_S = 10.0
@@ -411,6 +416,41 @@ class Overview:
             ],
         )
 
+    async def targets(self, call: Call) -> tuple[int, object]:
+        """The counts of each target."""
+        query: TargetsQuery = call.query
+        reach = call.sender.reach
+        known, later = self._context.node.outcomes.all_targets()
+        words = "" if query.find is UNSET else query.find.lower()
+        found = {
+            topic: _target_info(topic, counts)
+            for topic, counts in known.items()
+            if words in topic.lower() and reach.admits_target(topic)
+        }
+        others = TargetCounters(delivered=later.delivered, late=later.late, dead_letters=later.dead)
+        silent: list[str] = []
+        if query.of == "cluster":
+            asked = {"of": "node", "limit": str(TARGETS_COUNTED)}
+            if words:
+                asked["find"] = words
+            answers, silent = await self._context.peers.ask_all(
+                "/v1/targets", asked, Targets, reach=reach
+            )
+            for answer in answers:
+                for each in answer.targets:
+                    _add(found.setdefault(each.topic, TargetInfo(topic=each.topic)), each)
+                if answer.others is not None:
+                    _add(others, answer.others)
+        rows = sorted(found.values(), key=attrgetter("topic"))
+        if query.order != "topic":
+            rows.sort(key=attrgetter(query.order), reverse=True)
+        return 200, Targets(
+            targets=rows[: query.limit],
+            total=len(rows),
+            others=None if reach.is_limited else others,
+            silent=silent,
+        )
+
     @staticmethod
     def _time(field: str, value: object, default_ms: int) -> int:
         if value is UNSET:
@@ -455,3 +495,15 @@ def _lateness(lateness: Histogram) -> Lateness:
         p999_ms=_ms(lateness.quantile_s(0.999)),
         mean_ms=_ms(lateness.sum_s / count) if count else None,
     )
+
+
+def _target_info(topic: str, counts: TargetCounts) -> TargetInfo:
+    return TargetInfo(
+        topic=topic, delivered=counts.delivered, late=counts.late, dead_letters=counts.dead
+    )
+
+
+def _add(known: TargetCounters, more: TargetCounters) -> None:
+    known.delivered += more.delivered
+    known.late += more.late
+    known.dead_letters += more.dead_letters

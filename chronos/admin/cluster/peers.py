@@ -152,6 +152,27 @@ class PeerClient:
                 return status, answer
         raise self._no_holder(shards[0])
 
+    async def ask_all(
+        self, path: str, query: Mapping[str, str], kind: type[T], *, reach: Reach
+    ) -> tuple[list[T], list[str]]:
+        """The answers of all other nodes, and the names of those that do not answer."""
+        membership, own = self._node.membership, self._node.config.node.id
+        members = {} if membership is None else membership.snapshot().members
+        others = [member for node, member in sorted(members.items()) if node != own]
+
+        async def ask(member: Member) -> T | None:
+            try:
+                status, body = await self.ask_member(member, "GET", path, query, reach=reach)
+                return msgspec.json.decode(body, type=kind) if status == 200 else None
+            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
+                return None
+
+        answers = await asyncio.gather(*map(ask, others))
+        silent = [
+            member.node for member, answer in zip(others, answers, strict=True) if answer is None
+        ]
+        return [answer for answer in answers if answer is not None], silent
+
     async def ask_member(
         self,
         member: Member,

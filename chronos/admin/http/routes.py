@@ -675,6 +675,21 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/targets",
+            name="targets",
+            role="read",
+            scope="service",
+            handler=overview.targets,
+            query=schemas.TargetsQuery,
+            summary=(
+                "The messages of each target since the nodes started: delivered, late and "
+                "dead-lettered. All nodes are asked; those that do not answer are named."
+            ),
+            answer=schemas.Targets,
+            answers={200: "The targets.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET",
             path="/v1/rates",
             name="rates",
             role="read",

@@ -947,6 +947,43 @@ class History(Struct, kw_only=True):
     ]
 
 
+class TargetCounters(Struct, kw_only=True):
+    """What became of the messages of one target, or of several."""
+
+    delivered: Annotated[Count, Meta(description="Delivered messages.")] = 0
+    late: Annotated[
+        Count, Meta(description="Those of them that were late by more than one second.")
+    ] = 0
+    dead_letters: Annotated[Count, Meta(description="Messages that became dead letters.")] = 0
+
+
+class TargetInfo(TargetCounters, kw_only=True):
+    """What became of the messages of one target."""
+
+    topic: TopicName
+
+
+class Targets(Struct, kw_only=True):
+    """The targets that nodes have counted messages for since they started."""
+
+    targets: Annotated[
+        list[TargetInfo], Meta(max_length=10_000, description="In the order asked for.")
+    ]
+    total: Annotated[Count, Meta(description="The targets that were found; more than are listed.")]
+    others: Annotated[
+        TargetCounters | None,
+        Meta(
+            description=(
+                "All targets together that are not counted one by one: each node counts 10,000. "
+                "Null for a token that is limited to some targets."
+            )
+        ),
+    ] = None
+    silent: Annotated[
+        list[NodeName], Meta(description="Nodes that do not answer: their counts are missing.")
+    ] = []
+
+
 class Epoch(Struct, kw_only=True):
     """The epochs of a shard's last committing master."""
 
@@ -1721,6 +1758,31 @@ class MessageQuery(ShardsQuery):
         int,
         Meta(ge=0, le=100, description="Return the times of so many next occurrences of a series."),
     ] = 0
+
+
+class TargetsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which targets, and in which order."""
+
+    find: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=249,
+                description="Only targets with this in their name, in capitals or not.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    order: Annotated[
+        Literal["delivered", "late", "dead_letters", "topic"],
+        Meta(description="The greatest number first; `topic`: by name."),
+    ] = "delivered"
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="Most targets to list.")] = 1_000
+    of: Annotated[
+        Literal["cluster", "node"],
+        Meta(description="`cluster`: the counts of all nodes together. `node`: of the node asked."),
+    ] = "cluster"
 
 
 class RatesQuery(Struct, forbid_unknown_fields=True, kw_only=True):

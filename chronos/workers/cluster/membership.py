@@ -192,6 +192,9 @@ REPORT_MS = 500
 """How often positions that change all the time are reported; a change of state is reported at
 once."""
 
+DESCRIBE_MS = 200
+"""How often this node looks at all its shards for changes of which none has told."""
+
 FULL_PAUSE_MS = 1_000
 """Pause after roles or a report that the coordinator cannot store: only requests of an operator
 will change that."""
@@ -235,15 +238,19 @@ class Membership:
         clock: Clock,
         describe: Callable[[], Member],
         plan: Callable[[ClusterView], Roles],
+        changed: Callable[[], bool] = lambda: True,
     ) -> None:
         """`describe`: returns the report of this node. `plan`: returns the roles that the
-        controller publishes for a view."""
+        controller publishes for a view. `changed`: whether `describe` is called now; else it is
+        called once DESCRIBE_MS have passed, because it looks at every shard."""
         self.controls = False
         """True if this node was the controller at the last step."""
         self._coordinator = coordinator
         self._node = node
         self._clock = clock
         self._describe = describe
+        self._described_ms = 0
+        self._changed = changed
         self._plan = plan
         self._reported: Member | None = None
         self._reported_ms = 0
@@ -289,6 +296,9 @@ class Membership:
         return now_ms + STEP_MS
 
     def _report(self, now_ms: int) -> None:
+        if not self._changed() and 0 <= now_ms - self._described_ms < DESCRIBE_MS:
+            return
+        self._described_ms = now_ms
         member, reported = self._describe(), self._reported
         if member == reported:
             return

@@ -1,4 +1,4 @@
-// The targets that the service knows of, put together from its metrics, lanes, limits and recent dead letters.
+// The targets that the service knows of, put together from their counts, lanes, limits and recent dead letters.
 
 import { isLike } from "./facets.js";
 import { service } from "./service.js";
@@ -6,21 +6,7 @@ import { service } from "./service.js";
 /** Lanes in an answer of the service, at most. */
 export const LANES_MAX = 1000;
 
-const SAMPLE = /^chronos_target_(delivered|late|dead_letters)_total\{target="((?:[^"\\]|\\.)*)"\} ([0-9.e+]+)/;
-const OTHER = "other"; // In the metrics: all targets besides the busiest.
 const WILDCARDS = /[*?[]/;
-
-/** The counters of the busiest targets in the text of /metrics: by name, { delivered, late, dead_letters }. */
-export function busiest(text) {
-  const found = new Map();
-  for (const line of text.split("\n")) {
-    const sample = SAMPLE.exec(line);
-    if (sample === null || sample[2] === OTHER) continue;
-    const target = sample[2].replace(/\\(.)/g, (_, each) => (each === "n" ? "\n" : each));
-    found.set(target, { ...found.get(target), [sample[1]]: Number(sample[3]) });
-  }
-  return found;
-}
 
 /**
  * One row for each known target: { topic, counters, perSecond, waiting, leaderless (partitions, -1 for all), emptyAt,

@@ -6,12 +6,12 @@ import { isLike } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { number, plural, relative } from "../lib/format.js";
 import { seldom } from "../lib/service.js";
-import { LANES_MAX, busiest, limitOf, targetRows } from "../lib/targets.js";
+import { LANES_MAX, limitOf, targetRows } from "../lib/targets.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/targets";
 const PAGE = 50;
-const EVERY_MS = 10e3; // The metrics of 1,000 shards are a large answer, and so are 1,000 lanes.
+const EVERY_MS = 10e3; // 1,000 targets are a large answer, and so are 1,000 lanes.
 const LIMITS = 100; // Rate limits that are shown at once.
 
 // [name in the query, heading, value that is sorted by]
@@ -20,7 +20,11 @@ const ORDERS = [
   ["late", "Late by > 1 s", (row) => row.counters?.late ?? -1], ["dead", "Dead letters", (row) => row.counters?.dead_letters ?? -1],
 ];
 
-let samples = []; // The last two readings of the counters: { at, of }.
+// Orders that the service can list by.
+const LISTED_BY = { late: "late", dead: "dead_letters" };
+
+let samples = []; // The last two readings of the counters: { at, of, total, others, silent }, for `sampled`.
+let sampled = ""; // What was asked for.
 
 export function mount(root, { query }) {
   const find = query.get("find") ?? "";
@@ -59,13 +63,13 @@ export function mount(root, { query }) {
     ],
   });
   const limitNote = h("p", { class: "soft note", hidden: true });
+  const countNote = h("p", { class: "soft note" });
   replace(root,
     h("h1", null, "Targets"), detail,
     h("section", { class: "card", "aria-label": "Targets" },
       filterForm({ path: PATH, query, label: "Find targets", action: "Find", keep: ["sort"], fields: [{ name: "find", label: "Name, or a part of it", maxlength: 249 }] }),
       list.element, pages,
-      h("p", { class: "soft note" }, "Counters are those of the node asked since it started, of its 20 busiest targets. Other targets are here while messages for them wait, if some failed in the last 10 minutes, or if a limit names them. ",
-        find ? [link(PATH, { ...Object.fromEntries(query), target: find }, `Look up ${find}`), "."] : "Find any other by its whole name to look it up.")),
+      countNote),
     card("Rate limits", null, h("div", { class: "acts" }, h("button", { type: "button", onclick: () => change("", "") }, "Set a limit…")), limitList.element, limitNote));
 
   async function refresh() {
@@ -75,10 +79,22 @@ export function mount(root, { query }) {
   }
   const readLimits = seldom(EVERY_MS, async () => { limits = await get("/v1/rates"); });
   async function readCounters() {
-    const now = performance.now();
-    if (samples.length && now - samples.at(-1).at < EVERY_MS) return;
-    const text = await get("/metrics");
-    samples = [...samples.slice(-1), { at: performance.now(), of: busiest(text) }];
+    const asked = { order: LISTED_BY[order?.[0]] ?? "delivered", ...(find && { find }) };
+    if (sampled !== JSON.stringify(asked)) [samples, sampled] = [[], JSON.stringify(asked)];
+    if (samples.length && performance.now() - samples.at(-1).at < EVERY_MS) return;
+    const { targets, ...rest } = await get("/v1/targets", asked);
+    samples = [...samples.slice(-1), { at: performance.now(), of: new Map(targets.map((each) => [each.topic, each])), ...rest }];
+  }
+
+  function countText() {
+    const { of, total, others, silent } = samples.at(-1);
+    return [
+      silent.length > 0 && h("strong", null, `${silent.join(", ")} ${silent.length === 1 ? "does" : "do"} not answer: the counts of ${silent.length === 1 ? "this node" : "these nodes"} are missing. `),
+      "Counts are those of all nodes since each started. ",
+      total > of.size && `Listed are the ${number(of.size)} with the most messages of ${plural(total, "target")}: find the others by name. `,
+      others && others.delivered + others.dead_letters > 0 && `${plural(others.delivered, "delivery", "deliveries")} and ${plural(others.dead_letters, "dead letter")} of more targets are not counted one by one. `,
+      find ? [link(PATH, { ...Object.fromEntries(query), target: find }, `Look up ${find}`), "."] : "A target without a count can be looked up by its whole name.",
+    ];
   }
 
   function rowsNow() { return targetRows(limits, samples.at(-1), samples.length > 1 ? samples[0] : null); }
@@ -94,6 +110,7 @@ export function mount(root, { query }) {
     replace(pages, h("span", { class: "soft" }, `${number(at * PAGE + 1)} to ${number(at * PAGE + shown.length)} of ${plural(rows.length, "target")}`),
       at > 0 && link(PATH, { ...all, page: at }, "Previous page"), (at + 1) * PAGE < rows.length && link(PATH, { ...all, page: at + 2 }, "Next page"));
     pages.hidden = rows.length <= PAGE && at === 0;
+    replace(countNote, countText());
     limitList.update(limits.rates.slice(0, LIMITS));
     limitNote.hidden = limits.rates.length <= LIMITS;
     replace(limitNote, `The first ${LIMITS} of ${number(limits.rates.length)}; chronos rates lists all.`);
@@ -101,14 +118,16 @@ export function mount(root, { query }) {
 
   let drawn = "";
   let topic = null; // What the cluster says of the one that is looked up: an Error if that is not known.
+  let counters = null; // Its counts.
   const readTopic = seldom(EVERY_MS, async () => {
+    counters = (await get("/v1/targets", { find: chosen })).targets.find((each) => each.topic === chosen) ?? null;
     topic = await get("/v1/topics", { topic: chosen }).then(({ topics }) => topics[0] ?? null, (error) => (error.status === undefined ? Promise.reject(error) : error));
   });
   async function showDetail() {
     const row = rowsNow().find((each) => each.topic === chosen) ?? null;
     await readTopic();
     const limit = limitOf(chosen, limits.rates);
-    const next = JSON.stringify([row, topic, limit]);
+    const next = JSON.stringify([row, topic, limit, counters]);
     if (next === drawn) return;
     drawn = next;
     const close = Object.fromEntries([...query].filter(([name]) => name !== "target"));
@@ -117,7 +136,7 @@ export function mount(root, { query }) {
       ["State", row ? state(row) : "nothing waits for it"],
       ["Waiting", row?.waiting ? [`${plural(row.waiting, "message")}`, row.emptyAt && [", the last of which leaves ", relative(row.emptyAt)]] : null],
       ["Limit", limit ? `${limit.rate}, from ${limit.pattern} (${limit.source === "run-time" ? "set at run time" : "configuration"})` : "none"],
-      ["Delivered", row?.counters ? `${number(row.counters.delivered)} by the node asked, ${number(row.counters.late)} of them late by more than 1 s` : null],
+      ["Delivered", counters ? `${number(counters.delivered)}, ${number(counters.late)} of them late by more than 1 s` : null],
     ]), h("div", { class: "acts" },
       link("/ui/messages", { target: chosen }, "Pending messages"), link("/ui/dead-letters", { target: chosen }, "Dead letters"), link("/ui/rejected", { target: chosen }, "Rejected records"),
       h("button", { type: "button", onclick: () => change(chosen, limit?.rate ?? "") }, "Set a limit…"), link(PATH, close, "Close"))));
