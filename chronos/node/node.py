@@ -336,7 +336,7 @@ class Node:
         holds."""
         if roles_changed:
             for shard in self.shards:
-                shard.reassigned()
+                shard.step_soon()
         # Before the roles are known, a shard without a store may not be this node's.
         if self.membership is not None and self.membership.snapshot().roles is not None:
             self._start_shards()

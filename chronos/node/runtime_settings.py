@@ -111,6 +111,8 @@ class NodeRates:
             texts = {each: rate_text(rate) for each, rate in changed.items()}
             keep(self._file, msgspec.json.encode(_KeptRates(rates=texts)))
             self._changed = changed
+        for shard in self._shards:
+            shard.step_soon()
 
     def _lengths(self, topic: str) -> list[int]:
         """Return the number of messages that wait for the rate of the topic in each shard of the

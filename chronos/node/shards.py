@@ -51,7 +51,7 @@ WAIT_MAX_S = 0.2
 
 STEP_EVERY_S = 1.0
 """Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
-that the disk is full, or that a limit was changed."""
+that the disk is full."""
 
 REFUSALS_REMEMBERED = 20_000
 """Refusals kept for HTTP requests that wait for the outcome of their action."""
@@ -113,7 +113,7 @@ class ShardDriver:
         self._changed = changed
         self._shown: tuple[ReplicaState, str | None] | None = None
         """State of the replica, and why it is paused, after the last step."""
-        self._is_reassigned = False
+        self._steps_soon = False
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._moved = threading.Condition()
@@ -187,9 +187,9 @@ class ShardDriver:
             and (role == ReplicaState.STARTING or self._assigned().kind != "none")
         )
 
-    def reassigned(self) -> None:
-        """Have the thread look at its assignment soon: it may be another one."""
-        self._is_reassigned = True
+    def step_soon(self) -> None:
+        """Have the thread step within WAIT_MAX_S: its assignment or a limit may be another one."""
+        self._steps_soon = True
 
     def start(self) -> None:
         """Start a thread; there must be none."""
@@ -232,7 +232,7 @@ class ShardDriver:
             while not self._stopping.is_set():
                 started, now_ms = time.perf_counter(), self._clock.now_ms()
                 self.step_began_ms = now_ms
-                self._is_reassigned = False
+                self._steps_soon = False
                 wake_ms = replica.step(now_ms)
                 self._record(time.perf_counter() - started)
                 if replica.role == ReplicaState.NONE:
@@ -256,7 +256,7 @@ class ShardDriver:
         self._failed(error)
 
     def _wait(self, wake_ms: int) -> None:
-        """Wait for the time of the next step, for records, or for another assignment."""
+        """Wait for the time of the next step, for records, or for `step_soon`."""
         until_s = time.monotonic() + STEP_EVERY_S - WAIT_MAX_S
         while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
             arrived = self.replica.wait(timeout_s)
@@ -266,7 +266,7 @@ class ShardDriver:
                 arrived is not False
                 or time.monotonic() > until_s
                 or self._stopping.is_set()
-                or self._is_reassigned
+                or self._steps_soon
             ):
                 return
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,6 +16,12 @@ RATES = (0, 10, 100, 1_000, 5_000)
 """Messages a second, written and delivered."""
 
 IDLE_SHARDS = 64
+
+IDLE_NODES = 3
+"""Of the cluster that does nothing; each shard is on two of them."""
+
+SETTLED_S = 45.0
+"""After the start of the cluster: masters are spread, and clients needed once are closed."""
 
 WARM_S = 10.0
 """Before the measurement: the broker compiles what it runs, and the messages become due."""
@@ -40,6 +48,22 @@ class Used(Struct):
 def _processor_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _shares(pids: Sequence[int], seconds: float) -> list[float]:
+    """Processor time of each process over this time, as a share of one core."""
+    began_s, before = time.monotonic(), [_processor_s(pid) for pid in pids]
+    time.sleep(seconds)
+    after, took_s = [_processor_s(pid) for pid in pids], time.monotonic() - began_s
+    return [(late - early) / took_s for early, late in zip(before, after, strict=True)]
+
+
+def _held(pid: int) -> tuple[int, int, float]:
+    """Threads, file descriptors and resident memory (MiB) of a process."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in status)
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    return int(fields["Threads"]), descriptors, int(fields["VmRSS"].split()[0]) / 1_024
 
 
 def measure(bench: Bench, rate: int, shards: int, seconds: float) -> Used:
@@ -69,12 +93,10 @@ def measure(bench: Bench, rate: int, shards: int, seconds: float) -> Used:
             ]
         time.sleep(WARM_S)
         pids = bench.broker.pid, service.pid
-        began_s, before = time.time(), [_processor_s(pid) for pid in pids]
-        time.sleep(seconds)
-        ended_s, after = time.time(), [_processor_s(pid) for pid in pids]
-        status = Path(f"/proc/{service.pid}/status").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in status)
-        descriptors = len(os.listdir(f"/proc/{service.pid}/fd"))
+        began_s = time.time()
+        broker, node = _shares(pids, seconds)
+        ended_s = time.time()
+        threads, descriptors, memory_mib = _held(service.pid)
         results = [bench.result(load) for load in loads]
         service.stop()
     committed = [
@@ -83,18 +105,16 @@ def measure(bench: Bench, rate: int, shards: int, seconds: float) -> Used:
         for at_ms, _ in progress_of(bench, f"{prefix}.progress", shard)
         if began_s <= at_ms / 1_000 < ended_s
     ]
-    took_s = ended_s - began_s
-    broker, node = ((late - early) / took_s for early, late in zip(before, after, strict=True))
     late = results[1] if results else {"p50_ms": 0.0, "p99_ms": 0.0}
     if results:
         assert late["early"] + late["lost"] + late["duplicated"] == 0, late
     return Used(
         broker=broker,
         service=node,
-        transactions=len(committed) / took_s,
-        threads=int(fields["Threads"]),
+        transactions=len(committed) / (ended_s - began_s),
+        threads=threads,
         descriptors=descriptors,
-        memory_mib=int(fields["VmRSS"].split()[0]) / 1_024,
+        memory_mib=memory_mib,
         p50_ms=late["p50_ms"],
         p99_ms=late["p99_ms"],
     )
@@ -128,4 +148,44 @@ def figure_cost(bench: Bench, seconds: float = 20.0) -> None:
         f"{(many.memory_mib - one.memory_mib) / more:.1f} MiB",
         "<= 2, <= 6, <= 1 MiB",
         many.threads - one.threads <= 2 * more,
+    )
+    _idle_cluster(bench, seconds)
+
+
+def _idle_cluster(bench: Bench, seconds: float) -> None:
+    """A cluster whose nodes hold a part of the shards each."""
+    prefix = bench.name("idle")
+    topics = ("delay", "progress", "rejected", "dead_letter", "cluster")
+    settings = {
+        "cluster": prefix,
+        "coordinator.kind": "kafka",
+        "coordinator.replication": 2,
+        **{f"topics.{topic}": f"{prefix}.{topic}" for topic in topics},
+    }
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                bench.service(
+                    f"{prefix}-{at}", shards=IDLE_SHARDS, **settings, **{"node.id": f"n{at}"}
+                )
+            )
+            for at in range(IDLE_NODES)
+        ]
+        began_s = time.monotonic()
+        for node in nodes:
+            node.launch()
+        for node in nodes:
+            node.wait_ready(timeout_s=300)
+        took_s = time.monotonic() - began_s
+        time.sleep(SETTLED_S)
+        broker, *shares = _shares([bench.broker.pid, *(node.pid for node in nodes)], seconds)
+        threads, descriptors, memory_mib = map(max, *(_held(node.pid) for node in nodes))
+        for node in nodes:
+            node.stop()
+    bench.add(
+        f"{IDLE_NODES} idle nodes with {IDLE_SHARDS} shards, each on two of them, of a core",
+        f"broker {broker:.2f}, nodes {min(shares):.2f} to {max(shares):.2f}; {threads} threads, "
+        f"{descriptors} file descriptors, {memory_mib:.0f} MiB; ready after {took_s:.0f} s",
+        "nodes <= 0.05",
+        max(shares) <= 0.05,
     )

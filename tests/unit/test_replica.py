@@ -623,6 +623,30 @@ def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Case
     assert found() == (False, False, True)
 
 
+def test_a_wait_tells_whether_records_may_have_arrived(case: Case) -> None:
+    """None while records end no wait, so that the caller sleeps."""
+    case.node.assignment = LEAVE
+    case.node.until(S.NONE)
+    assert case.node.replica.wait(9.0) is None
+    case.node.assignment = FOLLOW
+    case.node.until(S.FOLLOWER)
+    assert case.node.replica.wait(0.0) is False
+    case.commit()
+    assert case.node.replica.wait(9.0) is True
+
+
+def test_a_waiting_shard_steps_soon_when_it_is_told_to(case: Case) -> None:
+    """Its clock stands still, so that no time for a step comes; without the word it would step
+    once a second."""
+    driver = case.node.driver
+    driver.start()
+    wait_until(lambda: driver.role == S.FOLLOWER)
+    case.node.assignment = LEAVE
+    driver.step_soon()
+    driver.join(time.monotonic() + 9.0)
+    assert driver.role == S.NONE
+
+
 def test_a_store_that_cannot_be_flushed_stays_open(case: Case) -> None:
     """What it holds would be lost; the replica says why it waits."""
 
