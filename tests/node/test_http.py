@@ -21,6 +21,7 @@ import pytest
 
 from chronos.admin import Server
 from chronos.admin.cluster import metrics
+from chronos.admin.cluster.overview import added_up
 from chronos.admin.http import openapi
 from chronos.admin.http.routes import table
 from chronos.admin.http.schemas import (
@@ -31,6 +32,7 @@ from chronos.admin.http.schemas import (
     PATTERN_TEXTS,
     TIME_PATTERN,
     UNITLESS_PATTERN,
+    Minute,
 )
 from chronos.admin.messages import messages
 from chronos.admin.messages.listing import merge
@@ -696,8 +698,41 @@ def test_the_history_tells_what_the_last_minutes_did(service):
         lambda: service.get("/v1/history")["minutes"][-1]["pending"] == service.pending(),
         "count the pending messages",
     )
+    assert service.get("/v1/history", of="cluster")["silent"] == []
     for minutes in (0, 1441, "x"):
         assert service.ask("GET", f"/v1/history?minutes={minutes}")[0] == 422
+
+
+def test_the_minutes_of_several_nodes_are_added_up():
+    """A lateness that one node does not know is not known of all; a node that delivered nothing has
+    none."""
+
+    def minute(start: str, delivered: int, late_ms: float | None) -> Minute:
+        return Minute(
+            start=start,
+            delivered=delivered,
+            dead=1,
+            expired=2,
+            rejected=3,
+            pending=4,
+            late_p99_ms=late_ms,
+            late_max_ms=late_ms,
+        )
+
+    one = [minute("12:00", 5, 10.0), minute("12:01", 0, None), minute("12:02", 1, None)]
+    other = [minute("12:01", 7, 25.0), minute("12:02", 9, 5.0), minute("12:03", 0, None)]
+    found = added_up([one, other])
+    assert [(each.start, each.delivered, each.late_max_ms) for each in found] == [
+        ("12:00", 5, 10.0),
+        ("12:01", 7, 25.0),
+        ("12:02", 10, None),
+        ("12:03", 0, None),
+    ]
+    assert [each.late_p99_ms for each in found] == [each.late_max_ms for each in found]
+    assert [(each.dead, each.expired, each.rejected, each.pending) for each in found[:2]] == [
+        (1, 2, 3, 4),
+        (2, 4, 6, 8),
+    ]
 
 
 def test_the_timeline_counts_pending_messages(service):

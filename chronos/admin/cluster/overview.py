@@ -396,25 +396,29 @@ class Overview:
         )
 
     async def history(self, call: Call) -> tuple[int, object]:
-        """The last minutes of this node."""
+        """The last minutes of this node, or of all nodes."""
         query: HistoryQuery = call.query
         node = self._context.node
-        return 200, History(
-            node=node.config.node.id,
-            minutes=[
-                Minute(
-                    start=format_time(minute.start_ms),
-                    delivered=minute.delivered,
-                    dead=minute.dead,
-                    expired=minute.expired,
-                    rejected=minute.rejected,
-                    pending=minute.pending,
-                    late_p99_ms=_ms(minute.quantile_s(0.99)),
-                    late_max_ms=_ms(minute.quantile_s(1.0)),
-                )
-                for minute in node.history.minutes(self._context.now_ms(), query.minutes)
-            ],
-        )
+        minutes = [
+            Minute(
+                start=format_time(minute.start_ms),
+                delivered=minute.delivered,
+                dead=minute.dead,
+                expired=minute.expired,
+                rejected=minute.rejected,
+                pending=minute.pending,
+                late_p99_ms=_ms(minute.quantile_s(0.99)),
+                late_max_ms=_ms(minute.quantile_s(1.0)),
+            )
+            for minute in node.history.minutes(self._context.now_ms(), query.minutes)
+        ]
+        silent: list[str] = []
+        if query.of == "cluster":
+            answers, silent = await self._context.peers.ask_all(
+                "/v1/history", {"minutes": str(query.minutes)}, History, reach=call.sender.reach
+            )
+            minutes = added_up([minutes, *(answer.minutes for answer in answers)])
+        return 200, History(node=node.config.node.id, silent=silent, minutes=minutes)
 
     async def targets(self, call: Call) -> tuple[int, object]:
         """The counts of each target."""
@@ -507,3 +511,31 @@ def _add(known: TargetCounters, more: TargetCounters) -> None:
     known.delivered += more.delivered
     known.late += more.late
     known.dead_letters += more.dead_letters
+
+
+def added_up(histories: Iterable[Iterable[Minute]]) -> list[Minute]:
+    """The minutes of several nodes added up, the oldest first."""
+    by_start: dict[str, list[Minute]] = {}
+    for history in histories:
+        for minute in history:
+            by_start.setdefault(minute.start, []).append(minute)
+    return [
+        Minute(
+            start=start,
+            delivered=sum(each.delivered for each in parts),
+            dead=sum(each.dead for each in parts),
+            expired=sum(each.expired for each in parts),
+            rejected=sum(each.rejected for each in parts),
+            pending=sum(each.pending for each in parts),
+            late_p99_ms=_latest(each.late_p99_ms for each in parts if each.delivered),
+            late_max_ms=_latest(each.late_max_ms for each in parts if each.delivered),
+        )
+        for start, parts in sorted(by_start.items())
+    ]
+
+
+def _latest(lateness_ms: Iterable[float | None]) -> float | None:
+    """The greatest; None if one is not known, or there is none."""
+    found = list(lateness_ms)
+    known = [each for each in found if each is not None]
+    return max(known) if known and len(known) == len(found) else None

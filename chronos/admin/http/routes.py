@@ -471,9 +471,9 @@ def routes(
             handler=overview.history,
             query=schemas.HistoryQuery,
             summary=(
-                "What the node asked did in each of the last minutes, at most a day: deliveries, "
-                "failures, lateness and pending messages. It begins with the process, and counts "
-                "its own steps only: ask every node of a cluster."
+                "What the node asked, or all nodes together, did in each of the last minutes, at "
+                "most a day: deliveries, failures, lateness and pending messages. Each node's "
+                "minutes begin with its process."
             ),
             answer=schemas.History,
             answers={200: "The minutes.", 422: "A parameter is not valid."},

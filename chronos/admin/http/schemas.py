@@ -910,8 +910,8 @@ class Timeline(Struct, kw_only=True):
 
 
 class Minute(Struct, kw_only=True, gc=False):
-    """One minute of a node. Lateness is that of the messages delivered in it, an upper bound; null:
-    more than an hour, or no deliveries."""
+    """One minute of a node, or of all nodes together. Lateness is that of the messages delivered in
+    it, an upper bound; null: more than an hour, or no deliveries."""
 
     start: Instant
     delivered: Annotated[int, Meta(ge=0, description="Messages delivered.")]
@@ -927,14 +927,21 @@ class Minute(Struct, kw_only=True, gc=False):
             description="Pending messages at its end, in the shards the node was master of.",
         ),
     ]
-    late_p99_ms: Annotated[float | None, Meta(description="Lateness of 99 in 100 of them.")]
+    late_p99_ms: Annotated[
+        float | None,
+        Meta(description="Lateness of 99 in 100 of them; of several nodes that of the latest."),
+    ]
     late_max_ms: Annotated[float | None, Meta(description="Lateness of all of them.")]
 
 
 class History(Struct, kw_only=True):
-    """Minutes of one node."""
+    """Minutes of one node, or of all nodes together."""
 
     node: Annotated[str, Meta(description="The node asked.")]
+    silent: Annotated[
+        list[NodeName],
+        Meta(description="Nodes that were asked and do not answer: their minutes are missing."),
+    ] = []
     minutes: Annotated[
         list[Minute],
         Meta(
@@ -1917,6 +1924,10 @@ class HistoryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             description="The last so many minutes, the one that is not over yet included.",
         ),
     ] = 60
+    of: Annotated[
+        Literal["node", "cluster"],
+        Meta(description="`node`: of the node asked. `cluster`: of all nodes together."),
+    ] = "node"
 
 
 class TimelineQuery(

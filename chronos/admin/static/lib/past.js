@@ -1,10 +1,10 @@
-// What the node asked did in the past hours, as charts.
+// What the nodes did in the past hours, as charts.
 
 import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { card, h, replace, tabs } from "./dom.js";
 import { duration, ms, number } from "./format.js";
-import { isCluster, seldom, service } from "./service.js";
+import { isCluster, seldom } from "./service.js";
 import { nowMs } from "./state.js";
 
 const MINUTE_MS = 60e3;
@@ -36,9 +36,9 @@ export function past(query) {
     h("div", { class: "head" }, note, h("div", { class: "acts" }, scale, ranges)),
     h("div", { class: "grid" },
       [["Delivered", delivered], ["Failed", failed], ["Lateness", late]].map(([name, made]) => h("div", { class: "third" }, h("h3", null, name), made.element))));
-  const refresh = seldom(EVERY_MS, async () => draw(await get("/v1/history", { minutes: RANGES[range] })));
+  const refresh = seldom(EVERY_MS, async () => draw(await get("/v1/history", { minutes: RANGES[range], of: "cluster" })));
 
-  function draw({ node, minutes }) {
+  function draw({ silent, minutes }) {
     const stepMs = Math.max(1, RANGES[range] / POINTS) * MINUTE_MS;
     const end = (Math.floor(nowMs() / stepMs) + 1) * stepMs;
     const times = Array.from({ length: (RANGES[range] * MINUTE_MS) / stepMs }, (_, at) => end - (RANGES[range] * MINUTE_MS) + at * stepMs);
@@ -53,7 +53,7 @@ export function past(query) {
     delivered.update({ ...shared, values: [total("delivered")] });
     failed.update({ ...shared, values: [total("dead"), total("expired"), total("rejected")] });
     late.update({ ...shared, values: [most("late_max_ms"), most("late_p99_ms")] });
-    const whose = service.nodes !== null && isCluster() ? `Of node ${node} only, since its process began. ` : "Since the process began. ";
+    const whose = silent.length ? `Without ${silent.join(", ")}, which ${silent.length === 1 ? "does" : "do"} not answer. ` : isCluster() ? "Of all nodes, each since its process began. " : "Since the process began. ";
     const sums = ["delivered", "dead", "expired", "rejected"].map((name) => minutes.reduce((all, minute) => all + minute[name], 0));
     replace(note, `${whose}${number(sums[0])} delivered, ${number(sums[1])} dead-lettered, ${number(sums[2])} expired, ${number(sums[3])} rejected.`);
   }
