@@ -424,14 +424,13 @@ class Overview:
         """The counts of each target."""
         query: TargetsQuery = call.query
         reach = call.sender.reach
-        known, later = self._context.node.outcomes.all_targets()
+        known, others = self._context.node.outcomes.all_targets()
         words = "" if query.find is UNSET else query.find.lower()
         found = {
-            topic: _target_info(topic, counts)
+            topic: counts
             for topic, counts in known.items()
             if words in topic.lower() and reach.admits_target(topic)
         }
-        others = TargetCounters(delivered=later.delivered, late=later.late, dead_letters=later.dead)
         silent: list[str] = []
         if query.of == "cluster":
             asked = {"of": "node", "limit": str(TARGETS_COUNTED)}
@@ -442,16 +441,17 @@ class Overview:
             )
             for answer in answers:
                 for each in answer.targets:
-                    _add(found.setdefault(each.topic, TargetInfo(topic=each.topic)), each)
-                if answer.others is not None:
-                    _add(others, answer.others)
-        rows = sorted(found.values(), key=attrgetter("topic"))
+                    counts = found.setdefault(each.topic, TargetCounts())
+                    counts.add(each.delivered, each.late, each.dead_letters)
+                if (more := answer.others) is not None:
+                    others.add(more.delivered, more.late, more.dead_letters)
+        rows = [TargetInfo(topic=topic, **_counters(found[topic])) for topic in sorted(found)]
         if query.order != "topic":
             rows.sort(key=attrgetter(query.order), reverse=True)
         return 200, Targets(
             targets=rows[: query.limit],
             total=len(rows),
-            others=None if reach.is_limited else others,
+            others=None if reach.is_limited else TargetCounters(**_counters(others)),
             silent=silent,
         )
 
@@ -501,16 +501,9 @@ def _lateness(lateness: Histogram) -> Lateness:
     )
 
 
-def _target_info(topic: str, counts: TargetCounts) -> TargetInfo:
-    return TargetInfo(
-        topic=topic, delivered=counts.delivered, late=counts.late, dead_letters=counts.dead
-    )
-
-
-def _add(known: TargetCounters, more: TargetCounters) -> None:
-    known.delivered += more.delivered
-    known.late += more.late
-    known.dead_letters += more.dead_letters
+def _counters(counts: TargetCounts) -> dict[str, int]:
+    """The fields of `TargetCounters`."""
+    return {"delivered": counts.delivered, "late": counts.late, "dead_letters": counts.dead}
 
 
 def added_up(histories: Iterable[Iterable[Minute]]) -> list[Minute]:
