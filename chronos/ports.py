@@ -250,6 +250,9 @@ class Tracing(Protocol):
 class RecordLog(Appender, Protocol):
     """Reading and writing records."""
 
+    marker_offsets: int
+    """Offsets that the end of a transaction takes in each partition that it wrote to."""
+
     def reader(
         self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> Reader:

@@ -94,6 +94,18 @@ def serve(
             help="Start from the newest checkpoints, even if the data directory has stores.",
         ),
     ] = False,
+    processes: Annotated[
+        str,
+        typer.Option(
+            "--processes",
+            metavar="N|auto",
+            help="Nodes on this machine, each in a process of its own; auto: one for each core. "
+            "The further ones are called NODE_2, NODE_3, ..., listen on the ports after "
+            "admin.port, and keep their stores in the data directory. Needs Kafka and a "
+            "coordinator.",
+        ),
+    ] = "1",
+    process: Annotated[str | None, typer.Option("--process", hidden=True)] = None,
 ) -> None:
     """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second signal
     immediately.
@@ -105,11 +117,15 @@ def serve(
       chronos serve
       chronos serve --config /etc/chronos.yaml
       chronos serve --set log.kind=kafka --set log.kafka.bootstrap_servers=localhost:9092
+      chronos serve --config /etc/chronos.yaml --processes auto
       CHRONOS_ADMIN__PORT=7701 chronos serve --set node.data_dir=./second
     """
-    from chronos.cli.service.serve import run
+    from chronos.cli.service.serve import run, run_process
 
-    run(config, settings or [], from_checkpoint=from_checkpoint)
+    if process is None:
+        run(config, settings or [], from_checkpoint=from_checkpoint, processes=processes)
+    else:
+        run_process(config, settings or [], process, from_checkpoint=from_checkpoint)
 
 
 @app.command(name="send")

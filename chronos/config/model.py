@@ -47,6 +47,13 @@ class NodeConfig(Section):
             "to `data_dir`. The default is the host's name."
         ),
     )
+    host: Name | None = key(
+        None,
+        "Name of the machine, the same for all nodes on it; `--processes` of `chronos serve` sets "
+        "it. The replicas of a shard are placed on different machines, as far as there are. "
+        "Followers in sync, observers of a master, and the nodes that `failover.on_unhealthy` "
+        "depends on count once for each machine. null: no other node shares the machine.",
+    )
     data_dir: Text = key(
         "chronos-data",
         "Directory of the store and, with the embedded log, of the log; relative to the working "

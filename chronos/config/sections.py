@@ -133,8 +133,8 @@ class CoordinatorConfig(Section):
     replication: int | None = key(
         None,
         "Number of nodes that hold each shard; null: all nodes, so that each of them can take "
-        "over any shard and answer any request itself. With a number, each added node reduces the "
-        "load of the others.",
+        "over any shard and answer any request itself; of nodes that share a machine (`node.host`) "
+        "one. With a number, each added node reduces the load of the others.",
         least=2,
         most=100,
     )
@@ -221,8 +221,8 @@ class FailoverConfig(Section):
         "nothing, and no probes are sent. `armed`: another node becomes master if an operator "
         "permitted it with `chronos failover arm SHARD` within the last 15 s. `auto`: another "
         "node becomes master, at most once in 5 minutes for each shard. null: `auto` with three "
-        "registered nodes or more, else `off`. The same on all nodes. A master whose session is "
-        "lost is always replaced.",
+        "registered nodes or more on different machines, else `off`. The same on all nodes. A "
+        "master whose session is lost is always replaced.",
     )
     candidate: bool = key(
         True,

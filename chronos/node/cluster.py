@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from chronos.config import Config
-from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.planner import RolePlanner
 from chronos.core.cluster.replication import ReplicationRules
-from chronos.core.cluster.roles import ClusterView, Member, Roles, registered
+from chronos.core.cluster.roles import ClusterView, Member, Roles, machines
 from chronos.errors import ChronosError
 from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.shards import join_until, run_guarded
@@ -312,7 +312,7 @@ class ClusterNode:
         """The mode of `failover.on_unhealthy` in force: OFF, ARMED or AUTO of
         `core.cluster.health`."""
         snapshot = self.membership.snapshot()
-        return mode_of(self._mode, len(registered(snapshot.members, snapshot.roles)))
+        return mode_of(self._mode, len(machines(snapshot.members, snapshot.roles)))
 
     def _run_health(self) -> None:
         observer = self._observer

@@ -91,11 +91,17 @@ class Node:
     """One Chronos process."""
 
     def __init__(
-        self, config: Config, *, clock: Clock | None = None, from_checkpoint: bool = False
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        from_checkpoint: bool = False,
+        retires: bool = False,
     ) -> None:
         """`from_checkpoint`: replace the stores by the newest checkpoints, regardless of their
-        contents."""
+        contents. `retires`: give all replicas away, see `is_retired`."""
         self.config = config
+        self._retires = retires
         self.clock = clock or SystemClock()
         self.started_ms = self.clock.now_ms()
         self.directory = DataDirectory(Path(config.node.data_dir), node=config.node.id)
@@ -471,6 +477,8 @@ class Node:
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
+            host=config.node.host or "",
+            retiring=self._retires,
             eligible=config.failover.candidate,
             log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
@@ -493,6 +501,22 @@ class Node:
     def verdict(self, shard: int) -> Verdict | None:
         """Return this node's verdict on the shard's master; None: it does not observe it."""
         return None if self._cluster is None else self._cluster.verdict(shard)
+
+    @property
+    def is_retired(self) -> bool:
+        """True if the node was to give all replicas away, and other nodes have them: its data
+        directory is not needed any more."""
+        if not self._retires or self.membership is None:
+            return False
+        snapshot = self.membership.snapshot()
+        roles = snapshot.roles
+        return (
+            snapshot.confirmed
+            and roles is not None
+            and not roles.are_empty
+            and self.config.node.id not in roles.nodes
+            and all(given.master != self.config.node.id for given in roles.shards.values())
+        )
 
     # --- while it runs
 

@@ -318,6 +318,8 @@ class SimWriter:
 class SimLog:
     """See `ports.Log`: one thread's clients."""
 
+    marker_offsets = 1
+
     def __init__(self, caller: Caller, brokers: Brokers) -> None:
         self.caller = caller
         self.brokers = brokers

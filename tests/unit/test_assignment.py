@@ -17,11 +17,10 @@ from chronos.core.cluster.assignment import (
     LAG_MAX,
     PATIENCE_MS,
     REBALANCE_PAUSE_MS,
-    REPLAN_MS,
-    RolePlanner,
     plan,
 )
 from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
+from chronos.core.cluster.planner import REPLAN_MS, RolePlanner
 from chronos.core.cluster.replication import is_in_sync
 from chronos.core.cluster.roles import (
     AWAY_MS,
@@ -53,6 +52,8 @@ def member(
     shards: int = 4,
     eligible: bool = True,
     rules: int = 1,
+    host: str = "",
+    retiring: bool = False,
 ) -> Member:
     """A member with the same report for all shards, or the given ones."""
     reports = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
@@ -66,6 +67,8 @@ def member(
         log=log,
         eligible=eligible,
         rules=rules,
+        host=host,
+        retiring=retiring,
         replicas=dict(enumerate(reports)),
     )
 
@@ -1001,6 +1004,135 @@ def test_a_new_node_takes_over_replicas_once_it_has_caught_up() -> None:
     assert all(len(given.replicas) == 2 for given in settled.shards.values())
 
 
+# --- Several nodes on one machine -----------------------------------------------------------------
+
+TWO_MACHINES = {"a": "x", "b": "x", "c": "y", "d": "y"}
+
+
+def on_machines(hosts: dict[str, str], **more: Any) -> list[Member]:
+    """Members on these machines."""
+    return [member(node, host=host, **more) for node, host in hosts.items()]
+
+
+def machines_of(roles: Roles, hosts: dict[str, str]) -> list[list[str]]:
+    """The machines of each shard's replicas."""
+    return [sorted(hosts[node] for node in roles.shards[shard].replicas) for shard in range(4)]
+
+
+def settled(before: ClusterView, *members: Member) -> Roles:
+    """The roles after so many plans that nothing is left to move."""
+    for _ in range(40):
+        before = later(before, REBALANCE_PAUSE_MS, *members)
+    return plan(before)
+
+
+@pytest.mark.parametrize("replication", [None, 2])
+def test_the_replicas_of_a_shard_lie_on_different_machines(replication: int | None) -> None:
+    roles = plan(view(*on_machines(TWO_MACHINES), replication=replication))
+    assert machines_of(roles, TWO_MACHINES) == [["x", "y"]] * 4
+    held = Counter(node for each in roles.shards.values() for node in each.replicas)
+    assert set(held.values()) == {2}
+    assert roles.hosts == TWO_MACHINES
+
+
+def test_a_shard_may_have_more_replicas_than_there_are_machines() -> None:
+    roles = plan(view(*on_machines(TWO_MACHINES), replication=3))
+    assert {tuple(each) for each in machines_of(roles, TWO_MACHINES)} <= {
+        ("x", "x", "y"),
+        ("x", "y", "y"),
+    }
+
+
+@pytest.mark.parametrize("replication", [None, 2])
+def test_a_second_machine_takes_over_what_lies_on_one_machine_twice(
+    replication: int | None,
+) -> None:
+    """One shard after the other, each once the new replica has caught up."""
+    one = view(
+        *on_machines({"a": "x", "b": "x"}),
+        replication=replication,
+        since_ms=dict.fromkeys(TWO_MACHINES, 0),
+    )
+    alone = settled(one)
+    assert {len(each) for each in machines_of(alone, TWO_MACHINES)} == {replication or 1}
+    both = on_machines(TWO_MACHINES)
+    first = plan(replace(one, roles=alone, members={each.node: each for each in both}))
+    assert machines_of(first, TWO_MACHINES) != machines_of(alone, TWO_MACHINES)
+    roles = settled(replace(one, roles=alone), *both)
+    assert machines_of(roles, TWO_MACHINES) == [["x", "y"]] * 4
+    counts = Counter(masters(roles))
+    assert max(counts.values()) - min(counts.get(node, 0) for node in TWO_MACHINES) <= 1
+
+
+def test_a_machine_that_is_gone_is_replaced_by_no_second_replica_on_the_other() -> None:
+    """With a replica on each machine; a number of replicas is kept."""
+    for replication, expected in ((None, ["y"]), (2, ["y", "y"])):
+        before = view(*on_machines(TWO_MACHINES), replication=replication)
+        lost = later(before, 1_000, *on_machines({"c": "y", "d": "y"}))
+        assert machines_of(plan(lost), TWO_MACHINES) == [["x", "y"]] * 4
+        assert plan(lost).hosts == TWO_MACHINES
+        gone = later(lost, REPLACE_AFTER_MS)
+        assert machines_of(plan(gone), TWO_MACHINES) == [expected] * 4
+
+
+def test_a_process_that_is_gone_is_replaced_by_another_one_on_its_machine() -> None:
+    before = view(*on_machines(TWO_MACHINES))
+    hosts = {node: host for node, host in TWO_MACHINES.items() if node != "a"}
+    lost = later(before, 1_000, *on_machines(hosts))
+    roles = plan(later(lost, REPLACE_AFTER_MS))
+    assert machines_of(roles, TWO_MACHINES) == [["x", "y"]] * 4
+    assert not any("a" in each.replicas for each in roles.shards.values())
+
+
+def test_the_failover_mode_and_the_verdicts_count_machines() -> None:
+    """Three processes on one machine share its network: they are one observer, which finds a master
+    unhealthy only if all of them do."""
+    hosts = {"a": "x", "b": "y", "c": "y", "d": "y"}
+
+    def moves(hosts: dict[str, str], *found: bool) -> bool:
+        before = judged(*(report(bad=bad) for bad in found), mode=AUTO)
+        members = {
+            node: replace(each, host=hosts.get(node, "")) for node, each in before.members.items()
+        }
+        return masters(plan(replace(before, members=members))) != ["a"]
+
+    assert moves({}, False, True, True, True)
+    assert not moves(hosts, False, True, True, True)
+    assert moves(hosts, True, True, True, True)
+    assert not moves(hosts, True, True, True, False)
+    for shared, mode in (({}, True), (hosts, False)):
+        before = judged(*(report() for _ in NODES), mode=None)  # type: ignore[arg-type]
+        members = {
+            node: replace(each, host=shared.get(node, "")) for node, each in before.members.items()
+        }
+        assert (masters(plan(replace(before, members=members))) != ["a"]) == mode
+
+
+@pytest.mark.parametrize("replication", [None, 1, 2])
+def test_a_node_that_retires_gives_everything_away_and_is_forgotten(
+    replication: int | None,
+) -> None:
+    """Nothing is dropped before the other node has caught up."""
+    before = view(*on_machines(TWO_MACHINES), replication=replication)
+    old = plan(before)
+    others = [each for each in on_machines(TWO_MACHINES) if each.node != "b"]
+    empty = [replace(each, replicas={}) for each in others]
+    retiring = member("b", host="x", retiring=True)
+    started = plan(later(before, 1_000, retiring, *empty))
+    mine = [shard for shard in range(4) if "b" in old.shards[shard].replicas]
+    assert mine
+    assert all("b" in started.shards[shard].replicas for shard in mine)
+    assert all(len(started.shards[shard].replicas) == (replication or 2) + 1 for shard in mine)
+    roles = settled(before, retiring, *others)
+    assert "b" not in roles.nodes
+    assert "b" not in masters(roles)
+    if replication != 1:
+        assert machines_of(roles, TWO_MACHINES) == [["x", "y"]] * 4
+    left = plan(replace(view(*others, replication=replication), roles=roles))
+    assert left.away == {}
+    assert set(left.hosts) == {"a", "c", "d"}
+
+
 # --- Properties of every cluster ------------------------------------------------------------------
 
 REPLICAS = st.builds(
@@ -1016,7 +1148,7 @@ REPLICAS = st.builds(
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, reports, leaving, logs, eligible, rules: {
+    lambda nodes, reports, leaving, logs, eligible, rules, hosts, retiring: {
         node: member(
             node,
             *reports[at],
@@ -1024,6 +1156,8 @@ MEMBERS = st.builds(
             log=logs[at],
             eligible=eligible[at],
             rules=rules[at],
+            host=hosts[at],
+            retiring=retiring[at],
         )
         for at, node in enumerate(sorted(nodes))
     },
@@ -1033,6 +1167,8 @@ MEMBERS = st.builds(
     st.lists(st.sampled_from((OK, OK, DEGRADED, UNREACHABLE)), min_size=4, max_size=4),
     st.lists(st.sampled_from((True, True, False)), min_size=4, max_size=4),
     st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    st.just([""] * 4) | st.lists(st.sampled_from(("", "x", "y")), min_size=4, max_size=4),
+    st.lists(st.sampled_from((False, False, False, True)), min_size=4, max_size=4),
 )
 ASSIGNMENTS = st.builds(
     ShardRoles,
@@ -1158,7 +1294,13 @@ def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> Non
         )
         if before.on_unhealthy != OFF and condemned:
             continue
-        may_stay = now is not None and not now.leaving and now.log != UNREACHABLE and now.eligible
+        may_stay = (
+            now is not None
+            and not now.leaving
+            and not now.retiring
+            and now.log != UNREACHABLE
+            and now.eligible
+        )
         if now is not None and may_stay and now.node not in roles.drained:
             held = now.node in roles.shards[shard].replicas
             moved += held and roles.shards[shard].master != now.node

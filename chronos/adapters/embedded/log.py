@@ -321,6 +321,8 @@ table or two."""
 class EmbeddedLog:
     """See `ports.Log`. Any thread may call."""
 
+    marker_offsets = 0
+
     def __init__(
         self,
         path: Path,

@@ -149,6 +149,8 @@ time."""
 class KafkaLog:
     """A Kafka cluster. See `ports.Log`. Any thread may call."""
 
+    marker_offsets = 1
+
     def __init__(
         self,
         *,

@@ -309,6 +309,7 @@ class Cluster:
         config = self._context.node.config
         return NodeInfo(
             node=member.node,
+            host=member.host or None,
             cluster=config.cluster,
             instance=member.instance,
             address=PASSWORD.sub("//", member.address),
@@ -320,6 +321,7 @@ class Cluster:
             ready=not reasons,
             reasons=reasons,
             leaving=member.leaving,
+            retiring=member.retiring,
             drained=member.node in drained,
             started_at=format_time(member.started_ms),
             shards=[

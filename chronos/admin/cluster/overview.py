@@ -45,6 +45,7 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.waiting import poll
 from chronos.admin.messages.scheduling import duration_ms, time_ms
+from chronos.core.cluster.assignment import NOT_HELD
 from chronos.core.cluster.roles import verdicts
 from chronos.core.keys import LIMITED, MINUTE_MS, OFFSET_MAX, Lane
 from chronos.core.query import TIMELINE_MAX_MS, WILDCARDS, check_timeline, next_place_ms, timeline
@@ -337,10 +338,12 @@ class Overview:
             return shard.state.node or None, None, []
         snapshot = membership.snapshot()
         assigned = None if snapshot.roles is None else snapshot.roles.shards.get(shard.number)
+        holders = () if assigned is None else assigned.replicas
         found = [
             (node, replica)
             for node, member in sorted(snapshot.members.items())
             if (replica := member.replicas.get(shard.number)) is not None
+            and (replica.role != NOT_HELD or node in holders)
         ]
         furthest = max((replica.applied or 0 for _, replica in found), default=0)
         replicas = [

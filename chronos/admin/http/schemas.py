@@ -1349,6 +1349,10 @@ class NodeInfo(Struct, kw_only=True):
     """One node. Nodes other than the one asked are shown as they last reported themselves."""
 
     node: str
+    host: Annotated[
+        str | None,
+        Meta(description="The machine that it shares with other nodes (`node.host`); null: none."),
+    ]
     cluster: str
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
@@ -1360,6 +1364,13 @@ class NodeInfo(Struct, kw_only=True):
     ready: bool
     reasons: Annotated[list[str], Meta(description="Why the node is not ready.")]
     leaving: Annotated[bool, Meta(description="The node is stopping and hands over its shards.")]
+    retiring: Annotated[
+        bool,
+        Meta(
+            description="The node gives its replicas away and then stops for good: its machine has "
+            "fewer processes now."
+        ),
+    ]
     drained: Annotated[bool, Meta(description="The node is drained: it gets no shard to lead.")]
     started_at: Instant
     shards: list[NodeShard]

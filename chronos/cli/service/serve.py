@@ -16,10 +16,12 @@ import structlog
 
 from chronos.cli.output import complain
 from chronos.client import SERVER
-from chronos.errors import ConfigurationError
+from chronos.errors import ConfigurationError, Stop
 
 if TYPE_CHECKING:
     from chronos.admin import Server
+    from chronos.cli.service.processes import Place
+    from chronos.config import Config
     from chronos.node import Node
 
 log = structlog.get_logger("chronos.serve")
@@ -60,17 +62,58 @@ class _Signals:
         self._loop.call_soon_threadsafe(self._stop.set)
 
 
-def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False) -> None:
-    """Serve until a signal; raises what made the node fail."""
+def run(path: str | None, overrides: list[str], *, from_checkpoint: bool, processes: str) -> None:
+    """Serve until a signal; raises what made the node fail. `processes`: the nodes on this machine,
+    see `processes.count_of`; with several this process only starts them."""
+    from chronos.cli.service.processes import count_of, retiring, supervise
+    from chronos.config import load
+
+    config = load(path, os.environ, overrides)
+    count = count_of(processes, config)
+    left = retiring(config, count)
+    if count > 1 or left:
+        command = [sys.executable, "-m", "chronos", "serve"]
+        command += ["--config", path] if path else []
+        for setting in overrides:
+            command += ["--set", setting]
+        sys.exit(supervise(config, command, count, left, from_checkpoint=from_checkpoint))
+    _run(config, from_checkpoint=from_checkpoint)
+
+
+def run_process(
+    path: str | None, overrides: list[str], process: str, *, from_checkpoint: bool
+) -> None:
+    """Serve as one of several nodes of this machine, and exit with one of the codes of
+    `processes`."""
+    from chronos.cli.service.processes import RETIRED, STOPPED, Place
+    from chronos.config import load
+
+    place = Place.parse(process)
+    try:
+        config = load(path, os.environ, overrides)
+        config = load(path, os.environ, [*overrides, *place.settings(config)])
+        is_retired = _run(config, from_checkpoint=from_checkpoint, place=place)
+    except Stop as error:
+        complain(str(error))
+        sys.exit(STOPPED + error.exit_code)
+    if is_retired:
+        sys.exit(RETIRED)
+
+
+def _run(config: "Config", *, from_checkpoint: bool, place: "Place | None" = None) -> bool:
+    """Serve until a signal, or until the node is retired, and return whether it is. `place`: which
+    of the nodes of this machine it is."""
     if not __debug__:
         raise ConfigurationError(
             ["python -O switches off the assertions that keep the guarantees; run without -O"]
         )
-    from chronos.config import load
     from chronos.logs import set_up
 
-    config = load(path, os.environ, overrides)
-    set_up(config.logging.level, config.logging.format)
+    set_up(
+        config.logging.level,
+        config.logging.format,
+        node=None if place is None else config.node.id,
+    )
     faulthandler.enable()  # a crash inside a native library then shows where it was called from
     # All native libraries are loaded before the threads of any of them run.
     from chronos.admin import Server
@@ -78,37 +121,48 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
 
     sys.setswitchinterval(SWITCH_S)
     signals = _Signals()
-    node = Node(config, from_checkpoint=from_checkpoint)
+    node = Node(
+        config, from_checkpoint=from_checkpoint, retires=place is not None and place.retires
+    )
     try:
         node.start()
     except KeyboardInterrupt:
         # The node has stopped everything it had started.
-        return
+        return False
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    is_retired = False
     try:
-        asyncio.run(_serve(node, Server(node), signals))
+        shares_terminal = place is not None and place.at > 1
+        is_retired = asyncio.run(
+            _serve(node, Server(node), signals, shares_terminal=shares_terminal)
+        )
     except KeyboardInterrupt:
         log.info("stopping", why="a signal came before it listened")
     finally:
         node.stop()
     if node.failure is not None:
         raise node.failure
+    return is_retired
 
 
-async def _serve(node: "Node", server: "Server", signals: _Signals) -> None:
+async def _serve(
+    node: "Node", server: "Server", signals: _Signals, *, shares_terminal: bool
+) -> bool:
+    """Serve until a signal or a failure, or until the node is retired, and return whether it is."""
     stop = asyncio.Event()
     signals.set_event(asyncio.get_running_loop(), stop)
     try:
         await server.start()
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not shares_terminal:
             _welcome(node, server.url)
-        while not stop.is_set() and not node.failed.is_set():
+        while not (stop.is_set() or node.failed.is_set() or node.is_retired):
             try:
                 async with asyncio.timeout(FAILURE_LOOK_S):
                     await stop.wait()
             except TimeoutError:
                 continue
+        return node.is_retired
     finally:
         await server.stop()
 

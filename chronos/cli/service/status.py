@@ -483,8 +483,9 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def node_words(node: dict[str, Any], controller: str | None) -> list[str]:
-    """The words for the part that a node has in the cluster: `controller`, `leaving`, `drained`."""
-    words = [word for word in ("leaving", "drained") if node[word]]
+    """The words for the part that a node has in the cluster: `controller`, `leaving`, `retiring`,
+    `drained`."""
+    words = [word for word in ("leaving", "retiring", "drained") if node.get(word)]
     return ["controller", *words] if node["node"] == controller else words
 
 

@@ -39,8 +39,8 @@ from chronos.core.cluster.roles import (
     Request,
     Roles,
     ShardRoles,
-    registered,
-    verdicts_among,
+    machines,
+    verdicts,
 )
 from chronos.core.rates import LIMITS_MAX
 
@@ -82,11 +82,6 @@ EXCESS_MIN = 2
 NO_REPORT = ReplicaReport()
 
 last_seen = attrgetter("role_epoch", "role_node", "role_instance")
-
-REPLAN_MS = 250
-"""Time after which a view is planned again that has not changed, or only in the reports of its
-members: its deadlines are seconds away or more, and a plan for 1,000 shards on 50 nodes takes some
-30 ms."""
 
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
@@ -133,39 +128,6 @@ def plan(view: ClusterView) -> Roles:
     return table.roles()  # 6
 
 
-class RolePlanner:
-    """Plans again at once when the view has changed, but only after REPLAN_MS when nothing has
-    changed but the reports of the members and the time: reports change all the time, because they
-    tell progress, and deadlines pass."""
-
-    def __init__(self) -> None:
-        self._last: tuple[ClusterView, Roles] | None = None
-
-    def plan(self, view: ClusterView) -> Roles:
-        """Return the roles to publish now."""
-        if self._last is not None:
-            before, roles = self._last
-            if 0 <= view.now_ms - before.now_ms < REPLAN_MS and _same_but_reports(before, view):
-                return roles
-        roles = plan(view)
-        self._last = view, roles
-        return roles
-
-
-def _same_but_reports(before: ClusterView, view: ClusterView) -> bool:
-    same = replace(
-        view, now_ms=before.now_ms, members=before.members, in_sync_from=before.in_sync_from
-    )
-    return (
-        same == before
-        and view.members.keys() == before.members.keys()
-        and all(
-            replace(member, replicas=before.members[node].replicas) == before.members[node]
-            for node, member in view.members.items()
-        )
-    )
-
-
 class _Table:
     """The roles under construction, within one call of `plan`."""
 
@@ -187,6 +149,10 @@ class _Table:
         self.shards = {
             shard: view.roles.shards.get(shard, ShardRoles()) for shard in range(view.shards)
         }
+        self.hosts = {
+            node: host for node, host in view.roles.hosts.items() if node not in self.members
+        } | {node: member.host for node, member in self.members.items() if member.host}
+        """Nodes that share their machines with others -> the machine."""
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
@@ -254,6 +220,7 @@ class _Table:
             configured=self.configured,
             armed=dict(self.armed),
             unhealthy_moves=dict(self.unhealthy_moves),
+            hosts=self._registered_hosts(),
             history=tuple(self.history[-HISTORY_MAX:]),
             rules=self.rules(),
         )
@@ -330,18 +297,22 @@ class _Table:
 
     def place_replicas(self) -> None:
         """Keep replicas where they are, add missing ones, then start at most one move towards an
-        even spread."""
-        if self.view.replication is None:
+        even spread.
+
+        Without a number of replicas each machine gets one."""
+        count = self.view.replication
+        if count is None and not self.hosts:
             self._place_on_all_nodes()
         else:
+            count = count or len(machines(self.members, self.view.roles))
             held = self._replica_counts()
             for shard, given in self.shards.items():
-                nodes = self._on_some_nodes(shard, given, held)
+                nodes = self._on_some_nodes(shard, given, count, held)
                 if len(nodes) != len(given.replicas) or not nodes.issuperset(given.replicas):
                     held.subtract(given.replicas)
                     held.update(nodes)
                 self._set_replicas(shard, nodes)
-            self._even_out()
+            self._even_out(count)
         self._record_away()
 
     def _place_on_all_nodes(self) -> None:
@@ -353,45 +324,98 @@ class _Table:
         for shard, given in self.shards.items():
             self._set_replicas(shard, nodes[given.replicas])
 
-    def _on_some_nodes(self, shard: int, given: ShardRoles, held: Counter[str]) -> set[str]:
-        """`held`: the number of replicas that each node has."""
-        count = self.view.replication or 0
+    def _on_some_nodes(
+        self, shard: int, given: ShardRoles, count: int, held: Counter[str]
+    ) -> set[str]:
+        """Return `count` nodes, on different machines as far as there are, and the one that is to
+        be dropped until the others have caught up. `held`: the number of replicas that each node
+        has."""
         nodes = {
             node
             for node in given.replicas
             if node in self.members or not self._is_away_too_long(node)
         }
-        if len(nodes) == count:
+        lasting = {node for node in nodes if not self._is_retiring(node)}
+        if len(nodes) == len(lasting) == count:
             return nodes
         order = self._preferred(shard, self.members)
         leader = None if given.epoch else self._leader(shard, order)
-        spare = [node for node in order if node not in nodes and not self.members[node].leaving]
-        # With roles that were lost, the master is kept, and those that held the shard go before
-        # those that did not.
-        spare.sort(
-            key=lambda node: (
-                node != leader,
-                self.replica(shard, node).role == NOT_HELD,
-                held[node],
+        spare = [node for node in order if node not in nodes and self._may_take(node)]
+        while len(lasting) < count:
+            used = {self._machine(node) for node in lasting}
+            if self.view.replication is None:
+                spare = [node for node in spare if self._machine(node) not in used]
+            if not spare:
+                break
+            # With roles that were lost, the master is kept, and those that held the shard go before
+            # those that did not.
+            taker = min(
+                spare,
+                key=lambda node: (
+                    node != leader,
+                    self._machine(node) in used,
+                    self.replica(shard, node).role == NOT_HELD,
+                    held[node],
+                ),
             )
-        )
-        nodes.update(spare[: max(0, count - len(nodes))])
-        if len(nodes) > count and all(
+            spare.remove(taker)
+            lasting.add(taker)
+        nodes |= lasting
+        # A master that retires is kept until another node leads.
+        retires = self._is_retiring(given.master or "") and given.master in nodes
+        if len(nodes) > count + retires and all(
             self._caught_up(shard, node) for node in nodes if node in self.members
         ):
-            # The master is kept first, then members, then nodes that hold few replicas.
+            # The master is kept first, then members that stay, then those that have a machine for
+            # themselves, then nodes that hold few replicas.
+            on = Counter(map(self._machine, nodes))
             drop = max(
                 nodes - {given.master or ""},
-                key=lambda node: (node not in self.members, held[node], node),
+                key=lambda node: (
+                    node not in self.members,
+                    self._is_retiring(node),
+                    on[self._machine(node)],
+                    held[node],
+                    node,
+                ),
             )
             nodes.discard(drop)
         return nodes
 
-    def _even_out(self) -> None:
-        """Give the node with the fewest replicas one more; a node with more gives it up once the
-        new one has caught up."""
+    def _even_out(self, count: int) -> None:
+        """Begin to move a replica from a machine with two replicas of the shard to one without, or
+        else from a node with many replicas to the one with the fewest: the old one is dropped once
+        the new one has caught up."""
+        if any(len(given.replicas) > count for given in self.shards.values()):
+            return
         held = self._replica_counts()
-        takers = [node for node in sorted(self.members) if not self.members[node].leaving]
+        takers = list(filter(self._may_take, sorted(self.members)))
+        move = self._apart(takers, held) or self._lighter(takers, held)
+        if move is not None:
+            shard, node = move
+            self._set_replicas(shard, {*self.shards[shard].replicas, node})
+
+    def _apart(self, takers: list[str], held: Counter[str]) -> tuple[int, str] | None:
+        """Return the first shard with two replicas on one machine, and the best node on a machine
+        without; None if there is none."""
+        if not self.hosts:
+            return None
+        on = {node: self._machine(node) for node in {*takers, *held}}
+        free: dict[frozenset[str], str | None] = {}
+        for shard, given in self.shards.items():
+            used = frozenset(on[node] for node in given.replicas)
+            if len(used) == len(given.replicas):
+                continue
+            if used not in free:
+                fit = [node for node in takers if on[node] not in used]
+                free[used] = min(fit, key=lambda node: held[node], default=None)
+            if (node := free[used]) is not None:
+                return shard, node
+        return None
+
+    def _lighter(self, takers: list[str], held: Counter[str]) -> tuple[int, str] | None:
+        """Return the shard whose move makes the greatest difference smaller, and the node that
+        takes it, on a machine of its own; None if there is none."""
         fewest = min((held[node] for node in takers), default=0)
         moves = [
             (held[given_up] - held[node], -shard, node)
@@ -399,14 +423,36 @@ class _Table:
             for given_up in given.replicas
             if held[given_up] - fewest >= EXCESS_MIN and given_up != given.master
             for node in takers
-            if held[given_up] - held[node] >= EXCESS_MIN and node not in given.replicas
+            if held[given_up] - held[node] >= EXCESS_MIN
+            and node not in given.replicas
+            and not (self.hosts and self._is_used(given, node, given_up))
         ]
-        in_excess = any(
-            len(given.replicas) > (self.view.replication or 0) for given in self.shards.values()
+        if not moves:
+            return None
+        _, shard, node = max(moves)
+        return -shard, node
+
+    def _is_used(self, given: ShardRoles, node: str, given_up: str) -> bool:
+        """Return whether the machine of a node has a replica other than the one given up."""
+        machine = self._machine(node)
+        return any(self._machine(other) == machine for other in given.replicas if other != given_up)
+
+    def _machine(self, node: str) -> str:
+        return self.hosts.get(node, node)
+
+    def _registered_hosts(self) -> dict[str, str]:
+        known = {node for given in self.shards.values() for node in given.replicas}.union(
+            self.members, self.drained, self.away
         )
-        if moves and not in_excess:
-            _, shard, node = max(moves)
-            self._set_replicas(-shard, {*self.shards[-shard].replicas, node})
+        return {node: host for node, host in sorted(self.hosts.items()) if node in known}
+
+    def _is_retiring(self, node: str) -> bool:
+        return node in self.members and self.members[node].retiring
+
+    def _may_take(self, node: str) -> bool:
+        """Return whether a member may be given further replicas."""
+        member = self.members[node]
+        return not member.leaving and not member.retiring
 
     def _set_replicas(self, shard: int, nodes: Iterable[str]) -> None:
         replicas = tuple(self._preferred(shard, nodes))
@@ -492,7 +538,7 @@ class _Table:
             "the roles were lost, and no shard has a master yet": not self.shards,
             "there is no such shard": request.shard not in self.shards,
             "it is not a member at the moment": member is None,
-            "it is about to stop": member is not None and member.leaving,
+            "it is about to stop": member is not None and (member.leaving or member.retiring),
             "it is drained": request.node in self.drained,
             "its failover.candidate is off": member is not None and not member.eligible,
             "the log does not answer it": member is not None and member.log != OK,
@@ -609,17 +655,9 @@ class _Table:
             return False
         found = self.unhealthy.get((shard, given.epoch))
         if found is None:
-            found = is_unhealthy(verdicts_among(self._reports(shard), given.epoch).values())
+            found = is_unhealthy(verdicts(self.members, shard, given.epoch).values())
             self.unhealthy[shard, given.epoch] = found
         return found
-
-    def _reports(self, shard: int) -> dict[str, ReplicaReport]:
-        """Return the reports of the members about the shard."""
-        return {
-            node: member.replicas[shard]
-            for node, member in self.members.items()
-            if shard in member.replicas
-        }
 
     def _fail_over(self, shard: int, given: ShardRoles) -> None:
         """Replace an unhealthy master, if that is permitted and another replica can take over.
@@ -644,7 +682,7 @@ class _Table:
             self._record_change(shard, given, given.master, NO_CANDIDATE)
 
     def _mode(self) -> Mode:
-        return mode_of(self.view.on_unhealthy, len(registered(self.members, self.view.roles)))
+        return mode_of(self.view.on_unhealthy, len(machines(self.members, self.view.roles)))
 
     def _is_fit(self, shard: int, node: str) -> bool:
         """Return whether the replica of a node that is not master works: a deposed master may hang
@@ -659,6 +697,7 @@ class _Table:
         return (
             node not in self.drained
             and not member.leaving
+            and not member.retiring
             and member.log != UNREACHABLE
             and member.eligible
         )
@@ -698,6 +737,7 @@ class _Table:
         member = self.members[node]
         reasons = {
             "leaving": member.leaving,
+            "retiring": member.retiring,
             "drained": node in self.drained,
             CUT_OFF: member.log == UNREACHABLE,
             "its failover.candidate is off": not member.eligible,

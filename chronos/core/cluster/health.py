@@ -26,8 +26,8 @@ ARMED: Final = "armed"
 AUTO: Final = "auto"
 
 AUTO_NODES_MIN = 3
-"""Registered nodes from which on the mode is AUTO if none is set: of two, both would have to agree
-against one of them."""
+"""Machines of registered nodes from which on the mode is AUTO if none is set: of two, both would
+have to agree against one of them."""
 
 UNHEALTHY = "unhealthy by its probes"
 NO_CANDIDATE = "unhealthy by its probes; no replica can take over"
@@ -140,7 +140,7 @@ def quorum(observers: int) -> int:
 
 def is_unhealthy(verdicts: Iterable[bool]) -> bool:
     """Return whether a quorum of observers finds the master unhealthy. `verdicts`: whether it is
-    healthy, by observer. A node without a verdict is no observer: a
+    healthy, by observer: a machine, see `roles.verdicts`. One without a verdict is no observer: a
     missing report is not counted against a master."""
     found = list(verdicts)
     return len(found) >= OBSERVERS_MIN and found.count(False) >= quorum(len(found))
@@ -160,8 +160,8 @@ def is_armed(until_ms: int, now_ms: int) -> bool:
 
 
 def mode_of(setting: Mode | None, registered: int) -> Mode:
-    """Return the mode in force. `setting`: None if none is set. `registered`: nodes with a place,
-    whether they are present or not."""
+    """Return the mode in force. `setting`: None if none is set. `registered`: machines of the nodes
+    with a place, whether they are present or not."""
     if setting is not None:
         return setting
     return AUTO if registered >= AUTO_NODES_MIN else OFF

@@ -128,11 +128,11 @@ def is_in_sync(member: Member, shard: int, needed: int | None) -> bool:
 def followers_in_sync(
     members: Mapping[str, Member], shard: int, *, master: str | None, needed: int | None
 ) -> tuple[str, ...]:
-    """Return the nodes other than the master whose replicas of the shard are in sync, by name."""
-    return tuple(
-        sorted(
-            node
-            for node, member in members.items()
-            if node != master and is_in_sync(member, shard, needed)
-        )
-    )
+    """Return the nodes whose replicas of the shard are in sync, by name; of those on one machine
+    only the first, and none on the master's: they fail together."""
+    leader = members.get(master or "")
+    found = {None if leader is None else leader.machine: ""}
+    for node, member in sorted(members.items()):
+        if node != master and member.machine not in found and is_in_sync(member, shard, needed):
+            found[member.machine] = node
+    return tuple(node for node in found.values() if node)

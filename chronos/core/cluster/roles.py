@@ -94,7 +94,16 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     announces none knows 1."""
     place: str = ""
     """Host, path and file of its data directory; empty: not reported."""
+    host: str = ""
+    """The machine that it shares with other nodes (`node.host`); empty: none shares its machine."""
+    retiring: bool = False
+    """True: it stops for good as soon as it holds no replica; other nodes get its replicas."""
     replicas: Mapping[int, ReplicaReport] = {}
+
+    @property
+    def machine(self) -> str:
+        """The name of its machine: that of the node where no other node shares it."""
+        return self.host or self.node
 
 
 def same_directory(one: Member, other: Member) -> bool:
@@ -176,6 +185,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `health.MOVED_MS`."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
+    hosts: Mapping[str, str] = {}
+    """Registered nodes that share their machines with others -> the machine."""
     rules: Number = 1
     """The rules number that every node has announced, which masters may write. No controller lowers
     it; one of a version without rules numbers leaves it out, and the shards whose logs have a
@@ -207,6 +218,15 @@ def registered(members: Mapping[str, Member], roles: Roles | None) -> frozenset[
     return (frozenset() if roles is None else roles.nodes).union(members)
 
 
+def machines(members: Mapping[str, Member], roles: Roles | None) -> frozenset[str]:
+    """Return the machines of a cluster's registered nodes: what fails together counts once."""
+    hosts = {} if roles is None else roles.hosts
+    return frozenset(
+        members[node].machine if node in members else hosts.get(node, node)
+        for node in registered(members, roles)
+    )
+
+
 PROGRESS_EVERY_S = 2.0
 """Least pause between two publications of roles that differ only in progress: a new controller
 needs it only to tell a replica that lacks records from one that lags by a moment."""
@@ -215,24 +235,18 @@ HISTORY_MAX = 50
 
 
 def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str, bool]:
-    """Return the members that judge the shard's master with this role epoch, and whether each finds
-    it healthy.
+    """Return the machines that judge the shard's master with this role epoch, and whether each
+    finds it healthy: of several nodes on one machine, one that finds so is enough.
 
     Verdicts on earlier masters do not count.
     """
-    return verdicts_among(
-        {node: each.replicas[shard] for node, each in members.items() if shard in each.replicas},
-        epoch,
-    )
-
-
-def verdicts_among(reports: Mapping[str, ReplicaReport], epoch: int) -> dict[str, bool]:
-    """Return the same from the members' reports about the shard."""
-    return {
-        node: not replica.unhealthy
-        for node, replica in reports.items()
-        if 0 < replica.judged == epoch
-    }
+    found: dict[str, bool] = {}
+    for member in members.values():
+        replica = member.replicas.get(shard)
+        if replica is not None and 0 < replica.judged == epoch:
+            machine = member.machine
+            found[machine] = found.get(machine, False) or not replica.unhealthy
+    return found
 
 
 def hold_rules_back(members: Mapping[str, Member], roles: Roles) -> list[str]:

@@ -145,9 +145,19 @@ class Follower:
         """Wait until there may be more progress records, or for the time to pass; return which."""
         return self._progress.wait(timeout_s)
 
+    def has_reached(self, end: int) -> bool:
+        """Return whether every progress record before `end` is applied, a last stable offset.
+
+        The marker of the last record's transaction may lie between: each transaction has one
+        progress record, so that its marker follows at once. A patient reader passes it late."""
+        position = self.position
+        if position == self._shard.state.applied:
+            position += self._log.marker_offsets
+        return position >= end
+
     def set_patient(self, patient: bool) -> None:
         """Read the progress partition through a patient reader while a master goes on, and through
-        another one to reach its end, which is a transaction marker."""
+        another one to reach its end, which may be a marker of an aborted transaction."""
         if patient != self._is_patient:
             before = self._progress
             self._progress = self._log.reader(
@@ -284,6 +294,13 @@ class Follower:
                 f"{self._delay_topic}/{self._partition} ends at {end}, but a master had read it "
                 f"up to {pull_offset}: the topic lost records, or was deleted and created again"
             )
+
+    def leave_delay_reader(self) -> tuple[Reader | None, list[Record]]:
+        """Give away the reader of the delay partition, if there is one, and the records that it
+        read beyond the last progress record."""
+        reader, records = self._delay, self._records
+        self._delay, self._records = None, []
+        return reader, records
 
     def close(self) -> None:
         """Close the readers."""

@@ -11,7 +11,7 @@ import structlog
 from chronos.core.message import Record
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable
-from chronos.ports import Log, ReaderMode
+from chronos.ports import Log, Reader, ReaderMode
 
 log = structlog.get_logger("chronos.pull")
 
@@ -32,15 +32,25 @@ class Puller:
     """Records of one delay partition, kept until the step that staged them is applied."""
 
     def __init__(
-        self, log: Log, topic: str, partition: int, offset: int, *, mode: ReaderMode
+        self,
+        log: Log,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        mode: ReaderMode,
+        begun: tuple[Reader | None, list[Record]] = (None, []),
     ) -> None:
-        """Read from the offset on, in this mode."""
+        """Read from the offset on, in this mode. `begun`: a reader of this mode, and the records
+        from the offset on that it has returned; the client of another reader takes some time to
+        connect."""
         self._log = log
-        self._reader = log.reader(topic, partition, offset, mode=mode)
+        reader, records = begun
+        self._reader = reader or log.reader(topic, partition, offset, mode=mode)
         self._mode: ReaderMode = mode
         self._topic = topic
         self._partition = partition
-        self._waiting: list[Record] = []
+        self._waiting = list(records)
         """Records read and not applied yet, in order."""
         self._unreadable_at: int | None = None
         """Position at which the next batch could not be read."""

@@ -460,15 +460,14 @@ class Replica:
             return now_ms
         if assignment.kind == "follower":
             return self._keep_following(follower, now_ms)
-        follower.set_patient(False)
         if not assignment.confirmed:
             return self._sleep_until(now_ms + POLL_MS)
         if assignment.predecessor_active:
             return self._sleep_until(now_ms + PREDECESSOR_POLL_MS)
-        if (
-            follower.position
-            < self._log.watermarks(self._settings.progress_topic, self.number).stable
+        if not follower.has_reached(
+            self._log.watermarks(self._settings.progress_topic, self.number).stable
         ):
+            follower.set_patient(False)
             return now_ms + POLL_MS
         if not self._may_lead(assignment, now_ms):
             return now_ms + POLL_MS
@@ -509,12 +508,13 @@ class Replica:
         if self._leadership_ended():
             return now_ms
         watermarks = self._log.watermarks(self._settings.progress_topic, self.number)
-        if follower.position < watermarks.high:
-            if watermarks.stable < watermarks.high and follower.position >= watermarks.stable:
+        if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):
+            if watermarks.stable < watermarks.high and follower.has_reached(watermarks.stable):
                 self._paused = (
                     f"{self._settings.progress_topic}/{self.number} ends in a transaction that is "
                     "not resolved yet"
                 )
+            follower.set_patient(False)
             return now_ms + POLL_MS
         if not self._may_lead(leadership, now_ms):
             # Another node took over with a later role between 1 and 2, and this fence hit that
@@ -531,6 +531,7 @@ class Replica:
             self.number,
             self.state.pull_offset,
             mode="bounded" if self._bounded else "patient",
+            begun=follower.leave_delay_reader(),
         )
         self._follower = None
         follower.close()

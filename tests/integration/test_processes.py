@@ -1,0 +1,101 @@
+"""Several nodes on one machine, started by one command."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
+from tests.harness.service import Service
+from tests.integration.flow import KafkaFlow, now_ms
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def children(service: Service) -> dict[str, int]:
+    """The processes that the service started: `2/3` -> process id."""
+    pids = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return {
+        command[command.index(b"--process") + 1].decode(): int(pid)
+        for pid, command in commands.items()
+        if b"--process" in command  # not between fork and exec
+    }
+
+
+def lone_ports(service: Service, count: int) -> None:
+    """Give the service the first of so many free ports in a row."""
+    ports = {service.port}
+    while not any(set(range(port, port + count)) <= ports for port in ports):
+        ports.add(free_port())
+    service.port = min(port for port in ports if set(range(port, port + count)) <= ports)
+    service.url = f"http://127.0.0.1:{service.port}"
+    service.settings["admin.port"] = service.port
+
+
+def leaders(service: Service) -> set[str]:
+    """The nodes that lead shards, as one node sees it."""
+    return {shard["master"] for shard in service.get("/v1/shards")["shards"]}
+
+
+@pytest.mark.timeout(240)
+def test_processes_share_the_shards_are_restarted_and_retire(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Each shard lies in one of them only, and what is pending survives that they become fewer."""
+    flow = KafkaFlow(broker, 1)
+    settings = {**flow.settings(), "coordinator.kind": "kafka", "node.id": "n1"}
+    service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
+    lone_ports(service, 2)
+    service.arguments = ["--processes", "2"]
+    service.start()
+    service.wait_until(lambda: leaders(service) == {"n1", "n1_2"}, "spread the shards")
+    for shard in service.get("/v1/shards")["shards"]:
+        assert [replica["node"] for replica in shard["replicas"]] == [shard["master"]]
+    flow.write(500, now_ms() - 500, now_ms() + 8_000)
+    pending = flow.write(50, now_ms() + 3_600_000, now_ms() + 3_700_000)
+    flow.flush()
+    first = children(service)
+    assert sorted(first) == ["1/2", "2/2"]
+    os.kill(first["2/2"], signal.SIGKILL)
+    service.wait_until(
+        lambda: children(service).get("2/2", first["2/2"]) != first["2/2"], "restart the process"
+    )
+    assert children(service)["1/2"] == first["1/2"]
+    assert service.events("process ended")[0]["how"] == "SIGKILL"
+    service.wait_until(lambda: service.pending() == len(pending), "deliver everything due")
+    assert service.stop() == 0
+
+    service.arguments = []
+    service.start()
+    folder = service.data_dir / "processes"
+    service.wait_until(lambda: not any(folder.iterdir()), "take over the second node's shards")
+    assert sorted(children(service)) == ["1/1"]
+    service.wait_until(lambda: leaders(service) == {"n1"}, "lead every shard")
+    assert service.pending() == len(pending)
+    assert service.get("/v1/nodes")["away"] == []
+    flow.cancel(pending)
+    flow.wait_settled(service)
+    assert flow.complaints() == []
+    assert service.stop() == 0
+
+
+@pytest.mark.timeout(120)
+def test_an_error_that_a_restart_does_not_help_against_ends_the_service(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Its text is shown once for each process, and the exit code is that of the error."""
+    flow = KafkaFlow(broker, 1)
+    settings = {**flow.settings(), "coordinator.kind": "kafka", "topics.create": "off"}
+    service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
+    lone_ports(service, 2)
+    service.arguments = ["--processes", "2"]
+    service.launch()
+    assert service.wait_exit(timeout_s=60) == 2
+    assert service.log_path.read_text().count("error: topics.create is off") == 2
+    assert len(service.events("process ended for good")) == 2
+    assert service.events("process ended") == []
