@@ -625,6 +625,13 @@ def figure_cost(bench: Bench) -> None:
     cost.figure_cost(bench)
 
 
+def figure_processes(bench: Bench) -> None:
+    """Two nodes on one machine against one."""
+    from tests.bench import processes
+
+    processes.figure_processes(bench)
+
+
 def figure_plan(bench: Bench) -> None:
     """The processor time of one plan of the controller."""
     from tests.bench import plans
@@ -661,6 +668,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "replay": operations.figure_replay,
     "floods": figure_floods,
     "cost": figure_cost,
+    "processes": figure_processes,
     "registry": registry.figure_registry,
     "plan": figure_plan,
     "stages": figure_stages,

@@ -284,6 +284,16 @@ class Service:
         return "\n".join(logged[min(crash, max(0, len(logged) - lines)) :])
 
 
+def consecutive_ports(service: Service, count: int) -> None:
+    """Give the service the first of so many ports in a row."""
+    ports = {service.port}
+    while not any(set(range(port, port + count)) <= ports for port in ports):
+        ports.add(free_port())
+    service.port = min(port for port in ports if set(range(port, port + count)) <= ports)
+    service.url = f"http://127.0.0.1:{service.port}"
+    service.settings["admin.port"] = service.port
+
+
 def of_source(source: Path | None) -> dict[str, str]:
     """Return the environment of a Python that imports Chronos from a checkout; None: from this
     one, as the caller does."""

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.broker import Broker
-from tests.harness.ports import free_port
-from tests.harness.service import Service
+from tests.harness.service import Service, consecutive_ports
 from tests.integration.flow import KafkaFlow, now_ms
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -27,16 +26,6 @@ def children(service: Service) -> dict[str, int]:
     }
 
 
-def lone_ports(service: Service, count: int) -> None:
-    """Give the service the first of so many free ports in a row."""
-    ports = {service.port}
-    while not any(set(range(port, port + count)) <= ports for port in ports):
-        ports.add(free_port())
-    service.port = min(port for port in ports if set(range(port, port + count)) <= ports)
-    service.url = f"http://127.0.0.1:{service.port}"
-    service.settings["admin.port"] = service.port
-
-
 def leaders(service: Service) -> set[str]:
     """The nodes that lead shards, as one node sees it."""
     return {shard["master"] for shard in service.get("/v1/shards")["shards"]}
@@ -50,7 +39,7 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     flow = KafkaFlow(broker, 1)
     settings = {**flow.settings(), "coordinator.kind": "kafka", "node.id": "n1"}
     service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
-    lone_ports(service, 2)
+    consecutive_ports(service, 2)
     service.arguments = ["--processes", "2"]
     service.start()
     service.wait_until(lambda: leaders(service) == {"n1", "n1_2"}, "spread the shards")
@@ -92,7 +81,7 @@ def test_an_error_that_a_restart_does_not_help_against_ends_the_service(
     flow = KafkaFlow(broker, 1)
     settings = {**flow.settings(), "coordinator.kind": "kafka", "topics.create": "off"}
     service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
-    lone_ports(service, 2)
+    consecutive_ports(service, 2)
     service.arguments = ["--processes", "2"]
     service.launch()
     assert service.wait_exit(timeout_s=60) == 2
