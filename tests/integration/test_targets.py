@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from chronos.core.keys import partition_of
 from chronos.core.size import batch_bytes
 from tests.harness.broker import Broker, Clients, cluster, wait_until
+from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
 from tests.integration.foreign import (
     Got,
@@ -657,6 +658,11 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
             assert mine["detail"] == f"no partition of {single} has a leader"
             assert mine["next_try_at"] is None
             assert service.ask("DELETE", "/v1/messages/mine")[1]["result"] == "cancelled"
+            prometheus = Prometheus(targets={"node": lambda: str(service.get("/metrics"))})
+            assert prometheus.scrape() == set()
+            assert prometheus.scrape_for(2) == {"ChronosNoLeader"}
+            topics = {found["topic"] for found in prometheus.fired["ChronosNoLeader"]}
+            assert topics == {lonely, single, strict}
             service.stop()
             service.start()
             (shard,) = service.shards()

@@ -20,11 +20,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from chronos import __version__
-from chronos.admin.cluster.overview import lane_lengths
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
+from chronos.core.keys import LIMITED
 from chronos.core.query import next_place_ms
 from chronos.core.selector import NO_LEADER
+from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError
 from chronos.node.outcomes import TARGETS_SHOWN, Histogram, Outcomes
 from chronos.node.shards import ShardDriver
@@ -416,6 +417,13 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
         f"label `topic`: the 20 topics with the most, and `{OTHER}`.",
     ),
     (
+        "chronos_no_leader_seconds",
+        "gauge",
+        "For how long the first message in a lane of the topic that no rate keeps has been due, in "
+        "the shards this node is master of, by the label `topic`: its partition has no leader, or "
+        "too few replicas in sync, or the topic cannot be created; the 20 longest.",
+    ),
+    (
         "chronos_audit_failing",
         "gauge",
         (
@@ -518,7 +526,7 @@ class Exposition(Collector):
             *_named("chronos_tokens_format"), value=0 if tokens is None else tokens.format
         )
         yield GaugeMetricFamily(*_named("chronos_tokens_stale"), value=stale)
-        yield self._lanes()
+        yield from self._lanes()
         yield GaugeMetricFamily(
             *_named("chronos_audit_failing"), value=self._context.trail.problem is not None
         )
@@ -551,22 +559,33 @@ class Exposition(Collector):
             )
         yield ahead
 
-    def _lanes(self) -> Metric:
-        """The messages in lanes, by topic."""
-        masters = [shard for shard in self._context.shards if shard.role == "master"]
+    def _lanes(self) -> Iterator[Metric]:
+        """The messages in lanes, and how long the first of them have waited for a leader, by
+        topic."""
+        now_ms = self._context.now_ms()
         topics: Counter[str] = Counter()
-        for shard in masters:
+        no_leader_ms: Counter[str] = Counter()
+        for shard in self._context.shards:
+            if shard.role != "master" or not shard.state.parked:
+                continue
             try:
-                for (topic, _), messages in lane_lengths([shard]).items():
-                    topics[topic] += messages
+                states = read_states(shard.store)
             except ChronosError:
                 continue
+            for (topic, partition), state in states.items():
+                topics[topic] += state.length
+                if partition != LIMITED:
+                    no_leader_ms[topic] = max(no_leader_ms[topic], now_ms - state.due_ms)
         family = GaugeMetricFamily(*_named("chronos_lane_messages"), labels=["topic"])
         for topic, messages in topics.most_common(LANES_SHOWN):
             family.add_metric([topic], messages)
         others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])
         family.add_metric([OTHER], others)
-        return family
+        yield family
+        family = GaugeMetricFamily(*_named("chronos_no_leader_seconds"), labels=["topic"])
+        for topic, waited_ms in no_leader_ms.most_common(LANES_SHOWN):
+            family.add_metric([topic], waited_ms / 1_000)
+        yield family
 
     def _family(self, series: Series) -> Metric:
         if series.histogram is not None:
@@ -680,6 +699,8 @@ def reference() -> str:
             "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from "
             "Chronos; `/v1/shards` counts them."
         ),
+        "- `chronos_no_leader_seconds > 0` for a minute: messages wait for a partition of "
+        "their target that has no leader; `chronos rates` lists the partitions.",
         '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were '
         "dead-lettered for that reason;"
         " `/v1/shards` has their targets.",
