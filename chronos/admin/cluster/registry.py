@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import ClientConnectorError, web
 from msgspec import UNSET, UnsetType
 
 from chronos.admin.cluster.cluster import check_drain
@@ -155,6 +155,9 @@ class Registrar:
             if status == 200:
                 result = _decode(answer)
             why = answer[:200].decode(errors="replace")
+        except ClientConnectorError as error:
+            # Its own text has the representation of an SSL context.
+            why = error.strerror or str(error.os_error)
         except Exception as error:
             why = str(error) or type(error).__name__
         if result is None:
