@@ -11,9 +11,11 @@ import structlog
 from chronos.core.values import printable, printable_json
 
 
-def set_up(level: str, form: str, stream: TextIO | None = None, *, node: str | None = None) -> None:
+def set_up(
+    level: str, form: str, stream: TextIO | None = None, *, process: str | None = None
+) -> None:
     """Log from this level on, as `json` or `console`; `auto` is `console` if stdout and stderr are
-    terminals. `node`: the name that every line has, where the output is shared with other nodes."""
+    terminals. `process`: what every line has, where other nodes write to the same output."""
     out = sys.stderr if stream is None else stream
     for_people = form == "console" or (form == "auto" and out.isatty() and sys.stdout.isatty())
     renderer: list[structlog.typing.Processor] = (
@@ -31,7 +33,7 @@ def set_up(level: str, form: str, stream: TextIO | None = None, *, node: str | N
         processors=[
             structlog.processors.add_log_level,
             _named,
-            *([] if node is None else [_of_node(node)]),
+            *([] if process is None else [_of_process(process)]),
             structlog.processors.TimeStamper(
                 fmt="%H:%M:%S" if for_people else "iso", utc=not for_people
             ),
@@ -110,11 +112,11 @@ class _Named(structlog.WriteLogger):
     log = debug = info = warn = warning = error = critical = fatal = failure = exception = msg
 
 
-def _of_node(node: str) -> structlog.typing.Processor:
+def _of_process(process: str) -> structlog.typing.Processor:
     def name(
         _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        return {**event, "node": node}
+        return {**event, "process": process}
 
     return name
 

@@ -100,8 +100,9 @@ def serve(
             "--processes",
             metavar="N|auto",
             help="Nodes on this machine, each in a process of its own; auto: one for each core. "
-            "The further ones are called NODE_2, NODE_3, ..., listen on the ports after "
-            "admin.port, and keep their stores in the data directory. Needs Kafka and a "
+            "The second one has _2 after its node.id, the port after admin.port, and "
+            "processes/2 in node.data_dir as its directory. With fewer than before, the others "
+            "give their replicas away, and their directories are deleted. Needs Kafka and a "
             "coordinator.",
         ),
     ] = "1",

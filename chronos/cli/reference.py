@@ -49,7 +49,7 @@ def _verb(name: str, command: Any) -> str:
     options = [
         found
         for found in command.params
-        if found.param_type_name == "option" and found.name != "help"
+        if found.param_type_name == "option" and found.name != "help" and not found.hidden
     ]
     usage = " ".join(
         ["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)]

@@ -235,6 +235,7 @@ class ClusterNode:
         )
         """The followers in sync of all shards."""
         self._coordinator = coordinator
+        self._node = config.node.id
         self._assigned = assigned
         self._clock = clock
         self._leaving = threading.Event()
@@ -270,16 +271,34 @@ class ClusterNode:
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
         """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and
-        only if there are other nodes."""
+        only while another node can."""
         deadline_s = time.monotonic() + HAND_OVER_S
         while (
             self._membership_thread.is_alive()
             and time.monotonic() < deadline_s
-            and len(self.membership.snapshot().members) > 1
+            and self._has_successors()
         ):
             if handed_over():
                 return
             time.sleep(POLL_S)
+
+    def _has_successors(self) -> bool:
+        """Return whether another node that stays holds a shard that this one holds, as far as is
+        known."""
+        snapshot = self.membership.snapshot()
+        staying = {
+            node
+            for node, member in snapshot.members.items()
+            if node != self._node and not member.leaving and not member.retiring
+        }
+        roles = snapshot.roles
+        return bool(staying) and (
+            roles is None
+            or any(
+                self._node in given.replicas and not staying.isdisjoint(given.replicas)
+                for given in roles.shards.values()
+            )
+        )
 
     def leave(self, timeout_s: float) -> None:
         """End the threads and the session with the coordinator, which waits for no broker: they may

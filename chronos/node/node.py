@@ -514,8 +514,11 @@ class Node:
             snapshot.confirmed
             and roles is not None
             and not roles.are_empty
-            and self.config.node.id not in roles.nodes
-            and all(given.master != self.config.node.id for given in roles.shards.values())
+            and not any(
+                self.config.node.id in (given.master, *given.replicas)
+                for given in roles.shards.values()
+            )
+            and all(shard.role == ReplicaState.NONE for shard in self.shards)
         )
 
     # --- while it runs

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, wait_until
 from tests.harness.service import Service, consecutive_ports
 from tests.integration.flow import KafkaFlow, now_ms
 
@@ -24,6 +25,15 @@ def children(service: Service) -> dict[str, int]:
         for pid, command in commands.items()
         if b"--process" in command  # not between fork and exec
     }
+
+
+def runs(pid: int) -> bool:
+    """Whether the process has not ended: one whose parent was killed has another parent, which may
+    not have taken note yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def leaders(service: Service) -> set[str]:
@@ -57,8 +67,11 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     assert children(service)["1/2"] == first["1/2"]
     assert service.events("process ended")[0]["how"] == "SIGKILL"
     service.wait_until(lambda: service.pending() == len(pending), "deliver everything due")
-    assert service.stop() == 0
 
+    last = children(service)
+    service.kill()
+    assert wait_until(lambda: not any(map(runs, last.values())), deadline=time.monotonic() + 30)
+    assert len(service.events("stopped")) == 2
     service.arguments = []
     service.start()
     folder = service.data_dir / "processes"
@@ -70,7 +83,11 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     flow.cancel(pending)
     flow.wait_settled(service)
     assert flow.complaints() == []
+    # As systemd does by default: to all processes at once.
+    for pid in children(service).values():
+        os.kill(pid, signal.SIGTERM)
     assert service.stop() == 0
+    assert "stopped at once" not in service.log_path.read_text()
 
 
 @pytest.mark.timeout(120)
@@ -85,6 +102,8 @@ def test_an_error_that_a_restart_does_not_help_against_ends_the_service(
     service.arguments = ["--processes", "2"]
     service.launch()
     assert service.wait_exit(timeout_s=60) == 2
-    assert service.log_path.read_text().count("error: topics.create is off") == 2
+    text = service.log_path.read_text()
+    for place in ("1/2", "2/2"):
+        assert f"error: process {place}: topics.create is off" in text
     assert len(service.events("process ended for good")) == 2
     assert service.events("process ended") == []

@@ -1133,6 +1133,118 @@ def test_a_node_that_retires_gives_everything_away_and_is_forgotten(
     assert set(left.hosts) == {"a", "c", "d"}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "replication", "shares"),
+    [
+        ("x", "xxx", None, [2, 1, 1]),
+        ("xx", "xxxx", 2, [2, 2, 2, 2]),
+        ("xy", "xxyy", None, [2, 2, 2, 2]),
+        ("xxy", "xxyyy", 3, [3, 3, 2, 2, 2]),
+    ],
+)
+def test_processes_that_are_added_to_a_machine_get_their_share(
+    before: str, after: str, replication: int | None, shares: list[int]
+) -> None:
+    """Also where each shard has one replica only, which is then its master."""
+    names = dict.fromkeys("abcdefg", 0)
+    few, many = (
+        on_machines(dict(zip((*NODES, "e"), hosts, strict=False))) for hosts in (before, after)
+    )
+    one = view(*few, replication=replication, since_ms=names)
+    roles = settled(replace(one, roles=settled(one)), *many)
+    held = Counter(node for each in roles.shards.values() for node in each.replicas)
+    assert sorted(held.values(), reverse=True) == shares
+    assert all(each.master in each.replicas for each in roles.shards.values())
+    assert plan(view(*many, replication=replication, roles=roles, since_ms=names)) == roles
+
+
+def test_the_only_replica_is_dropped_after_another_node_can_lead() -> None:
+    one = view(*on_machines({"a": "x"}), since_ms={"a": 0, "b": 0})
+    behind = member("b", host="x", applied=None)
+    roles = plan(later(replace(one, roles=plan(one)), 1_000, *on_machines({"a": "x"}), behind))
+    assert sorted(len(each.replicas) for each in roles.shards.values()) == [1, 1, 1, 2]
+    assert masters(roles) == ["a"] * 4
+    silent = member("b", host="x", log=UNREACHABLE)
+    held = plan(view(*on_machines({"a": "x"}), silent, roles=roles))
+    assert masters(held) == ["a"] * 4
+    assert sorted(len(each.replicas) for each in held.shards.values()) == [1, 1, 1, 2]
+
+
+def test_a_retiring_node_does_not_wait_for_machines_that_never_come() -> None:
+    """Two replicas were wanted, and one node is left."""
+    before = view(*on_machines({"a": "x", "b": "x"}), replication=2)
+    roles = settled(before, member("a", host="x"), member("b", host="x", retiring=True))
+    assert [each.replicas for each in roles.shards.values()] == [("a",)] * 4
+    assert masters(roles) == ["a"] * 4
+
+
+def test_a_retiring_node_that_was_drained_leaves_nothing_behind() -> None:
+    before = view(
+        *on_machines(TWO_MACHINES), requests=(Request(kind="drain", node="b"),), replication=2
+    )
+    others = [each for each in on_machines(TWO_MACHINES) if each.node != "b"]
+    roles = settled(before, member("b", host="x", retiring=True), *others)
+    assert roles.drained == ()
+    assert "b" not in roles.nodes
+
+
+def test_the_place_of_a_node_that_is_away_is_not_taken_by_a_move() -> None:
+    before = view(*map(member, "ab"), replication=2)
+    gone = later(before, 1_000, member("a"), member("c"))
+    for _ in range(10):
+        gone = later(gone, 1_000)
+    assert [set(each.replicas) for each in gone.roles.shards.values()] == [{"a", "b"}] * 4
+    retiring = member("b", host="x", retiring=True)
+    lost = view(*on_machines(TWO_MACHINES), replication=2)
+    left = on_machines({"a": "x", "c": "y"})
+    for _ in range(10):
+        lost = later(lost, 1_000, retiring, *left)
+    assert not any("b" in each.replicas for each in lost.roles.shards.values())
+    assert "d" in lost.roles.nodes
+
+
+def test_a_retiring_node_keeps_what_it_leads_when_the_roles_are_lost() -> None:
+    """Its store is deleted once the roles do not name it."""
+    leads = ReplicaReport(applied=50_000, role=assignment.MASTER, role_epoch=3, role_node="b")
+    retiring = member("b", *[leads] * 4, host="x", retiring=True)
+    fresh = member("a", *[ReplicaReport(applied=0, role=assignment.NOT_HELD)] * 4, host="x")
+    roles = plan(view(retiring, fresh, replication=None))
+    assert masters(roles) == ["b"] * 4
+    assert all(set(each.replicas) == {"a", "b"} for each in roles.shards.values())
+
+
+PROCESSES = st.lists(st.tuples(st.sampled_from("xyz"), st.booleans()), min_size=1, max_size=5)
+"""Nodes of machines: which one, and whether it was there from the start."""
+
+
+@examples(20, 200)
+@given(PROCESSES, st.none() | st.integers(2, 3))
+def test_replicas_lie_apart_and_evenly_in_the_end(
+    processes: list[tuple[str, bool]], replication: int | None
+) -> None:
+    """All nodes have caught up. Nothing moves any more, and no machine has two replicas of a shard
+    while another one has none."""
+    hosts = {f"n{at}": host for at, (host, _) in enumerate(processes)}
+    members = on_machines(hosts)
+    first = [each for each, (_, early) in zip(members, processes, strict=True) if early]
+    names = dict.fromkeys(hosts, 0)
+    before = view(*(first or members), replication=replication, since_ms=names)
+    roles = settled(replace(before, roles=settled(before)), *members)
+    again = view(
+        *members,
+        roles=roles,
+        replication=replication,
+        since_ms=names,
+        now_ms=NOW_MS + 10**9,
+    )
+    assert plan(again).shards == roles.shards
+    count = len(set(hosts.values())) if replication is None else min(replication, len(hosts))
+    for each in roles.shards.values():
+        assert len(each.replicas) == count
+        assert len({hosts[node] for node in each.replicas}) == min(count, len(set(hosts.values())))
+        assert each.master in each.replicas
+
+
 # --- Properties of every cluster ------------------------------------------------------------------
 
 REPLICAS = st.builds(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from chronos.cli.service.processes import (
-    PROCESSES_MAX,
-    Place,
-    count_of,
-    retiring,
-    supervise,
-)
+from chronos.cli.service import processes
+from chronos.cli.service.processes import PROCESSES_MAX, Place, check, cores, count_of, retiring
 from chronos.config import Config, load
 from chronos.errors import ConfigurationError
 
@@ -74,7 +70,7 @@ def test_the_number_of_processes(text: str, shards: int, expected: int) -> None:
     assert count_of(text, config(f"shards={shards}")) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "65", "many", "1.5", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "65", "many", "1.5", "", "\u00b2", "99999"])
 def test_a_number_of_processes_that_is_none(text: str) -> None:
     with pytest.raises(ConfigurationError, match="write 1 to 64, or auto"):
         count_of(text, config())
@@ -82,7 +78,7 @@ def test_a_number_of_processes_that_is_none(text: str) -> None:
 
 def test_nodes_beyond_the_number_retire(tmp_path: Path) -> None:
     """Those with a directory from an earlier start; nothing else in there is touched."""
-    for name in ("2", "3", "10", "x", "notes.txt"):
+    for name in ("2", "3", "10", "x", "notes.txt", "2\u00b2", "0"):
         (tmp_path / "processes" / name).mkdir(parents=True)
     found = config(f"node.data_dir={tmp_path}")
     assert [retiring(found, count) for count in (1, 2, 3, 10)] == [[2, 3, 10], [3, 10], [10], []]
@@ -90,14 +86,51 @@ def test_nodes_beyond_the_number_retire(tmp_path: Path) -> None:
     assert not Place.parse("2/2").retires
 
 
+VOTERS = (
+    "log.kind=kafka",
+    "log.kafka.bootstrap_servers=localhost:9092",
+    "coordinator.kind=raft",
+    "coordinator.secret=" + "s" * 32,
+    "node.id=n1",
+)
+
+
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("settings", "place", "text"),
     [
-        ([], "log.kind is embedded and coordinator.kind is standalone"),
-        (CLUSTER[:2], "coordinator.kind is standalone; set"),
-        ([*CLUSTER, "admin.port=65534"], "beyond 65535"),
+        ([], "2/2", "^--processes: .*log.kind is embedded and coordinator.kind is standalone; set"),
+        (CLUSTER[:2], "2/2", "^--processes: .* coordinator.kind is standalone; set"),
+        (["node.data_dir=d"], "2/1", "^d/processes/2: from an earlier start .* or delete it if"),
+        (
+            [*VOTERS, "coordinator.raft.peers=n1=a:1,n1_2=b:1,n1_3=c:1"],
+            "2/2",
+            "n1_2 cannot be a voter",
+        ),
     ],
 )
-def test_a_configuration_for_one_node_only_is_refused(settings: list[str], text: str) -> None:
+def test_a_configuration_for_one_node_only_is_refused(
+    settings: list[str], place: str, text: str
+) -> None:
+    """A directory of an earlier start is named, where it is the reason."""
     with pytest.raises(ConfigurationError, match=text):
-        supervise(load(None, {}, settings), ["false"], 3, [], from_checkpoint=False)
+        check(load(None, {}, settings), [Place.parse("1/2"), Place.parse(place)])
+
+
+def test_the_first_node_may_be_a_voter() -> None:
+    found = load(None, {}, [*VOTERS, "coordinator.raft.peers=n1=a:1,n2=b:1,n3=c:1"])
+    check(found, [Place.parse("1/2"), Place.parse("2/2")])
+
+
+def test_a_port_beyond_the_last_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="65536"):
+        of("3/3", "admin.port=65534")
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 2), ("max 100000", 3), ("", 3)])
+def test_the_quota_of_a_container_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(processes, "CPU_QUOTA", tmp_path / "cpu.max")
+    (tmp_path / "cpu.max").write_text(quota)
+    assert cores() == expected

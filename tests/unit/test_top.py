@@ -41,6 +41,7 @@ def shard(number: int = 0, **changed: Any) -> dict[str, Any]:
         "lateness": {"count": 0, "mean_ms": None, "p50_ms": None, "p99_ms": None},
         "store_bytes": 1 << 20, "held_back": None, "waits_for": None, "dead_recently": None,
         "unitless": None, "unhealthy": None, "in_sync": None, "in_sync_needed": None,
+        "in_sync_missing": None,
         "totals": totals, **changed,
     }  # fmt: skip
 
@@ -174,7 +175,8 @@ TROUBLES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
      "! shard 0: partition 3 of orders has no leader", "chronos doctor"),
     ({"held_back": {"records": 7, "since": stamp(-9)}}, {},
      "! shard 0: 7 records are held back by an open transaction, since 9 s ago", "chronos doctor"),
-    ({"in_sync": ["b"], "in_sync_needed": 2}, {}, "! shard 0: 1 of 2 followers in sync",
+    ({"in_sync": ["b"], "in_sync_needed": 2, "in_sync_missing": 1}, {},
+     "! shard 0: 1 of 2 followers in sync",
      "chronos doctor"),
     ({"dead_recently": {"text": "3 messages for orders became dead letters", "last_at": stamp(-1)}},
      {}, "! shard 0: 3 messages for orders became dead letters", "chronos dead-letters list"),

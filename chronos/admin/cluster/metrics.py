@@ -421,7 +421,7 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
         "gauge",
         "For how long the first message in a lane of the topic that no rate keeps has been due, in "
         "the shards this node is master of, by the label `topic`: its partition has no leader, or "
-        "too few replicas in sync, or the topic cannot be created; the 20 longest.",
+        f"too few replicas in sync, or the topic cannot be created; the 20 longest, and `{OTHER}`.",
     ),
     (
         "chronos_audit_failing",
@@ -583,7 +583,9 @@ class Exposition(Collector):
         family.add_metric([OTHER], others)
         yield family
         family = GaugeMetricFamily(*_named("chronos_no_leader_seconds"), labels=["topic"])
-        for topic, waited_ms in no_leader_ms.most_common(LANES_SHOWN):
+        longest = no_leader_ms.most_common()
+        rest_ms = max((waited_ms for _, waited_ms in longest[LANES_SHOWN:]), default=0)
+        for topic, waited_ms in [*longest[:LANES_SHOWN], (OTHER, rest_ms)]:
             family.add_metric([topic], waited_ms / 1_000)
         yield family
 

@@ -286,6 +286,9 @@ class Overview:
             unhealthy=self._unhealthy(shard.number),
             in_sync=None if in_sync is None else list(in_sync.followers(shard.number)),
             in_sync_needed=None if in_sync is None else in_sync.rules.needed or None,
+            in_sync_missing=None
+            if in_sync is None or not in_sync.rules.needed
+            else in_sync.missing(shard.number),
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,

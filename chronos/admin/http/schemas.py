@@ -1108,8 +1108,14 @@ class FailoverShard(Struct, kw_only=True):
     master: Annotated[
         str | None, Meta(description="The assigned master; null: none, or standalone.")
     ]
-    healthy: Annotated[list[str], Meta(description="Nodes that find it healthy.")]
-    unhealthy: Annotated[list[str], Meta(description="Nodes that find it unhealthy.")]
+    healthy: Annotated[
+        list[str],
+        Meta(description="Nodes that find it healthy; of those that share one, the machine."),
+    ]
+    unhealthy: Annotated[
+        list[str],
+        Meta(description="Nodes that find it unhealthy; of those that share one, the machine."),
+    ]
     needed: Annotated[
         Count | None,
         Meta(
@@ -1282,7 +1288,12 @@ class Shard(Struct, kw_only=True):
     ] = None
     unhealthy: Annotated[
         list[str] | None,
-        Meta(description="Nodes whose probes find the master unhealthy; null: none."),
+        Meta(
+            description=(
+                "Nodes whose probes find the master unhealthy, or their machine where they share "
+                "one; null: none."
+            )
+        ),
     ] = None
     in_sync: Annotated[
         list[str] | None,
@@ -1297,10 +1308,13 @@ class Shard(Struct, kw_only=True):
         Count | None,
         Meta(
             description=(
-                "So many must be in sync (`replication.min_in_sync`); null: none, as with "
-                "`replication.mode: async`."
+                "So many must be in sync (`replication.min_in_sync`), each on another machine; "
+                "null: none, as with `replication.mode: async`."
             )
         ),
+    ] = None
+    in_sync_missing: Annotated[
+        Count | None, Meta(description="So many are missing to that; null: none is needed.")
     ] = None
 
 

@@ -115,11 +115,11 @@ def of_shard(shard: dict[str, Any]) -> Iterator[Finding]:
             f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
             f" {number(shard['pending'])} are pending{paused}",
         )
-    needed, in_sync = shard.get("in_sync_needed"), shard.get("in_sync") or []
-    if needed is not None and len(in_sync) < needed:
+    if missing := shard.get("in_sync_missing"):
+        needed, in_sync = shard["in_sync_needed"], shard.get("in_sync") or []
         yield problem(
             what,
-            f"{len(in_sync)} of {needed} followers in sync (replication.min_in_sync): "
+            f"{needed - missing} of {needed} followers in sync (replication.min_in_sync): "
             f"{', '.join(in_sync) or 'none'}. Start the nodes that are down; `chronos status` "
             "shows how far each replica is behind",
         )

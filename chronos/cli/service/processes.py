@@ -13,10 +13,12 @@ so that replicas of a shard lie on different machines first."""  # noqa: E501
 import asyncio
 import ctypes
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,8 +26,9 @@ from urllib.parse import urlsplit
 import structlog
 from msgspec import Struct
 
+from chronos.cli.service.serve import ORDERLY
 from chronos.config import Config
-from chronos.errors import ConfigurationError
+from chronos.errors import ConfigurationError, LogUnavailable, StoreCorrupt
 from chronos.logs import set_up
 
 log = structlog.get_logger("chronos.processes")
@@ -38,8 +41,12 @@ PROCESSES_MAX = 64
 RETIRED = 99
 """Exit code of a node that gave all its replicas away."""
 
+FINAL_CODES = frozenset({ConfigurationError.exit_code, StoreCorrupt.exit_code})
+"""Exit codes of errors that no restart helps against; other ones may pass, such as a directory that
+is in use for another moment."""
+
 STOPPED = 100
-"""Added to the exit code of an error that a restart does not help against (`errors.Stop`)."""
+"""Added to them: other programs, such as the interpreter, have exit codes of their own."""
 
 PAUSES_S = (1, 2, 5, 10, 30)
 """Before each restart of a process; the last one again and again."""
@@ -48,6 +55,11 @@ STEADY_S = 60.0
 """A process that ran for so long is restarted after the first pause again."""
 
 FOLDER = "processes"
+
+NUMBER = re.compile("[1-9][0-9]{0,3}")
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""`QUOTA PERIOD` in us, or `max PERIOD` (cgroups(7), version 2)."""
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when the thread that started it ends."""
@@ -114,40 +126,44 @@ def folder(config: Config) -> Path:
 
 def retiring(config: Config, count: int) -> list[int]:
     """Return the nodes beyond so many that have data directories, from an earlier start."""
-    found = folder(config).glob("[0-9]*")
-    return sorted(at for path in found if path.name.isdigit() and (at := int(path.name)) > count)
+    names = [path.name for path in folder(config).glob("*") if NUMBER.fullmatch(path.name)]
+    return sorted(at for at in map(int, names) if at > count)
 
 
 def count_of(text: str, config: Config) -> int:
     """Return the number of nodes to start. Raises ConfigurationError."""
     if text == AUTO:
-        return max(1, min(len(os.sched_getaffinity(0)), config.shards, PROCESSES_MAX))
-    if not text.isdigit() or not 1 <= int(text) <= PROCESSES_MAX:
+        return max(1, min(cores(), config.shards, PROCESSES_MAX))
+    if not NUMBER.fullmatch(text) or int(text) > PROCESSES_MAX:
         raise ConfigurationError(
             [f"--processes: {text!r} is no number; write 1 to {PROCESSES_MAX}, or auto"]
         )
     return int(text)
 
 
-def supervise(
-    config: Config,
-    command: Sequence[str],
-    count: int,
-    left: Sequence[int],
-    *,
-    from_checkpoint: bool,
-) -> int:
-    """Run so many nodes until a signal, or until all have ended for good; return the exit code.
+def cores() -> int:
+    """Return how many cores this process may use: its affinity, and the quota of its cgroup."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    found = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no cgroup of version 2, or no quota: "max 100000"
+        quota, period = map(int, CPU_QUOTA.read_text().split())
+        found = min(found, -(-quota // period))
+    return found
 
-    `command`: runs the first one alone. `left`: the nodes that retire. Raises
-    ConfigurationError."""
-    _check(config, count)
+
+def supervise(
+    config: Config, command: Sequence[str], places: Sequence[Place], *, from_checkpoint: bool
+) -> int:
+    """Run these nodes until a signal, or until all have ended for good; return the exit code.
+    `command`: runs the first one alone."""
     set_up(config.logging.level, config.logging.format)
-    supervisor = _Supervisor(config, command, count, left, from_checkpoint=from_checkpoint)
+    supervisor = _Supervisor(config, command, places, from_checkpoint=from_checkpoint)
     return asyncio.run(supervisor.run())
 
 
-def _check(config: Config, count: int) -> None:
+def check(config: Config, places: Sequence[Place]) -> None:
+    """Check that there can be several nodes. Raises ConfigurationError."""
     lacks = [
         f"{name} is {kind}"
         for name, kind in (
@@ -157,16 +173,25 @@ def _check(config: Config, count: int) -> None:
         if kind in ("embedded", "standalone")
     ]
     if lacks:
+        why = (
+            "--processes: several nodes share a Kafka cluster and a coordinator, and "
+            f"{' and '.join(lacks)}; set log.kind: kafka and, for example, coordinator.kind: kafka"
+        )
+        if earlier := [str(folder(config) / str(each.at)) for each in places if each.retires]:
+            why = (
+                f"{', '.join(earlier)}: from an earlier start with --processes, whose nodes have "
+                f"to give their replicas away, and {' and '.join(lacks)}. Start once with the "
+                "configuration of then, or delete it if that cluster is gone"
+            )
+        raise ConfigurationError([why])
+    voters = {peer.partition("=")[0] for peer in config.coordinator.raft.peers}
+    if others := sorted(voters.intersection(name(config, place.at) for place in places[1:])):
         raise ConfigurationError(
             [
-                "--processes: several nodes share a Kafka cluster and a coordinator, and "
-                f"{' and '.join(lacks)}; set log.kind: kafka and, for example, coordinator.kind: "
-                "kafka"
+                f"--processes: {', '.join(others)} cannot be a voter (coordinator.raft.peers), "
+                "because its directory is deleted when there are fewer processes; the first node "
+                "can"
             ]
-        )
-    if config.admin.port + count - 1 > 65_535:
-        raise ConfigurationError(
-            [f"--processes: {count} ports from admin.port ({config.admin.port}) on go beyond 65535"]
         )
 
 
@@ -177,19 +202,17 @@ class _Supervisor:
         self,
         config: Config,
         command: Sequence[str],
-        count: int,
-        left: Sequence[int],
+        places: Sequence[Place],
         *,
         from_checkpoint: bool,
     ) -> None:
         """See `supervise`."""
         self._first = ["--from-checkpoint"] if from_checkpoint else []
-        """Further arguments of the first start of each process."""
+        """Further arguments of each process until a start of it has found the log."""
         self._config = config
         self._command = command
-        self._count = count
-        self._left = left
-        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._places = places
+        self._running: dict[Place, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -197,34 +220,41 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        if self._left:
+        names = {place: name(self._config, place.at) for place in self._places}
+        log.info("starting nodes", nodes=[names[it] for it in self._places if not it.retires])
+        if left := [names[place] for place in self._places if place.retires]:
             log.info(
-                "fewer processes than before: these nodes give their replicas away",
-                nodes=[name(self._config, at) for at in self._left],
+                "fewer processes than before: nodes give their replicas away, then their "
+                "directories are deleted",
+                nodes=left,
             )
-        codes = await asyncio.gather(*map(self._keep, [*range(1, self._count + 1), *self._left]))
+        codes = await asyncio.gather(*map(self._keep, self._places))
         return 0 if self._stopping.is_set() else max(codes)
 
     def _stop(self) -> None:
-        """Pass a signal on: the first one stops all nodes in order, a second one at once."""
-        self._stopping.set()
+        """Pass a signal on: the first one stops all nodes in order, a second one at once, also
+        those that hang."""
         for process in self._running.values():
-            process.terminate()
+            if self._stopping.is_set():
+                process.kill()
+            else:
+                process.send_signal(ORDERLY)
+        self._stopping.set()
 
-    async def _keep(self, at: int) -> int:
+    async def _keep(self, place: Place) -> int:
         """Run one node, and again after each end that a restart may help against; return its last
         exit code."""
-        node, arguments = name(self._config, at), self._first
+        node, arguments = name(self._config, place.at), self._first
         loop, failures = asyncio.get_running_loop(), 0
         while not self._stopping.is_set():
             started_s = loop.time()
-            code = await self._run(at, arguments)
-            arguments = []
+            code = await self._run(place, arguments)
+            if code != LogUnavailable.exit_code:
+                arguments = []
             if self._stopping.is_set():
                 return code
             if code == RETIRED:
-                shutil.rmtree(folder(self._config) / str(at), ignore_errors=True)
-                log.info("retired", node=node)
+                self._delete(folder(self._config) / str(place.at), node)
                 return 0
             if code > STOPPED:
                 log.error("process ended for good", node=node, code=code - STOPPED)
@@ -241,23 +271,31 @@ class _Supervisor:
                 continue
         return 0
 
-    async def _run(self, at: int, arguments: Sequence[str]) -> int:
+    def _delete(self, path: Path, node: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            log.error("retired, but its directory stays", node=node, why=str(error))
+        else:
+            log.info("retired, and its directory is deleted", node=node, path=str(path))
+
+    async def _run(self, place: Place, arguments: Sequence[str]) -> int:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             "--process",
-            f"{at}/{self._count}",
+            f"{place.at}/{place.of}",
             *arguments,
             # Ctrl-C in a terminal reaches this process only, which passes it on.
             process_group=0,
             preexec_fn=_dying_with(os.getpid()),
         )
-        self._running[at] = process
+        self._running[place] = process
         if self._stopping.is_set():
-            process.terminate()
+            process.send_signal(ORDERLY)
         try:
             return await process.wait()
         finally:
-            del self._running[at]
+            del self._running[place]
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
@@ -269,6 +307,7 @@ def _dying_with(parent: int) -> Callable[[], None] | None:
 
 
 def _follow_parent(prctl: Callable[[int, int], int], parent: int) -> None:
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Several times, perhaps: once for each thread of the parent that the child is left to.
+    prctl(PR_SET_PDEATHSIG, ORDERLY)
     if os.getppid() != parent:
         os._exit(1)

@@ -32,19 +32,23 @@ SWITCH_S = 0.0005
 GC_THRESHOLDS = (200_000, 20, 100)
 """A step makes thousands of short-lived values and no cycles: collections are rare."""
 
+ORDERLY = signal.SIGUSR1
+"""What `processes` sends to its nodes: the system, or an operator, may send SIGTERM to all of them
+besides, which is no second request."""
+
 FAILURE_LOOK_S = 0.2
 """How often to check for a failure of the node."""
 
 
 class _Signals:
     """SIGINT and SIGTERM, from the start to the very end: the first one stops in order, a second
-    one at once."""
+    one at once. ORDERLY stops in order too, however often it comes."""
 
     def __init__(self) -> None:
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, ORDERLY):
             signal.signal(number, self._handle)
 
     def set_event(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -52,6 +56,8 @@ class _Signals:
         self._loop, self._stop = loop, stop
 
     def _handle(self, number: int, _: object) -> None:
+        if self._stopping and number == ORDERLY:
+            return
         if self._stopping:
             complain("stopped at once; the next start completes the work that was interrupted")
             os._exit(1)
@@ -65,19 +71,26 @@ class _Signals:
 def run(path: str | None, overrides: list[str], *, from_checkpoint: bool, processes: str) -> None:
     """Serve until a signal; raises what made the node fail. `processes`: the nodes on this machine,
     see `processes.count_of`; with several this process only starts them."""
-    from chronos.cli.service.processes import count_of, retiring, supervise
+    from chronos.cli.service.processes import Place, check, count_of, retiring, supervise
     from chronos.config import load
 
     config = load(path, os.environ, overrides)
     count = count_of(processes, config)
     left = retiring(config, count)
-    if count > 1 or left:
-        command = [sys.executable, "-m", "chronos", "serve"]
-        command += ["--config", path] if path else []
-        for setting in overrides:
-            command += ["--set", setting]
-        sys.exit(supervise(config, command, count, left, from_checkpoint=from_checkpoint))
-    _run(config, from_checkpoint=from_checkpoint)
+    if count == 1 and not left:
+        _run(config, from_checkpoint=from_checkpoint)
+        return
+    places = [Place(at, count) for at in [*range(1, count + 1), *left]]
+    check(config, places)
+    for place in places:
+        load(path, os.environ, [*overrides, *place.settings(config)])
+    # The working directory is no source of modules, unless it is that of this process too.
+    safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    command = [sys.executable, *safe, "-m", "chronos", "serve"]
+    command += ["--config", path] if path else []
+    for setting in overrides:
+        command += ["--set", setting]
+    sys.exit(supervise(config, command, places, from_checkpoint=from_checkpoint))
 
 
 def run_process(
@@ -85,7 +98,7 @@ def run_process(
 ) -> None:
     """Serve as one of several nodes of this machine, and exit with one of the codes of
     `processes`."""
-    from chronos.cli.service.processes import RETIRED, STOPPED, Place
+    from chronos.cli.service.processes import FINAL_CODES, RETIRED, STOPPED, Place
     from chronos.config import load
 
     place = Place.parse(process)
@@ -94,8 +107,8 @@ def run_process(
         config = load(path, os.environ, [*overrides, *place.settings(config)])
         is_retired = _run(config, from_checkpoint=from_checkpoint, place=place)
     except Stop as error:
-        complain(str(error))
-        sys.exit(STOPPED + error.exit_code)
+        complain(f"process {process}: {error}")
+        sys.exit(error.exit_code + (STOPPED if error.exit_code in FINAL_CODES else 0))
     if is_retired:
         sys.exit(RETIRED)
 
@@ -112,7 +125,7 @@ def _run(config: "Config", *, from_checkpoint: bool, place: "Place | None" = Non
     set_up(
         config.logging.level,
         config.logging.format,
-        node=None if place is None else config.node.id,
+        process=None if place is None else config.node.id,
     )
     faulthandler.enable()  # a crash inside a native library then shows where it was called from
     # All native libraries are loaded before the threads of any of them run.

@@ -395,10 +395,11 @@ def unhealthy(shard: dict[str, Any]) -> str:
 
 
 def _too_few_in_sync(shard: dict[str, Any]) -> str:
-    in_sync, needed = shard.get("in_sync"), shard.get("in_sync_needed")
-    if in_sync is None or needed is None or len(in_sync) >= needed:
+    missing = shard.get("in_sync_missing")
+    if not missing:
         return ""
-    return f"shard {shard['shard']}: {len(in_sync)} of {needed} followers in sync"
+    needed = shard["in_sync_needed"]
+    return f"shard {shard['shard']}: {needed - missing} of {needed} followers in sync"
 
 
 def waits_for(shard: dict[str, Any]) -> str:

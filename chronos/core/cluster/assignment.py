@@ -313,6 +313,9 @@ class _Table:
                     held.update(nodes)
                 self._set_replicas(shard, nodes)
             self._even_out(count)
+            held = self._replica_counts()
+            # A node that comes back under the name of one that retired is not drained.
+            self.drained -= {node for node in self.drained if self._is_retiring(node)} - set(+held)
         self._record_away()
 
     def _place_on_all_nodes(self) -> None:
@@ -340,12 +343,20 @@ class _Table:
             return nodes
         order = self._preferred(shard, self.members)
         leader = None if given.epoch else self._leader(shard, order)
+        if not given.epoch:
+            # With roles that were lost, what a retiring node holds is not known otherwise.
+            nodes |= {
+                node
+                for node in order
+                if self._is_retiring(node) and self.replica(shard, node).role != NOT_HELD
+            }
         spare = [node for node in order if node not in nodes and self._may_take(node)]
         while len(lasting) < count:
             used = {self._machine(node) for node in lasting}
             if self.view.replication is None:
                 spare = [node for node in spare if self._machine(node) not in used]
             if not spare:
+                count = max(1, len(lasting))  # a retiring node does not wait for others to come
                 break
             # With roles that were lost, the master is kept, and those that held the shard go before
             # those that did not.
@@ -366,21 +377,29 @@ class _Table:
         if len(nodes) > count + retires and all(
             self._caught_up(shard, node) for node in nodes if node in self.members
         ):
-            # The master is kept first, then members that stay, then those that have a machine for
-            # themselves, then nodes that hold few replicas.
+            # The master is kept first, unless it holds the only replica; then members that stay,
+            # then those that have a machine for themselves, then nodes that hold few replicas.
             on = Counter(map(self._machine, nodes))
             drop = max(
-                nodes - {given.master or ""},
+                nodes if count == 1 else nodes - {given.master or ""},
                 key=lambda node: (
-                    node not in self.members,
                     self._is_retiring(node),
                     on[self._machine(node)],
+                    node not in self.members,
                     held[node],
                     node,
                 ),
             )
-            nodes.discard(drop)
+            if drop != given.master or self._has_successor(shard, drop, nodes):
+                nodes.discard(drop)
         return nodes
+
+    def _has_successor(self, shard: int, master: str, nodes: set[str]) -> bool:
+        """Return whether another one of the nodes can lead at once."""
+        return master not in self.members or any(
+            self._may_be_master(node) and self._can_continue(shard, master, node)
+            for node in nodes.intersection(self.members) - {master}
+        )
 
     def _even_out(self, count: int) -> None:
         """Begin to move a replica from a machine with two replicas of the shard to one without, or
@@ -390,8 +409,7 @@ class _Table:
             return
         held = self._replica_counts()
         takers = list(filter(self._may_take, sorted(self.members)))
-        move = self._apart(takers, held) or self._lighter(takers, held)
-        if move is not None:
+        if move := self._apart(takers, held) or self._lighter(takers, held):
             shard, node = move
             self._set_replicas(shard, {*self.shards[shard].replicas, node})
 
@@ -404,7 +422,7 @@ class _Table:
         free: dict[frozenset[str], str | None] = {}
         for shard, given in self.shards.items():
             used = frozenset(on[node] for node in given.replicas)
-            if len(used) == len(given.replicas):
+            if len(used) == len(given.replicas) or not self._all_present(given):
                 continue
             if used not in free:
                 fit = [node for node in takers if on[node] not in used]
@@ -415,27 +433,43 @@ class _Table:
 
     def _lighter(self, takers: list[str], held: Counter[str]) -> tuple[int, str] | None:
         """Return the shard whose move makes the greatest difference smaller, and the node that
-        takes it, on a machine of its own; None if there is none."""
+        takes it; None if there is none. Its replicas lie on as many machines as before.
+
+        A master is moved only if it holds the only replica, and to a node that has stayed."""
         fewest = min((held[node] for node in takers), default=0)
         moves = [
             (held[given_up] - held[node], -shard, node)
             for shard, given in self.shards.items()
             for given_up in given.replicas
-            if held[given_up] - fewest >= EXCESS_MIN and given_up != given.master
+            if held[given_up] - fewest >= EXCESS_MIN
+            and (given_up != given.master or len(given.replicas) == 1)
+            and self._all_present(given)
             for node in takers
             if held[given_up] - held[node] >= EXCESS_MIN
             and node not in given.replicas
-            and not (self.hosts and self._is_used(given, node, given_up))
+            and (given_up != given.master or self._has_stayed(node))
+            and not (self.hosts and self._narrows(given, node, given_up))
         ]
-        if not moves:
-            return None
-        _, shard, node = max(moves)
-        return -shard, node
+        _, shard, node = max(moves, default=(0, 0, ""))
+        return (-shard, node) if moves else None
 
-    def _is_used(self, given: ShardRoles, node: str, given_up: str) -> bool:
-        """Return whether the machine of a node has a replica other than the one given up."""
-        machine = self._machine(node)
-        return any(self._machine(other) == machine for other in given.replicas if other != given_up)
+    def _narrows(self, given: ShardRoles, node: str, given_up: str) -> bool:
+        """Return whether the replicas would lie on fewer machines with the one node instead of the
+        other."""
+        before = set(map(self._machine, given.replicas))
+        after = {self._machine(each) for each in (*given.replicas, node) if each != given_up}
+        return len(after) < len(before)
+
+    def _all_present(self, given: ShardRoles) -> bool:
+        """Return whether all nodes with a replica are members: the place of one that is away is
+        kept, and moves would take it."""
+        return all(node in self.members for node in given.replicas)
+
+    def _has_stayed(self, node: str) -> bool:
+        """Return whether a member has been present for so long that masters are moved to it only to
+        spread them."""
+        since_ms = self.view.since_ms.get(node, self.view.now_ms)
+        return self.view.now_ms - since_ms >= self.view.rebalance_after_ms
 
     def _machine(self, node: str) -> str:
         return self.hosts.get(node, node)
@@ -834,10 +868,7 @@ class _Table:
             shard, master, node
         ):
             return False
-        if not self._may_be_master(node) or not self._is_steady(node):
-            return False
-        since_ms = self.view.since_ms.get(node, self.view.now_ms)
-        return self.view.now_ms - since_ms >= self.view.rebalance_after_ms
+        return self._may_be_master(node) and self._is_steady(node) and self._has_stayed(node)
 
     def _assign_master(self, shard: int, node: str, why: str) -> None:
         given = self.shards[shard]

@@ -9,7 +9,7 @@ A replica is in sync if it has applied everything that the most advanced replica
 far and leaves once it lacks something for longer; a single late report changes nothing."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -128,11 +128,21 @@ def is_in_sync(member: Member, shard: int, needed: int | None) -> bool:
 def followers_in_sync(
     members: Mapping[str, Member], shard: int, *, master: str | None, needed: int | None
 ) -> tuple[str, ...]:
-    """Return the nodes whose replicas of the shard are in sync, by name; of those on one machine
-    only the first, and none on the master's: they fail together."""
+    """Return the nodes other than the master whose replicas of the shard are in sync, by name."""
+    return tuple(
+        sorted(
+            node
+            for node, member in members.items()
+            if node != master and is_in_sync(member, shard, needed)
+        )
+    )
+
+
+def machines_in_sync(
+    members: Mapping[str, Member], followers: Iterable[str], master: str | None
+) -> int:
+    """Return on how many machines besides the master's the followers are: those of one machine fail
+    together."""
     leader = members.get(master or "")
-    found = {None if leader is None else leader.machine: ""}
-    for node, member in sorted(members.items()):
-        if node != master and member.machine not in found and is_in_sync(member, shard, needed):
-            found[member.machine] = node
-    return tuple(node for node in found.values() if node)
+    found = {members[node].machine for node in followers if node in members}
+    return len(found - {None if leader is None else leader.machine})

@@ -18,7 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec.structs import replace
 
-from chronos.core.cluster.replication import ProgressWindows, ReplicationRules, followers_in_sync
+from chronos.core.cluster.replication import (
+    ProgressWindows,
+    ReplicationRules,
+    followers_in_sync,
+    machines_in_sync,
+)
 from chronos.core.cluster.roles import (
     OK,
     UNREACHABLE,
@@ -108,14 +113,19 @@ class InSyncWatch:
     def followers(self, shard: int) -> tuple[str, ...]:
         """Return the nodes with a follower in sync, by name; none of them is known without roles or
         a coordinator that answers."""
+        return self._followers(shard)[0]
+
+    def _followers(self, shard: int) -> tuple[tuple[str, ...], int]:
+        """Return the nodes, and the number of their machines."""
         snapshot = self._snapshot()
         if snapshot.roles is None or not self._is_current():
-            return ()
+            return (), 0
         given = snapshot.roles.shards.get(shard)
         master = None if given is None else given.master
-        return followers_in_sync(
+        found = followers_in_sync(
             snapshot.members, shard, master=master, needed=self.needed.get(shard)
         )
+        return found, machines_in_sync(snapshot.members, found, master)
 
     def shortage(self, shard: int) -> str | None:
         """Return that the shard has too few followers in sync, for people; None if it has enough or
@@ -129,9 +139,10 @@ class InSyncWatch:
         )
 
     def missing(self, shard: int) -> int:
-        """Return how many followers in sync the shard has too few; 0 if it needs none."""
+        """Return how many followers in sync the shard has too few, each on a machine of its own; 0
+        if it needs none."""
         needed = self.rules.needed
-        return max(0, needed - len(self.followers(shard))) if needed else 0
+        return max(0, needed - self._followers(shard)[1]) if needed else 0
 
     def _is_current(self) -> bool:
         confirmed_ms = self._confirmed_ms

@@ -41,8 +41,8 @@ function byText(shards, tell) {
   return [...found].map(([text, numbers]) => `${shardsText(numbers)}: ${text}`);
 }
 
-const tooFew = (shard) => shard.in_sync_needed && (shard.in_sync ?? []).length < shard.in_sync_needed
-  && `${(shard.in_sync ?? []).length} of ${shard.in_sync_needed} followers in sync (replication.min_in_sync): ${(shard.in_sync ?? []).join(", ") || "none"}. Start the nodes that are down`;
+const tooFew = (shard) => shard.in_sync_missing
+  && `${shard.in_sync_needed - shard.in_sync_missing} of ${shard.in_sync_needed} followers in sync (replication.min_in_sync): ${(shard.in_sync ?? []).join(", ") || "none"}. Start the nodes that are down`;
 const overdue = (shard) => !shard.paused && shard.oldest_overdue_ms > OVERDUE_MS
   && `its next message is overdue by ${duration(shard.oldest_overdue_ms)}, ${number(shard.pending)} are pending`;
 const unhealthy = (shard) => shard.unhealthy && `the probes of ${shard.unhealthy.join(", ")} find the master unhealthy`;
