@@ -79,6 +79,9 @@ CAUSES_MAX = 100
 STORES_AT_ONCE = 8
 """Stores that are opened at the same time: opening one waits for the disk for most of its time."""
 
+RETIRING_EVERY_S = 60.0
+"""How often a node that retires says what it still holds."""
+
 EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops records that are older than its retention."""
 
@@ -587,7 +590,7 @@ class Node:
         """The maintenance thread: keeps the history, checks the topics, looks for open
         transactions, asks for the ends of the partitions, flushes the stores, and drops expired
         records of an embedded log."""
-        flushed_s = expired_s = time.monotonic()
+        flushed_s = expired_s = told_s = time.monotonic()
         check_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
         while not self._stopping.wait(MAINTENANCE_S):
@@ -616,6 +619,10 @@ class Node:
                     expired_s = now_s
                     self.log.expire(now_ms)
                 self._look_at_causes(now_ms)
+                if self._retires and now_s - told_s >= RETIRING_EVERY_S:
+                    told_s = now_s
+                    held = [each.number for each in self.shards if each.role != ReplicaState.NONE]
+                    log.info("other nodes are to take over what this one holds", shards=held)
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
 

@@ -81,7 +81,7 @@ REGISTRY_FAULTS: dict[str, list[Change]] = {
         (OwnRegistration, "due", " or is_changed", ""),
     ],
     "a registry that failed is not asked again": [
-        (OwnRegistration, "failed", "peer.is_asked, peer.has_failed", "_, peer.has_failed"),
+        (OwnRegistration, "failed", "peer.is_asked, peer.failures", "_, peer.failures"),
     ],
     "a node whose clock was set back is not registered": [
         (OwnRegistration, "overtaken", "if self.state is sent:", "if False:"),

@@ -242,6 +242,22 @@ def test_more_followers_than_one_may_be_needed() -> None:
     assert case.watch.followers(0) == ("b", "c")
 
 
+def test_followers_that_share_a_machine_count_once_and_those_of_the_master_not() -> None:
+    """All of them are listed: each can take over."""
+    case = Case(ReplicationRules(mode=SYNC, min_in_sync=2))
+    case.members |= {node: member(node, FOLLOWER) for node in "cd"}
+    assert case.step() is None
+    hosts = {"a": "x", "b": "x", "c": "y", "d": "y"}
+    case.members = {node: replace(case.members[node], host=host) for node, host in hosts.items()}
+    assert case.step() == (
+        "1 of 2 followers in sync (replication.min_in_sync; of those on one machine one counts, "
+        "and of the master's none)"
+    )
+    assert case.watch.followers(0) == ("b", "c", "d")
+    case.members["d"] = replace(case.members["d"], host="z")
+    assert case.step() is None
+
+
 def test_a_node_without_roles_knows_of_no_follower() -> None:
     """Its session is lost: it cannot say that a shard has enough of them."""
     case = Case(ReplicationRules(mode=SYNC))

@@ -573,6 +573,9 @@ def _master_of(holders: Mapping[str, Holding]) -> str | None:
 RETRY_MS = 5_000
 """Pause before a registry that failed is asked again."""
 
+FAILURES_TOLD = 2
+"""Failures in a row that are worth a warning."""
+
 
 class Peer(Struct):
     """The registry of another node."""
@@ -584,7 +587,8 @@ class Peer(Struct):
     """When to register again."""
     state_version: int
     """The state that it answered last, or that of the first look at it."""
-    has_failed: bool = False
+    failures: int = 0
+    """Times in a row that it did not answer."""
     is_asked: bool = False
     """A registration was sent and not answered yet."""
 
@@ -642,22 +646,23 @@ class OwnRegistration:
                 peer = self._peers[node] = Peer(
                     node, incarnation, first_ms, self.state.state_version
                 )
-            is_changed = not peer.has_failed and peer.state_version != self.state.state_version
+            is_changed = not peer.failures and peer.state_version != self.state.state_version
             if (now_ms >= peer.due_ms or is_changed) and not peer.is_asked:
                 peer.is_asked = True
                 found.append(peer)
         return found
 
     def failed(self, peer: Peer, now_ms: int) -> bool:
-        """Note that a registry did not answer; return whether it answered before."""
-        answered = not peer.has_failed
-        peer.is_asked, peer.has_failed, peer.due_ms = False, True, now_ms + RETRY_MS
-        return answered
+        """Note that a registry did not answer; return whether that is worth a warning: a node that
+        has just joined is a member for a moment before it listens."""
+        failures = peer.failures + 1
+        peer.is_asked, peer.failures, peer.due_ms = False, failures, now_ms + RETRY_MS
+        return failures == FAILURES_TOLD
 
     def answered(self, peer: Peer, sent: Registration, now_ms: int) -> bool:
-        """Note that a registry answered; return whether it failed before."""
-        failed = peer.has_failed
-        peer.is_asked, peer.has_failed, peer.due_ms = False, False, now_ms + self._every_ms
+        """Note that a registry answered; return whether its failure was told."""
+        failed = peer.failures >= FAILURES_TOLD
+        peer.is_asked, peer.failures, peer.due_ms = False, 0, now_ms + self._every_ms
         peer.state_version = sent.state_version
         return failed
 

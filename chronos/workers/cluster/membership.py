@@ -133,10 +133,12 @@ class InSyncWatch:
         needed, missing = self.rules.needed, self.missing(shard)
         if not missing:
             return None
-        unknown = "" if self._is_current() else "; the coordinator does not answer"
-        return (
-            f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{unknown})"
-        )
+        why = ""
+        if not self._is_current():
+            why = "; the coordinator does not answer"
+        elif len(self.followers(shard)) > needed - missing:
+            why = "; of those on one machine one counts, and of the master's none"
+        return f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{why})"
 
     def missing(self, shard: int) -> int:
         """Return how many followers in sync the shard has too few, each on a machine of its own; 0
