@@ -153,6 +153,7 @@ class _Table:
             node: host for node, host in view.roles.hosts.items() if node not in self.members
         } | {node: member.host for node, member in self.members.items() if member.host}
         """Nodes that share their machines with others -> the machine."""
+        self.retiring = {node for node, member in self.members.items() if member.retiring}
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
@@ -315,7 +316,7 @@ class _Table:
             self._even_out(count)
             held = self._replica_counts()
             # A node that comes back under the name of one that retired is not drained.
-            self.drained -= {node for node in self.drained if self._is_retiring(node)} - set(+held)
+            self.drained -= self.retiring - set(+held)
         self._record_away()
 
     def _place_on_all_nodes(self) -> None:
@@ -338,18 +339,14 @@ class _Table:
             for node in given.replicas
             if node in self.members or not self._is_away_too_long(node)
         }
-        lasting = {node for node in nodes if not self._is_retiring(node)}
+        lasting = nodes - self.retiring
         if len(nodes) == len(lasting) == count:
             return nodes
         order = self._preferred(shard, self.members)
         leader = None if given.epoch else self._leader(shard, order)
         if not given.epoch:
             # With roles that were lost, what a retiring node holds is not known otherwise.
-            nodes |= {
-                node
-                for node in order
-                if self._is_retiring(node) and self.replica(shard, node).role != NOT_HELD
-            }
+            nodes |= {node for node in self.retiring if self.replica(shard, node).role != NOT_HELD}
         spare = [node for node in order if node not in nodes and self._may_take(node)]
         while len(lasting) < count:
             used = {self._machine(node) for node in lasting}
@@ -373,7 +370,7 @@ class _Table:
             lasting.add(taker)
         nodes |= lasting
         # A master that retires is kept until another node leads.
-        retires = self._is_retiring(given.master or "") and given.master in nodes
+        retires = given.master in self.retiring & nodes
         if len(nodes) > count + retires and all(
             self._caught_up(shard, node) for node in nodes if node in self.members
         ):
@@ -383,7 +380,7 @@ class _Table:
             drop = max(
                 nodes if count == 1 else nodes - {given.master or ""},
                 key=lambda node: (
-                    self._is_retiring(node),
+                    node in self.retiring,
                     on[self._machine(node)],
                     node not in self.members,
                     held[node],
@@ -475,13 +472,12 @@ class _Table:
         return self.hosts.get(node, node)
 
     def _registered_hosts(self) -> dict[str, str]:
+        if not self.hosts:
+            return {}
         known = {node for given in self.shards.values() for node in given.replicas}.union(
             self.members, self.drained, self.away
         )
         return {node: host for node, host in sorted(self.hosts.items()) if node in known}
-
-    def _is_retiring(self, node: str) -> bool:
-        return node in self.members and self.members[node].retiring
 
     def _may_take(self, node: str) -> bool:
         """Return whether a member may be given further replicas."""
