@@ -32,7 +32,7 @@ SWITCH_S = 0.0005
 GC_THRESHOLDS = (200_000, 20, 100)
 """A step makes thousands of short-lived values and no cycles: collections are rare."""
 
-ORDERLY = signal.SIGUSR1
+ORDERLY = signal.SIGUSR2
 """What `processes` sends to its nodes: the system, or an operator, may send SIGTERM to all of them
 besides, which is no second request."""
 
