@@ -248,7 +248,12 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a new master replays nothing": [
         (Replica, "_resolve", "if self._catch_up(follower, now_ms):", "if False:"),
-        (Replica, "_resolve", "if follower.position < watermarks.high:", "if False:"),
+        (
+            Replica,
+            "_resolve",
+            "if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):",
+            "if False:",
+        ),
     ],
     "messages are selected beyond the watermark": [
         (Master, "_pull", "return records, reached_ms", "return records, now_ms"),
@@ -307,8 +312,8 @@ FAULTS: dict[str, list[Change]] = {
         (
             Replica,
             "_resolve",
-            "if follower.position < watermarks.high:",
-            "if follower.position < watermarks.stable:",
+            "if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):",
+            "if not follower.has_reached(watermarks.stable):",
         ),
     ],
     "a cancelled message is delivered": [

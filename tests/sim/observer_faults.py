@@ -42,7 +42,7 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (_Table, "_is_steady", "node not in self.view.unsteady", "True"),
     ],
     "a verdict on an earlier master counts": [
-        (assignment, "verdicts_among", "0 < replica.judged == epoch", "replica.judged"),
+        (assignment, "verdicts", "0 < replica.judged == epoch", "replica.judged"),
     ],
     "a probe that was not executed counts as executed": [
         (observer, "_has_moved", "now.pull_offset > probe.offset", "True"),
@@ -74,6 +74,6 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (assignment, "is_in_sync", " and replica.reason is None", ""),
     ],
     "too few followers in sync are not reported": [
-        (InSyncWatch, "missing", "max(0, needed - len(self.followers(shard)))", "0"),
+        (InSyncWatch, "missing", "max(0, needed - self._followers(shard)[1])", "0"),
     ],
 }

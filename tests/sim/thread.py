@@ -36,6 +36,10 @@ REFUSED_MS = 2_000
 """Time until a node starts again after it was refused or stopped itself."""
 
 
+PATIENCE_MS = 500
+"""As of a real client, see `PATIENT_CONSUMER`."""
+
+
 class DeletingReplica(Replica):
     """A replica whose delete worker runs when its node says so: what is decided must not depend on
     it."""
@@ -63,6 +67,7 @@ class ReplicaThread:
         self.shard = shard
         self.name = f"{node.name}/{shard}"
         self.log = SimLog(self, node.brokers)
+        self.log.patience_ms = PATIENCE_MS
         self.log.reading = self._check_rules
         self.judge = StallJudge()
         self.steps = 0

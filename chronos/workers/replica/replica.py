@@ -531,7 +531,9 @@ class Replica:
             self.number,
             self.state.pull_offset,
             mode="bounded" if self._bounded else "patient",
-            begun=follower.leave_delay_reader(),
+            # A bounded reader begins anew with its batch: what it failed at for the follower, the
+            # master may read.
+            begun=(None, []) if self._bounded else follower.leave_delay_reader(),
         )
         self._follower = None
         follower.close()
