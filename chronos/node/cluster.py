@@ -287,9 +287,7 @@ class ClusterNode:
         known."""
         snapshot = self.membership.snapshot()
         staying = {
-            node
-            for node, member in snapshot.members.items()
-            if node != self._node and not member.leaving and not member.retiring
+            node for node, member in snapshot.members.items() if node != self._node and member.stays
         }
         roles = snapshot.roles
         return bool(staying) and (

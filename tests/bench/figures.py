@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -252,21 +252,31 @@ def rates(
 ) -> tuple[float, float]:
     """`(ingested, drained)` messages per second of a service that has taken in `count` messages
     after a restart, by its progress records; not drained if `due_ms` is None."""
-    records = [
-        record
-        for shard in range(shards)
-        for record in progress_of(bench, f"{prefix}.progress", shard)
-    ]
+    records = records_of(bench, prefix, shards)
     ingests = [(at, record) for at, record in records if record.selected == 0]
     pulls = sorted(at for at, record in ingests if record.pull_offset > 0)
     begun = min(at for at, record in records if record.log_epoch == 2)
     ingested = count / ((pulls[-1] - begun) / 1_000)
     if due_ms is None:
         return ingested, 0.0
+    return ingested, drained(records, count, due_ms)
+
+
+def records_of(bench: Bench, prefix: str, shards: int) -> list[tuple[int, Progress]]:
+    """`progress_of` all shards of a service."""
+    return [
+        record
+        for shard in range(shards)
+        for record in progress_of(bench, f"{prefix}.progress", shard)
+    ]
+
+
+def drained(records: Sequence[tuple[int, Progress]], count: int, due_ms: int) -> float:
+    """Messages per second from the time at which `count` of them were due to the last commit."""
     settled = [at for at, record in records if record.selected > 0]
     # The messages are due within one second: a drain that takes less than that would not be
     # measured.
-    return ingested, count / ((max(settled) - due_ms) / 1_000)
+    return count / ((max(settled) - due_ms) / 1_000)
 
 
 def figure_throughput(bench: Bench) -> None:

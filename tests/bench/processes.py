@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.bench import load
-from tests.bench.figures import Bench, progress_of
-from tests.harness.service import Service, consecutive_ports
+from tests.bench.figures import Bench, drained, records_of
+from tests.harness.service import consecutive_ports
 
 SHARDS = 4
 
@@ -48,7 +48,7 @@ def drain(bench: Bench, processes: int, cores: Collection[int]) -> float:
         service.launch()
         _pin(service.pid, cores)  # before it starts the others
         service.wait_ready(timeout_s=120)
-        service.wait_until(lambda: _leaders(service) == processes, "spread the shards")
+        service.wait_until(lambda: len(service.leaders()) == processes, "spread the shards")
         due_ms = int((time.time() + WRITE_S + count / WRITTEN_PER_S) * 1_000)
         load.fill(
             bench.broker.bootstrap,
@@ -64,17 +64,7 @@ def drain(bench: Bench, processes: int, cores: Collection[int]) -> float:
         time.sleep(max(0.0, due_ms / 1_000 - time.time()))
         service.wait_until(lambda: service.pending() == 0, "drain", timeout_s=120.0, every_s=0.5)
         service.stop()
-    settled = [
-        at_ms
-        for shard in range(SHARDS)
-        for at_ms, record in progress_of(bench, f"{prefix}.progress", shard)
-        if record.selected > 0
-    ]
-    return count / ((max(settled) - due_ms) / 1_000)
-
-
-def _leaders(service: Service) -> int:
-    return len({shard["master"] for shard in service.get("/v1/shards")["shards"]} - {None})
+    return drained(records_of(bench, prefix, SHARDS), count, due_ms)
 
 
 def figure_processes(bench: Bench) -> None:

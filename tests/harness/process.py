@@ -25,12 +25,14 @@ def freeze(pid: int) -> None:
     answer."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + FREEZE_S
-    while any(_is_running(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+    while any(is_running(task) for task in Path(f"/proc/{pid}/task").iterdir()):
         assert time.monotonic() < deadline, f"process {pid} does not stop"
         time.sleep(0.001)
 
 
-def _is_running(task: Path) -> bool:
+def is_running(task: Path) -> bool:
+    """Return whether a thread or process, by its folder under /proc, neither is stopped nor has
+    ended; one that ended and was not waited for has ended."""
     try:
         state = (task / "stat").read_text().rpartition(") ")[2][0]
     except (FileNotFoundError, ProcessLookupError):

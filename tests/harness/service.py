@@ -251,6 +251,10 @@ class Service:
         """`/v1/shards`."""
         return list(self.get("/v1/shards")["shards"])
 
+    def leaders(self) -> set[str]:
+        """The nodes that are assigned shards to lead, as this node sees it."""
+        return {shard["master"] for shard in self.shards() if shard["master"] is not None}
+
     def pending(self) -> int:
         """Messages pending in all shards."""
         return sum(int(shard["pending"]) for shard in self.shards())
@@ -286,10 +290,11 @@ class Service:
 
 def consecutive_ports(service: Service, count: int) -> None:
     """Give the service the first of so many ports in a row."""
-    ports = {service.port}
-    while not any(set(range(port, port + count)) <= ports for port in ports):
+    ports, first = {service.port}, service.port
+    while not set(range(first, first + count)) <= ports:
         ports.add(free_port())
-    service.port = min(port for port in ports if set(range(port, port + count)) <= ports)
+        first = next((port for port in ports if set(range(port, port + count)) <= ports), first)
+    service.port = first
     service.url = f"http://127.0.0.1:{service.port}"
     service.settings["admin.port"] = service.port
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.broker import Broker, wait_until
+from tests.harness.process import is_running
 from tests.harness.service import Service, consecutive_ports
 from tests.integration.flow import KafkaFlow, now_ms
 
@@ -27,18 +28,15 @@ def children(service: Service) -> dict[str, int]:
     }
 
 
-def runs(pid: int) -> bool:
-    """Whether the process has not ended: one whose parent was killed has another parent, which may
-    not have taken note yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def leaders(service: Service) -> set[str]:
-    """The nodes that lead shards, as one node sees it."""
-    return {shard["master"] for shard in service.get("/v1/shards")["shards"]}
+def two_processes(
+    flow: KafkaFlow, broker: Broker, tmp_path: Path, settings: dict[str, object]
+) -> Service:
+    """A service of two nodes, for this flow."""
+    settings = {**flow.settings(), "coordinator.kind": "kafka", **settings}
+    service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
+    consecutive_ports(service, 2)
+    service.arguments = ["--processes", "2"]
+    return service
 
 
 @pytest.mark.timeout(240)
@@ -47,13 +45,10 @@ def test_processes_share_the_shards_are_restarted_and_retire(
 ) -> None:
     """Each shard lies in one of them only, and what is pending survives that they become fewer."""
     flow = KafkaFlow(broker, 1)
-    settings = {**flow.settings(), "coordinator.kind": "kafka", "node.id": "n1"}
-    service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
-    consecutive_ports(service, 2)
-    service.arguments = ["--processes", "2"]
+    service = two_processes(flow, broker, tmp_path, {"node.id": "n1"})
     service.start()
-    service.wait_until(lambda: leaders(service) == {"n1", "n1_2"}, "spread the shards")
-    for shard in service.get("/v1/shards")["shards"]:
+    service.wait_until(lambda: service.leaders() == {"n1", "n1_2"}, "spread the shards")
+    for shard in service.shards():
         assert [replica["node"] for replica in shard["replicas"]] == [shard["master"]]
     flow.write(500, now_ms() - 500, now_ms() + 8_000)
     pending = flow.write(50, now_ms() + 3_600_000, now_ms() + 3_700_000)
@@ -68,16 +63,16 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     assert service.events("process ended")[0]["how"] == "SIGKILL"
     service.wait_until(lambda: service.pending() == len(pending), "deliver everything due")
 
-    last = children(service)
+    last = [Path(f"/proc/{pid}") for pid in children(service).values()]
     service.kill()
-    assert wait_until(lambda: not any(map(runs, last.values())), deadline=time.monotonic() + 30)
+    assert wait_until(lambda: not any(map(is_running, last)), deadline=time.monotonic() + 30)
     assert len(service.events("stopped")) == 2
     service.arguments = []
     service.start()
     folder = service.data_dir / "processes"
     service.wait_until(lambda: not any(folder.iterdir()), "take over the second node's shards")
     assert sorted(children(service)) == ["1/1"]
-    service.wait_until(lambda: leaders(service) == {"n1"}, "lead every shard")
+    service.wait_until(lambda: service.leaders() == {"n1"}, "lead every shard")
     assert service.pending() == len(pending)
     assert service.get("/v1/nodes")["away"] == []
     flow.cancel(pending)
@@ -96,10 +91,7 @@ def test_an_error_that_a_restart_does_not_help_against_ends_the_service(
 ) -> None:
     """Its text is shown once for each process, and the exit code is that of the error."""
     flow = KafkaFlow(broker, 1)
-    settings = {**flow.settings(), "coordinator.kind": "kafka", "topics.create": "off"}
-    service = Service(tmp_path / "n1", settings=settings, bootstrap=broker.bootstrap)
-    consecutive_ports(service, 2)
-    service.arguments = ["--processes", "2"]
+    service = two_processes(flow, broker, tmp_path, {"topics.create": "off"})
     service.launch()
     assert service.wait_exit(timeout_s=60) == 2
     text = service.log_path.read_text()

@@ -74,6 +74,6 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (assignment, "is_in_sync", " and replica.reason is None", ""),
     ],
     "too few followers in sync are not reported": [
-        (InSyncWatch, "missing", "max(0, needed - self._followers(shard)[1])", "0"),
+        (InSyncWatch, "missing", "max(0, needed - self.counted(shard))", "0"),
     ],
 }

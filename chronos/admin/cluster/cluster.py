@@ -534,14 +534,14 @@ def check_drain(snapshot: ClusterSnapshot, node: str) -> None:
     others = []
     for member in snapshot.members.values():
         if member.node != node:
-            is_able = member.eligible and not member.leaving and member.node not in drained
+            is_able = member.eligible and member.stays and member.node not in drained
             if is_able:
                 return
             why = (
                 "drained"
                 if member.node in drained
                 else "stopping"
-                if member.leaving
+                if not member.stays
                 else "never master (failover.candidate)"
             )
             others.append(f"{member.node} is {why}")

@@ -20,12 +20,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from chronos import __version__
+from chronos.admin.cluster.overview import lane_states
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
 from chronos.core.keys import LIMITED
 from chronos.core.query import next_place_ms
 from chronos.core.selector import NO_LEADER
-from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError
 from chronos.node.outcomes import TARGETS_SHOWN, Histogram, Outcomes
 from chronos.node.shards import ShardDriver
@@ -566,10 +566,10 @@ class Exposition(Collector):
         topics: Counter[str] = Counter()
         no_leader_ms: Counter[str] = Counter()
         for shard in self._context.shards:
-            if shard.role != "master" or not shard.state.parked:
+            if shard.role != "master":
                 continue
             try:
-                states = read_states(shard.store)
+                states = lane_states(shard)
             except ChronosError:
                 continue
             for (topic, partition), state in states.items():

@@ -165,8 +165,8 @@ def supervise(
 def check(config: Config, places: Sequence[Place]) -> None:
     """Check that there can be several nodes. Raises ConfigurationError."""
     lacks = [
-        f"{name} is {kind}"
-        for name, kind in (
+        f"{path} is {kind}"
+        for path, kind in (
             ("log.kind", config.log.kind),
             ("coordinator.kind", config.coordinator.kind),
         )

@@ -40,6 +40,7 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
     machines,
+    registered,
     verdicts,
 )
 from chronos.core.rates import LIMITS_MAX
@@ -211,7 +212,7 @@ class _Table:
             given.epoch >= self.view.roles.shards.get(shard, ShardRoles()).epoch
             for shard, given in self.shards.items()
         ), "a role epoch went back"
-        return Roles(
+        roles = Roles(
             controller=self.view.controller,
             controller_epoch=self.view.controller_epoch,
             shards=dict(self.shards),
@@ -221,10 +222,12 @@ class _Table:
             configured=self.configured,
             armed=dict(self.armed),
             unhealthy_moves=dict(self.unhealthy_moves),
-            hosts=self._registered_hosts(),
             history=tuple(self.history[-HISTORY_MAX:]),
             rules=self.rules(),
         )
+        known = registered(self.members, roles) if self.hosts else frozenset()
+        hosts = {node: host for node, host in sorted(self.hosts.items()) if node in known}
+        return replace(roles, hosts=hosts)
 
     # --- reports
 
@@ -314,9 +317,10 @@ class _Table:
                     held.update(nodes)
                 self._set_replicas(shard, nodes)
             self._even_out(count)
-            held = self._replica_counts()
-            # A node that comes back under the name of one that retired is not drained.
-            self.drained -= self.retiring - set(+held)
+            if self.retiring:
+                # A node that comes back under the name of one that retired is not drained.
+                replicas = (given.replicas for given in self.shards.values())
+                self.drained -= self.retiring.difference(*replicas)
         self._record_away()
 
     def _place_on_all_nodes(self) -> None:
@@ -347,7 +351,7 @@ class _Table:
         if not given.epoch:
             # With roles that were lost, what a retiring node holds is not known otherwise.
             nodes |= {node for node in self.retiring if self.replica(shard, node).role != NOT_HELD}
-        spare = [node for node in order if node not in nodes and self._may_take(node)]
+        spare = [node for node in order if node not in nodes and self.members[node].stays]
         while len(lasting) < count:
             used = {self._machine(node) for node in lasting}
             if self.view.replication is None:
@@ -387,16 +391,11 @@ class _Table:
                     node,
                 ),
             )
-            if drop != given.master or self._has_successor(shard, drop, nodes):
+            if drop != given.master or any(
+                self._can_continue(shard, drop, node) for node in self._fit_candidates(shard)
+            ):
                 nodes.discard(drop)
         return nodes
-
-    def _has_successor(self, shard: int, master: str, nodes: set[str]) -> bool:
-        """Return whether another one of the nodes can lead at once."""
-        return master not in self.members or any(
-            self._may_be_master(node) and self._can_continue(shard, master, node)
-            for node in nodes.intersection(self.members) - {master}
-        )
 
     def _even_out(self, count: int) -> None:
         """Begin to move a replica from a machine with two replicas of the shard to one without, or
@@ -405,7 +404,7 @@ class _Table:
         if any(len(given.replicas) > count for given in self.shards.values()):
             return
         held = self._replica_counts()
-        takers = list(filter(self._may_take, sorted(self.members)))
+        takers = [node for node in sorted(self.members) if self.members[node].stays]
         if move := self._apart(takers, held) or self._lighter(takers, held):
             shard, node = move
             self._set_replicas(shard, {*self.shards[shard].replicas, node})
@@ -470,19 +469,6 @@ class _Table:
 
     def _machine(self, node: str) -> str:
         return self.hosts.get(node, node)
-
-    def _registered_hosts(self) -> dict[str, str]:
-        if not self.hosts:
-            return {}
-        known = {node for given in self.shards.values() for node in given.replicas}.union(
-            self.members, self.drained, self.away
-        )
-        return {node: host for node, host in sorted(self.hosts.items()) if node in known}
-
-    def _may_take(self, node: str) -> bool:
-        """Return whether a member may be given further replicas."""
-        member = self.members[node]
-        return not member.leaving and not member.retiring
 
     def _set_replicas(self, shard: int, nodes: Iterable[str]) -> None:
         replicas = tuple(self._preferred(shard, nodes))
@@ -568,7 +554,7 @@ class _Table:
             "the roles were lost, and no shard has a master yet": not self.shards,
             "there is no such shard": request.shard not in self.shards,
             "it is not a member at the moment": member is None,
-            "it is about to stop": member is not None and (member.leaving or member.retiring),
+            "it is about to stop": member is not None and not member.stays,
             "it is drained": request.node in self.drained,
             "its failover.candidate is off": member is not None and not member.eligible,
             "the log does not answer it": member is not None and member.log != OK,
@@ -726,8 +712,7 @@ class _Table:
         member = self.members[node]
         return (
             node not in self.drained
-            and not member.leaving
-            and not member.retiring
+            and member.stays
             and member.log != UNREACHABLE
             and member.eligible
         )

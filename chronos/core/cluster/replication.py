@@ -139,10 +139,10 @@ def followers_in_sync(
 
 
 def machines_in_sync(
-    members: Mapping[str, Member], followers: Iterable[str], master: str | None
+    followers: Iterable[str], master: str | None, members: Mapping[str, Member]
 ) -> int:
-    """Return on how many machines besides the master's the followers are: those of one machine fail
-    together."""
+    """Return on how many machines besides the master's the followers are, which are members: those
+    of one machine fail together."""
     leader = members.get(master or "")
-    found = {members[node].machine for node in followers if node in members}
+    found = {members[node].machine for node in followers}
     return len(found - {None if leader is None else leader.machine})

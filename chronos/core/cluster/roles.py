@@ -105,6 +105,11 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The name of its machine: that of the node where no other node shares it."""
         return self.host or self.node
 
+    @property
+    def stays(self) -> bool:
+        """True if it is not about to stop, neither for now nor for good."""
+        return not self.leaving and not self.retiring
+
 
 def same_directory(one: Member, other: Member) -> bool:
     """Return whether two processes use one data directory, which has a lock: then the later one

@@ -98,14 +98,14 @@ class InSyncWatch:
             log.warning(
                 "too few followers in sync",
                 shard=shard,
-                in_sync=len(self.followers(shard)),
+                in_sync=self.counted(shard),
                 needed=self.rules.needed,
             )
         for shard in sorted((self._short - short).intersection(own)):
             log.info(
                 "enough followers in sync",
                 shard=shard,
-                in_sync=len(self.followers(shard)),
+                in_sync=self.counted(shard),
                 needed=self.rules.needed,
             )
         self._short = short
@@ -113,19 +113,23 @@ class InSyncWatch:
     def followers(self, shard: int) -> tuple[str, ...]:
         """Return the nodes with a follower in sync, by name; none of them is known without roles or
         a coordinator that answers."""
-        return self._followers(shard)[0]
+        return self._look(shard)[0]
 
-    def _followers(self, shard: int) -> tuple[tuple[str, ...], int]:
-        """Return the nodes, and the number of their machines."""
+    def counted(self, shard: int) -> int:
+        """Return how many of them count: one for each machine but the master's."""
+        return machines_in_sync(*self._look(shard))
+
+    def _look(self, shard: int) -> tuple[tuple[str, ...], str | None, Mapping[str, Member]]:
+        """Return the followers in sync, the master, and the members."""
         snapshot = self._snapshot()
         if snapshot.roles is None or not self._is_current():
-            return (), 0
+            return (), None, {}
         given = snapshot.roles.shards.get(shard)
         master = None if given is None else given.master
         found = followers_in_sync(
             snapshot.members, shard, master=master, needed=self.needed.get(shard)
         )
-        return found, machines_in_sync(snapshot.members, found, master)
+        return found, master, snapshot.members
 
     def shortage(self, shard: int) -> str | None:
         """Return that the shard has too few followers in sync, for people; None if it has enough or
@@ -141,10 +145,9 @@ class InSyncWatch:
         return f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{why})"
 
     def missing(self, shard: int) -> int:
-        """Return how many followers in sync the shard has too few, each on a machine of its own; 0
-        if it needs none."""
+        """Return how many followers in sync the shard has too few; 0 if it needs none."""
         needed = self.rules.needed
-        return max(0, needed - self._followers(shard)[1]) if needed else 0
+        return max(0, needed - self.counted(shard)) if needed else 0
 
     def _is_current(self) -> bool:
         confirmed_ms = self._confirmed_ms
