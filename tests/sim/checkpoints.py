@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chronos.core.cluster.roles import Member, Roles
+from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import Identity, State, unpack_state
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from chronos.node.checkpoints import StoreBootstrap
-from chronos.ports import Checkpoint, Store
+from chronos.ports import Checkpoint, ClusterSnapshot, Store
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.replica.checkpoint import Checkpointer, LogPosition, needed_from
 from chronos.workers.replica.recovery import RecoveryCost
@@ -292,8 +292,8 @@ class Maintenance:
         )
         self.flushed = {thread.shard: _position(thread.replica.state) for thread in process.threads}
         """Position of each store at its last flush, which is where a crash would put it back."""
-        self.trim_roles: dict[int, Roles] = {}
-        """For each shard, the roles that the last trim was computed from."""
+        self.trim_snapshots: dict[int, ClusterSnapshot] = {}
+        """For each shard, the snapshot that the last trim was computed from."""
         self._flushed_ms = self.world.now_ms
         self._checkpointers = [self._checkpointer(thread) for thread in process.threads]
         self.world.after(self.world.random.randrange(1, MAINTENANCE_MS), self._step)
@@ -318,10 +318,25 @@ class Maintenance:
             return [kept]
         now_ms = self.node.clock.now_ms()
         snapshot, away_ms = membership.snapshot(), self.settings.away_ms
-        self.trim_roles[shard] = snapshot.roles or Roles()
+        self.trim_snapshots[shard] = snapshot
         return needed_from(
             snapshot, shard, node=self.node.node_id, flushed=kept, now_ms=now_ms, away_ms=away_ms
         )
+
+    def counted(self, shard: int, node_id: str) -> bool:
+        """Return whether the last trim of a shard had to leave what a node needs: it had the shard,
+        and was there or not away for long. A node that came back or was given the shard since then
+        checks where the logs start before it reads them."""
+        snapshot = self.trim_snapshots.get(shard)
+        if snapshot is None or snapshot.roles is None:
+            return False
+        roles = snapshot.roles
+        now_ms = self.node.clock.now_ms()
+        there = (
+            node_id in snapshot.members
+            or now_ms - roles.away.get(node_id, now_ms) < self.settings.away_ms
+        )
+        return there and node_id in roles.shards.get(shard, ShardRoles()).replicas
 
     def restore(self, store: SimStore, cost: RecoveryCost) -> bool:
         """Replace the content of the store by a checkpoint where the code under test decides so;

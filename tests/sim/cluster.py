@@ -281,15 +281,13 @@ class Cluster:
             each.process for each in self.nodes if each.name == by and each.process is not None
         ]
         assert process.maintenance is not None
-        # A node that was given the shard since then checks where the logs start before it reads
-        # them.
-        roles = process.maintenance.trim_roles.get(partition.number, Roles()).shards.get(
-            partition.number, ShardRoles()
-        )
         for node in self.present():
             store = node.stores.get(partition.number)
-            counted = self.ensemble is None or node.node_id in roles.replicas
-            if store is None or not counted or not node.is_registered(partition.number):
+            if store is None or not node.is_registered(partition.number):
+                continue
+            if self.ensemble is not None and not process.maintenance.counted(
+                partition.number, node.node_id
+            ):
                 continue
             needed = (
                 store.durable.pull_offset if partition.topic == DELAY else store.durable.applied

@@ -551,7 +551,7 @@ FAULTS: dict[str, list[Change]] = {
         (_Table, "_is_stale", 'in_instance not in ("", instance)', "False"),
     ],
     "a node that leaves keeps its shards": [
-        (_Table, "_may_stay", "not member.leaving", "True"),
+        (_Table, "_may_stay", "member.stays", "not member.retiring"),
     ],
     "a message leaves its lane although an action has taken it out": [
         (Lanes, "select", "items = _remaining(rows, staged)", "items = rows"),
