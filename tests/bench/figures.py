@@ -642,6 +642,13 @@ def figure_processes(bench: Bench) -> None:
     processes.figure_processes(bench)
 
 
+def figure_restart(bench: Bench) -> None:
+    """A start after a kill against one after a stop, with 16 and 64 shards."""
+    from tests.bench import restart
+
+    restart.figure_restart(bench)
+
+
 def figure_plan(bench: Bench) -> None:
     """The processor time of one plan of the controller."""
     from tests.bench import plans
@@ -679,6 +686,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "floods": figure_floods,
     "cost": figure_cost,
     "processes": figure_processes,
+    "restart": figure_restart,
     "registry": registry.figure_registry,
     "plan": figure_plan,
     "stages": figure_stages,

@@ -6,15 +6,18 @@ do what it should, and ServiceError if it does not recover."""
 
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
 
 from tests.chaos.fleet import SESSION_S, Fleet
-from tests.chaos.world import LINKED, PLAIN, QUORUMS, Scene, World
-from tests.harness.broker import Clients, Cluster
+from tests.chaos.world import LINKED, PLAIN, QUORUMS, STALLED, Scene, World
+from tests.harness.broker import Broker, Clients, Cluster
 from tests.harness.proxy import Link
 
 CLOCK_WRONG_S = 4.0
@@ -27,6 +30,12 @@ CALM_S = 1_800.0
 
 LOOK_S = 5.0
 """Time between two looks at the roles of a cluster without a fault."""
+
+STALL_S = 20.0
+"""How long a broker is frozen."""
+
+AWAKE_S = 8.0
+"""How long the machine stays busy after the broker was woken."""
 
 CUT_AFTER_S = 3.0
 """How long a cut lasts after other nodes have taken over."""
@@ -206,6 +215,34 @@ def lose_broker(world: World, dice: random.Random) -> None:
     broker.start()
     world.kafka.wait_in_sync()
     world.wait_recovered()
+
+
+def stall_broker(world: World, _: random.Random) -> None:
+    """The only Kafka broker frozen beside two busy loops, and woken: no role moves."""
+    assert isinstance(world.kafka, Broker)
+    before = published(world.fleet)
+    with busy(2, seconds=STALL_S + AWAKE_S):
+        world.kafka.freeze()
+        try:
+            time.sleep(STALL_S)
+        finally:
+            world.kafka.thaw()
+        time.sleep(AWAKE_S)
+    world.wait_recovered()
+    assert_unmoved(world.fleet, before)
+
+
+@contextmanager
+def busy(loops: int, *, seconds: float) -> Iterator[None]:
+    """Keep so many processors busy while the block runs, for at most this time."""
+    program = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def step_clock(world: World, wrong_s: int) -> None:
@@ -432,6 +469,15 @@ FAULTS = (
         late_s=10,
         act=lose_broker,
     ),
+    Fault(
+        name="stall",
+        title="Kafka broker frozen for 20 s, beside two busy loops",
+        scene=STALLED,
+        count=30,
+        takes_s=30,
+        late_s=STALL_S + 3,
+        act=stall_broker,
+    ),
 )
 
 
@@ -442,7 +488,7 @@ OF_ZOOKEEPER = frozenset({"cut-zookeeper", "zookeeper", "quorum"})
 def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Fault]]]:
     """The faults to run, by scene and in rounds, so that a slow phase of the machine hits every
     kind alike."""
-    for scene in (PLAIN, LINKED, QUORUMS):
+    for scene in (PLAIN, LINKED, QUORUMS, STALLED):
         chosen = [fault for fault in FAULTS if fault.name in names and fault.scene is scene]
         counts = {fault.name: fault.count if count is None else count for fault in chosen}
         rounds = range(max(counts.values(), default=0))

@@ -43,6 +43,8 @@ class Scene(Struct, frozen=True, kw_only=True):
 PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
 QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, warm_s=30, start_s=60)
+STALLED = Scene(name="stalled", rate_max=50, start_s=40)
+"""For a broker that freezes: a higher rate would measure how soon what waited is delivered."""
 EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True, session_s=8)
 """For the test, in which one round of each fault shares one cluster. It runs beside other tests: a
 session must outlive a server or a node that waits some seconds for a processor, because the test
