@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from chronos.core.cluster.roles import (
     UNREACHABLE,
@@ -320,6 +321,20 @@ def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
     case.step()
     assert case.a.membership.snapshot().confirmed
     assert "a" in case.b.membership.snapshot().members
+
+
+def test_an_outage_of_the_coordinator_is_two_lines_in_the_log(case: Case) -> None:
+    """One when it begins and one when it ends, though most steps have nothing to report."""
+    case.b.membership._changed = lambda: False
+    case.b.coordinator.cut_ms = case.world.now_ms + 3_000
+    with capture_logs() as logs:
+        for at in range(100):
+            case.b.report(0, applied=at)
+            case.step(STEP_MS)
+    events = [line["event"] for line in logs]
+    assert events == ["coordinator unavailable", "coordinator available again"]
+    assert case.reported(case.b).replicas[0].applied is not None
+    assert case.reported(case.b).replicas[0].applied > 90
 
 
 def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_only(

@@ -312,16 +312,19 @@ class Membership:
         return now_ms + STEP_MS
 
     def _report(self, now_ms: int) -> None:
-        if not self._changed() and 0 <= now_ms - self._described_ms < DESCRIBE_MS:
+        # While the coordinator cannot be used, only a report that went through shows that it can be
+        # again.
+        lost = self._unavailable is not None
+        if not (lost or self._changed()) and 0 <= now_ms - self._described_ms < DESCRIBE_MS:
             return
         self._described_ms = now_ms
         member, reported = self._describe(), self._reported
-        if member == reported:
+        if member == reported and not lost:
             return
         only_positions = reported is not None and _without_positions(member) == _without_positions(
             reported
         )
-        if only_positions and 0 <= now_ms - self._reported_ms < REPORT_MS:
+        if only_positions and not lost and 0 <= now_ms - self._reported_ms < REPORT_MS:
             return
         self._coordinator.report(member)
         self._reported, self._reported_ms = member, now_ms
