@@ -189,6 +189,7 @@ EXAMPLES = {
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
     "filters": Example("/v1/filters"),
+    "whoami": Example("/v1/whoami"),
     "audit": Example("/v1/audit"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
@@ -234,7 +235,7 @@ def test_every_endpoint_with_every_role(service, name):
         elif token in ("", "wrong"):
             assert (answer.status, answer.problem) == (401, "no-token"), token
             assert answer.headers["www-authenticate"].startswith("Bearer")
-        elif role not in TOKENS[token][0]:
+        elif role not in ("any", *TOKENS[token][0]):
             assert (answer.status, answer.problem) == (403, "forbidden"), token
         else:
             assert answer.status not in (401, 403), (token, answer)
@@ -252,6 +253,54 @@ def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, 
     """Hand-overs, drains, checkpoints, digests."""
     answer = send(service, name, "limited")
     assert (answer.status, answer.problem) == (403, "forbidden")
+
+
+def test_a_token_is_told_its_name_and_what_it_permits(service):
+    """The changes are those that no role and no limit refuses."""
+    found = {name: service.ask("GET", "/v1/whoami", token=name).json() for name in TOKENS}
+    assert {name: answer["token"] for name, answer in found.items()} == {
+        name: name for name in TOKENS
+    }
+    assert all(answer["tokens"] for answer in found.values())
+    assert found["reader"]["actions"] == []
+    assert found["reader"]["roles"] == ["read", "payload"]
+    assert found["writer"]["actions"] == ["schedule", "cancel", "reschedule", "fire"]
+    assert {"replay", "start", "drain", "set-rate"} <= {*found["operator"]["actions"]}
+    assert (found["limited"]["targets"], found["limited"]["ids"]) == (["mine", "mine.*"], ["*"])
+    lost = {*found["everything"]["actions"]} - {*found["limited"]["actions"]}
+    assert lost == {*SERVICE_CHANGES}
+    assert found["limited"]["limits"] == {"polls": 100, "connections": 200, "jobs": 3}
+
+
+def test_the_command_line_shows_the_token_that_is_sent(service):
+    """Name, roles, targets, and the changes that it may ask for."""
+
+    def whoami(token: str) -> Any:
+        arguments = ["whoami", "--server", f"http://127.0.0.1:{service.port}"]
+        return CliRunner().invoke(app, arguments, env={"CHRONOS_TOKEN": token})
+
+    shown = whoami("limited")
+    assert shown.exit_code == 0, shown.output
+    for words in (
+        "limited",
+        "read, payload, write, operate",
+        "mine, mine.*",
+        "100 polls",
+        "replay",
+    ):
+        assert words in shown.output
+    assert whoami("nobody").exit_code == 1
+
+
+def test_without_tokens_every_sender_may_do_everything(tmp_path):
+    """No name, and no limits of its own."""
+    with Inside(tmp_path) as running:
+        found = running.ask("GET", "/v1/whoami").json()
+        shown = CliRunner().invoke(app, ["whoami", "--server", running.server.url])
+    assert (shown.exit_code, "may do everything" in shown.output) == (0, True)
+    assert (found["tokens"], found["token"], found["limits"]) == (False, None, None)
+    assert found["roles"] == ["read", "payload", "write", "operate"]
+    assert {"cancel", "replay", "drain"} <= {*found["actions"]}
 
 
 NAMED = {

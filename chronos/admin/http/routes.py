@@ -1075,6 +1075,20 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/whoami",
+            name="whoami",
+            role="any",
+            scope="service",
+            handler=None,
+            summary=(
+                "The sender of this request: the name of its token, and what the token permits. "
+                "Without tokens, every sender may do everything."
+            ),
+            answer=schemas.WhoAmI,
+            answers={200: "The sender."},
+        ),
+        Route(
+            method="GET",
             path="/v1/audit",
             name="audit",
             role="operate",

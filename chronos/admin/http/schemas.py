@@ -2036,6 +2036,60 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]
 
 
+# --- The sender
+
+
+class TokenLimits(Struct, kw_only=True):
+    """How much a token may have at a time on one node."""
+
+    polls: Annotated[int, Meta(description="Long polls.")]
+    connections: Annotated[int, Meta(description="Connections, idle ones included.")]
+    jobs: Annotated[int, Meta(description="Running jobs.")]
+
+
+class WhoAmI(Struct, kw_only=True):
+    """The sender of a request, and what it may do."""
+
+    tokens: Annotated[
+        bool,
+        Meta(description="The service has tokens. Without them every sender may do everything."),
+    ]
+    token: Annotated[
+        str | None,
+        Meta(description="Name of the sender's token, as in the audit trail; null without tokens."),
+    ]
+    roles: Annotated[
+        list[Literal["read", "payload", "write", "operate"]],
+        Meta(description="The roles of the token; all without tokens."),
+    ]
+    targets: Annotated[
+        list[str],
+        Meta(description="Patterns of the target topics that it may see and change; `*`: all."),
+    ]
+    ids: Annotated[
+        list[str],
+        Meta(
+            description=(
+                "Patterns of the ids that it may see and change; `*`: all. An id that Chronos "
+                "made belongs to whoever has the target."
+            )
+        ),
+    ]
+    limits: Annotated[
+        TokenLimits | None,
+        Meta(description="Null: only those of all senders together."),
+    ]
+    actions: Annotated[
+        list[str],
+        Meta(
+            description=(
+                "The requests with the role `write` or `operate` that it may send, by the names "
+                "that they have in the audit trail and in `/openapi.json` (`operationId`)."
+            )
+        ),
+    ]
+
+
 # --- Saved filters
 
 

@@ -1,6 +1,7 @@
 // What the whole console needs to know of the service: its nodes and its shards, asked for once for everybody.
 
 import { get, token } from "./api.js";
+import { identify } from "./caller.js";
 import { nowMs, setClock } from "./state.js";
 
 const GAP_MS = 1900; // Time between two looks,
@@ -34,7 +35,7 @@ export function look({ force = false } = {}) {
 async function ask() {
   const [began, sent] = [performance.now(), token()];
   try {
-    const [nodes, { shards }] = await Promise.all([get("/v1/nodes"), get("/v1/shards", { copies: "masters" })]);
+    const [nodes, { shards }] = await Promise.all([get("/v1/nodes"), get("/v1/shards", { copies: "masters" }), identify()]);
     setClock(nodes.nodes[0].now);
     Object.assign(service, { nodes, shards, silentSince: null, refused: null });
     // Of a shard of which no node answers, the totals are not known.

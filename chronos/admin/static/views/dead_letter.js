@@ -1,6 +1,7 @@
 // One message that could not be delivered: why, what to do, what it holds, and its earlier dead letters.
 
 import { get } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { badge, card, facts, h, link, messageLink, replace, segment } from "../lib/dom.js";
 import { number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
@@ -46,13 +47,13 @@ function summary(letter, redraw) {
         : letter.resolution === "discarded" ? "Nothing: it was discarded." : todo],
     ]),
     !letter.resolution && letter.id && h("div", { class: "acts" },
-      h("button", { type: "button", class: "main", onclick: () => run("replay") }, "Replay…"),
+      actButton("replay", { class: "main", onclick: () => run("replay") }, "Replay…"),
       edit(letter),
-      h("button", { type: "button", class: "danger", onclick: () => run("discard") }, "Discard…")),
+      actButton("discard", { class: "danger", onclick: () => run("discard") }, "Discard…")),
     letter.resolution && letter.id && h("div", { class: "acts" }, edit(letter)));
 }
 
-const edit = (letter) => h("a", { class: "button", href: composeFromLetter(letter.id), "data-route": true }, "Edit and send as a new message");
+const edit = (letter) => actLink("schedule", composeFromLetter(letter.id), "Edit and send as a new message");
 
 function message(letter, query) {
   const isHidden = letter.value === undefined && letter.value_base64 === undefined;

@@ -1,6 +1,7 @@
 // The messages that could not be delivered: how many by reason and target, a list, and what to do with them.
 
 import { get } from "../lib/api.js";
+import { actButton } from "../lib/caller.js";
 import { countNote, counter } from "../lib/counts.js";
 import { badge, h, link, replace } from "../lib/dom.js";
 import { facet, isLike, showFacets, sums } from "../lib/facets.js";
@@ -56,8 +57,8 @@ export function mount(root, { query }) {
     const act = (action) => run(action, [...ids].map((id) => ({ id })), `the newest of ${plural(ids.size, "selected id")}`);
     const left = selected.length - ids.size;
     replace(selectedActs,
-      h("button", { type: "button", disabled: ids.size === 0, onclick: () => act("replay") }, `Replay ${number(ids.size)} selected`),
-      h("button", { type: "button", class: "danger", disabled: ids.size === 0, onclick: () => act("discard") }, `Discard ${number(ids.size)} selected`),
+      actButton("replay", { disabled: ids.size === 0, onclick: () => act("replay") }, `Replay ${number(ids.size)} selected`),
+      actButton("discard", { class: "danger", disabled: ids.size === 0, onclick: () => act("discard") }, `Discard ${number(ids.size)} selected`),
       left > 0 && h("span", { class: "soft" }, `${plural(left, "other has", "others have")} no id, ${left === 1 ? "is" : "are"} resolved, or ${left === 1 ? "has" : "have"} the id of another one`));
   }
 
@@ -87,8 +88,8 @@ export function mount(root, { query }) {
 
   replace(allActs,
     !query.get("id") && [
-      h("button", { type: "button", onclick: () => run("replay", [whole()], inWords()) }, "Replay all that match…"),
-      h("button", { type: "button", class: "danger", onclick: () => run("discard", [whole()], inWords()) }, "Discard all that match…"),
+      actButton("replay", { onclick: () => run("replay", [whole()], inWords()) }, "Replay all that match…"),
+      actButton("discard", { class: "danger", onclick: () => run("discard", [whole()], inWords()) }, "Discard all that match…"),
     ]);
   replace(root,
     h("h1", null, "Dead letters"),

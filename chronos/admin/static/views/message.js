@@ -1,6 +1,7 @@
 // One message: its history, why it waits or failed, what it carries, and what can be done with it.
 
 import { get, reason } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { copyButton } from "../lib/copy.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
 import { bytes, duration, ms, number, plural } from "../lib/format.js";
@@ -122,12 +123,12 @@ export function mount(root, { path, query, id }) {
     const next = JSON.stringify([message.state, Boolean(message.target), letterText(letter), isReplaceable(message)]);
     if (next === offered) return;
     offered = next;
-    const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
-    const again = message.target && h("a", { class: "button", href: composeFrom(id), "data-route": true }, "Edit and send again");
-    const change = isReplaceable(message) && h("a", { class: "button", href: composeFrom(id, true), "data-route": true }, "Edit and replace");
+    const act = (name) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
+    const again = message.target && actLink("schedule", composeFrom(id), "Edit and send again");
+    const change = isReplaceable(message) && actLink("schedule", composeFrom(id, true), "Edit and replace");
     const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
-      made.unshift(h("button", { type: "button", class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
+      made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
     } else if (isDead(message) && letter) made.unshift(link(`/ui/dead-letters/${segment(id)}`, null, `Dead letter, ${letter.resolution}`));
     replace(acts, made);
   }

@@ -1,6 +1,7 @@
 // The form that schedules a message, empty or with what another message or a dead letter has.
 
 import { get, post, reason } from "../../lib/api.js";
+import { refusal } from "../../lib/caller.js";
 import { address, h, messageLink, notice, replace, segment } from "../../lib/dom.js";
 import { DURATION, fieldInstant, fieldText, zoned } from "../../lib/fields.js";
 import { timeText } from "../../lib/format.js";
@@ -80,7 +81,7 @@ function form(query, message) {
   at.kind.addEventListener("change", show);
   show();
   const result = h("div", { role: "status" });
-  const send = h("button", { type: "submit", class: "main" }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
+  const send = h("button", { type: "submit", class: "main", disabled: refusal("schedule") !== null }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
   const made = h("form", { class: "card stack send", autocomplete: "off", "aria-label": "Schedule a message" },
     message && origin(message, isLetter, replaces),
     isHidden && h("p", { class: "notice bad" }, "The payload and the headers are hidden: a token with the role payload would have filled them in."),
@@ -95,6 +96,7 @@ function form(query, message) {
     h("details", null, h("summary", null, "Expiry, attempts, spread"),
       h("div", { class: "row" }, field("send-expire", zoned("Dead-letter it after"), at.expire), field("send-attempts", "Attempts", at.attempts), field("send-spread", "Spread", at.spread))),
     isLetter && !message.resolution && h("label", { class: "check", for: "send-discards" }, at.discards, " Discard the dead letter once the message is scheduled"),
+    refusal("schedule") && h("p", { class: "notice bad" }, `${refusal("schedule")}.`),
     h("div", { class: "acts" }, send), result);
   made.addEventListener("submit", async (event) => {
     event.preventDefault();

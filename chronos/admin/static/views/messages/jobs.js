@@ -1,6 +1,7 @@
 // Bulk operations: what they would hit, how far they are, and what they did.
 
 import { del, get, post, reason } from "../../lib/api.js";
+import { actButton } from "../../lib/caller.js";
 import { address, badge, dialog, h, link, notice, replace } from "../../lib/dom.js";
 import { duration, number, plural, timeText } from "../../lib/format.js";
 import { navigate } from "../../lib/router.js";
@@ -120,7 +121,7 @@ export function jobPanel(onStop) {
   const state = h("span");
   const words = h("p", { role: "status" });
   const about = h("p", { class: "soft" });
-  const stop = h("button", { type: "button", class: "danger", onclick: onStop }, "Stop");
+  const stop = actButton("stop", { class: "danger", onclick: onStop }, "Stop");
   const title = h("h2");
   replace(element, h("div", { class: "head" }, title, state, stop), words, bar, about);
   return {
