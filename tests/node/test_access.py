@@ -134,6 +134,7 @@ EXAMPLES = {
     "fire": Example("/v1/messages/{target}-2/fire"),
     "dead_letters": Example("/v1/dead-letters"),
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
+    "dead-letter-at": Example("/v1/dead-letters/at/0:0"),
     "dead-letter-counts": Example("/v1/dead-letter-counts"),
     "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
     "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
@@ -322,6 +323,7 @@ NAMED = {
 FILTERED = {
     "list",
     "dead_letters",
+    "dead-letter-at",
     "dead-letter-counts",
     "filters",
     "rejected",
@@ -392,6 +394,13 @@ def test_answers_leave_out_other_targets(service):
     } == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        for letter in ask("/v1/dead-letters", "everything")["letters"]:
+            place = f"{letter['partition']}:{letter['offset']}"
+            status = service.ask("GET", f"/v1/dead-letters/at/{place}", token=token).status
+            assert status == (200 if letter["topic"] in expected else 404), place
+            body = {"positions": [place], "dry_run": True}
+            selected = ask("/v1/dead-letters/discard", token, "POST", body)
+            assert selected["matched"] == (letter["topic"] in expected), place
         assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
         assert {each["name"] for each in ask("/v1/filters", token)["filters"]} == expected | {"all"}
         assert {

@@ -47,6 +47,7 @@ FORMATS = (
     schemas.PageKey,
     schemas.NodeName,
     schemas.ReasonName,
+    schemas.LetterPosition,
 )
 """Types that the reference calls by their titles."""
 
@@ -191,6 +192,7 @@ GROUPS = {
 
 EXAMPLE_PLACES = {
     "id": "order-17-reminder",
+    "position": "0:17",
     "job": "5f0c9a31b2d4",
     "shard": "2",
     "node": "chronos-1",

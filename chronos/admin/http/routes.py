@@ -281,6 +281,29 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/dead-letters/at/{position}",
+            name="dead-letter-at",
+            role="read",
+            scope="targets",
+            handler=dead_letters.at,
+            parameters={"position": schemas.LetterPosition},
+            summary=(
+                "The dead letter at a position as a whole, resolved or not. An id may have several "
+                "dead letters; each has its own `partition` and `offset` in the list."
+            ),
+            answer=schemas.DeadLetter,
+            answers={
+                200: "The dead letter.",
+                404: "There is no dead letter at the position.",
+                422: "The position is not valid.",
+                503: (
+                    "The log does not answer, or the records behind the dead letter, which tell "
+                    "whether it is resolved, were not all read within 5 s: ask again."
+                ),
+            },
+        ),
+        Route(
+            method="GET",
             path="/v1/dead-letter-counts",
             name="dead-letter-counts",
             role="read",

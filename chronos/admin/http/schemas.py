@@ -510,13 +510,17 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
     "DeadLetterSelection": {
         "anyOf": [
-            {"required": [name]} for name in ("id", "all", "target", "reason", "since", "until")
+            {"required": [name]}
+            for name in ("id", "positions", "all", "target", "reason", "since", "until")
         ],
         "not": {
-            "anyOf": [{"required": ["id", "all"]}]
+            "anyOf": [
+                {"required": [one, other]}
+                for one, other in (("id", "all"), ("id", "positions"), ("all", "positions"))
+            ]
             + [
                 {"required": [one, name]}
-                for one in ("id", "all")
+                for one in ("id", "positions", "all")
                 for name in ("target", "reason", "since", "until")
             ]
         },
@@ -2243,6 +2247,16 @@ ReasonName = Annotated[
 ]
 Resolution = Literal["replayed", "discarded"]
 
+LetterPosition = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{1,10}:[0-9]{1,19}$",
+        title="position",
+        description="The position of a dead letter in its topic, partition:offset.",
+        examples=["0:17"],
+    ),
+]
+
 
 class DeadLetterInfo(Struct, kw_only=True, omit_defaults=True):
     """A message that could not be delivered."""
@@ -2322,21 +2336,10 @@ class DeadLetterPage(Struct, kw_only=True):
     ]
 
 
-class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which dead letters."""
+class LetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which dead letters, or which rejected records, and where in their topic the request
+    continues."""
 
-    id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = (
-        UNSET
-    )
-    target: Annotated[
-        RatePattern | UnsetType,
-        Meta(
-            description=(
-                "Only messages for this topic, or for those that match a pattern as in "
-                "`targets.allow`."
-            )
-        ),
-    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
         UNSET
     )
@@ -2346,16 +2349,18 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = (
         UNSET
     )
-    resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = (
-        False
-    )
-    limit: Annotated[
-        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
-    ] = 100
     after: PageKey | UnsetType = UNSET
 
 
-class DeadLetterCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+LettersOfPage = Annotated[
+    int, Meta(ge=1, le=1_000, description="At most this many; a page may hold fewer.")
+]
+LettersOfPart = Annotated[
+    int, Meta(ge=1, le=10_000, description="At most this many in this request.")
+]
+
+
+class DeadLetterCountQuery(LetterQuery):
     """Which dead letters, in the part that is counted."""
 
     target: Annotated[
@@ -2367,19 +2372,19 @@ class DeadLetterCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
+    limit: LettersOfPart = 10_000
+
+
+class DeadLetterQuery(DeadLetterCountQuery):
+    """Which dead letters."""
+
+    id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = (
         UNSET
     )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those written at or after this time.")
-    ] = UNSET
-    until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = (
-        UNSET
+    resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = (
+        False
     )
-    limit: Annotated[
-        int, Meta(ge=1, le=10_000, description="At most this many in this request.")
-    ] = 10_000
-    after: PageKey | UnsetType = UNSET
+    limit: LettersOfPage = 100
 
 
 class RejectedInfo(Struct, kw_only=True):
@@ -2457,7 +2462,7 @@ Source = Annotated[
 ]
 
 
-class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RejectedCountQuery(LetterQuery):
     """Which rejected records, in the part that is counted."""
 
     target: Annotated[
@@ -2466,25 +2471,13 @@ class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             description="Only records that name this target topic, or one that matches a pattern."
         ),
     ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
-        UNSET
-    )
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
         UNSET
     )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected at or after this time.")
-    ] = UNSET
-    until: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected before this time.")
-    ] = UNSET
-    limit: Annotated[
-        int, Meta(ge=1, le=10_000, description="At most this many in this request.")
-    ] = 10_000
-    after: PageKey | UnsetType = UNSET
+    limit: LettersOfPart = 10_000
 
 
-class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RejectedQuery(RejectedCountQuery):
     """Which rejected records."""
 
     id: Annotated[
@@ -2495,28 +2488,7 @@ class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
-    target: Annotated[
-        str | UnsetType,
-        Meta(
-            description="Only records that name this target topic, or one that matches a pattern."
-        ),
-    ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
-        UNSET
-    )
-    source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
-        UNSET
-    )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected at or after this time.")
-    ] = UNSET
-    until: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected before this time.")
-    ] = UNSET
-    limit: Annotated[
-        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
-    ] = 100
-    after: PageKey | UnsetType = UNSET
+    limit: LettersOfPage = 100
 
 
 class RejectedCount(Struct, kw_only=True, gc=False):
@@ -2540,11 +2512,15 @@ class RejectedCounts(Struct, kw_only=True):
 
 
 class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The dead letters to replay or discard, of those that are not resolved: `id`, or a filter, or
-    `all`."""
+    """The dead letters to replay or discard, of those that are not resolved: `id`, or `positions`,
+    or a filter, or `all`."""
 
     id: Annotated[
         Id | UnsetType, Meta(description="The newest one of the message with this id.")
+    ] = UNSET
+    positions: Annotated[
+        Annotated[list[LetterPosition], Meta(min_length=1, max_length=1_000)] | UnsetType,
+        Meta(description="Those at these positions; one that is resolved is left out."),
     ] = UNSET
     target: Annotated[
         RatePattern | UnsetType,

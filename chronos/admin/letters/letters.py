@@ -7,6 +7,7 @@ next request continues. A replay is written before the marker that resolves its 
 two a request may be lost, and is repeated: the shard accepts only the first replay of a letter."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
@@ -62,6 +63,9 @@ from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing
 
+POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,19})", re.ASCII)
+"""A position as requests give it: partition:offset."""
+
 PART_BYTES = 8_000_000
 """Bytes of the letters that one request reads whole, at least one letter."""
 
@@ -69,13 +73,9 @@ FIND_S = 5.0
 """How long the newest letter of an id is looked for."""
 
 Answer = tuple[int, object]
-Selection = (
-    DeadLetterQuery
-    | DeadLetterCountQuery
-    | DeadLetterSelection
-    | RejectedQuery
-    | RejectedCountQuery
-)
+Selection = DeadLetterCountQuery | DeadLetterSelection | RejectedCountQuery
+"""Lists extend the queries of counts."""
+
 Handlers = TypeVar("Handlers")
 
 
@@ -120,11 +120,7 @@ class LetterRequests:
         )
 
         def scan() -> Part:
-            windows = (
-                topic.windows(wanted.since_ms, wanted.until_ms)
-                if numbers is None
-                else _windows(numbers)
-            )
+            windows = topic.windows(wanted) if numbers is None else _windows(numbers)
             return topic.scan(
                 windows,
                 wanted,
@@ -150,10 +146,43 @@ class LetterRequests:
 
         ProblemError with status 404 if there is none, or none is found in FIND_S. `kind`, `noun`:
         of the problem. `older`: how older ones are found."""
+        found, read, is_all = await self._first(wanted)
+        if found is not None:
+            return found
+        raise ProblemError(
+            404,
+            kind,
+            (
+                f"the newest {'' if call.sender.is_limited else f'{read} '}offsets of "
+                f"{self._topic.topic} hold no {noun}"
+            ),
+            hint=None if is_all else older,
+        )
+
+    async def at(self, call: Call, position: tuple[int, int]) -> tuple[Letter, str | None]:
+        """The letter at a position, whole, and its resolution.
+
+        ProblemError with status 404 if there is none. LogUnavailable if the markers behind it were
+        not all read in FIND_S: the next request goes on from there."""
+        wanted = Wanted(positions=frozenset((position,)), resolved=True, reach=call.sender.reach)
+        found, _, is_all = await self._first(wanted)
+        if found is not None:
+            return found
+        if not is_all:
+            raise LogUnavailable(f"the markers of {self._topic.topic} are being read: ask again")
+        raise ProblemError(
+            404,
+            "no-dead-letter",
+            f"{self._topic.topic} has no dead letter at {position[0]}:{position[1]}",
+        )
+
+    async def _first(self, wanted: Wanted) -> tuple[tuple[Letter, str | None] | None, int, bool]:
+        """The newest letter, whole, with its resolution, of those that FIND_S suffices to read; how
+        many offsets were read, and whether these were all."""
         topic = self._topic
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + FIND_S
-        rest: list[Window] | None = await self._context.in_thread(topic.windows)
+        rest: list[Window] | None = await self._context.in_thread(topic.windows, wanted)
         offsets = sum(end - first for first, end in rest or ())
 
         def scan(windows: list[Window]) -> Part:
@@ -167,17 +196,8 @@ class LetterRequests:
                     topic.letter, found.letter.partition, found.letter.offset
                 )
                 if letter is not None:
-                    return letter, found.resolution
-        read = f"{offsets - sum(end - first for first, end in rest or ())} "
-        raise ProblemError(
-            404,
-            kind,
-            (
-                f"the newest {'' if call.sender.is_limited else read}offsets of {topic.topic} "
-                f"hold no {noun}"
-            ),
-            hint=None if rest is None else older,
-        )
+                    return (letter, found.resolution), offsets, rest is None
+        return None, offsets - sum(end - first for first, end in rest or ()), rest is None
 
 
 def id_in(
@@ -273,6 +293,13 @@ class DeadLetters:
         return 200, _whole(letter, resolution)
 
     @repeatable
+    async def at(self, call: Call) -> Answer:
+        """The dead letter at a position."""
+        position = converted("position", position_of, call.request.match_info["position"])
+        letter, resolution = await self._requests.at(call, position)
+        return 200, _whole(letter, resolution)
+
+    @repeatable
     async def counts(self, call: Call) -> Answer:
         """The number of dead letters that are not resolved by reason and target, in one part."""
         query: DeadLetterCountQuery = call.query
@@ -313,7 +340,12 @@ class DeadLetters:
         part = await self._requests.part(
             call,
             selection,
-            wanted_of(selection, call.sender, id=id_in(selection, call.sender)),
+            wanted_of(
+                selection,
+                call.sender,
+                id=id_in(selection, call.sender),
+                positions=_positions_in(selection),
+            ),
             newest_first=is_one,
             limit=1 if is_one else selection.limit,
             whole=not (is_one or selection.dry_run),
@@ -482,12 +514,29 @@ def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
 def _check(selection: DeadLetterSelection) -> None:
     """ProblemError with status 422 unless exactly one way of selection is used."""
     filters = [name for name in FILTERS if getattr(selection, name) is not UNSET]
-    given = [name for name in ("id", "all") if getattr(selection, name) is not UNSET]
+    given = [name for name in ("id", "positions", "all") if getattr(selection, name) is not UNSET]
     if selection.all is False:
         raise wrong_field("all", "only true is valid")
     if len(given) + bool(filters) != 1:
-        detail = "give `id`, or `all`, or at least one of `target`, `reason`, `since` and `until`"
+        detail = (
+            "give `id`, or `positions`, or `all`, or at least one of `target`, `reason`, `since` "
+            "and `until`"
+        )
         raise invalid(detail, [Fault(field=(given or filters or ["id"])[0], detail=detail)])
+
+
+def position_of(text: str) -> tuple[int, int]:
+    """Partition and offset of a position; ValueError with a text for users."""
+    found = POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError("is not a position; write partition:offset, such as 0:17")
+    return int(found[1]), min(int(found[2]), OFFSET_MAX)
+
+
+def _positions_in(selection: DeadLetterSelection) -> frozenset[tuple[int, int]] | None:
+    if selection.positions is UNSET:
+        return None
+    return frozenset(position_of(text) for text in selection.positions)
 
 
 # --- answers

@@ -62,6 +62,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Which dead letters, or which rejected records."""
 
     id: bytes | None = None
+    positions: frozenset[tuple[int, int]] | None = None
+    """Partitions and offsets in their topic."""
     origin: str | None = None
     """With `id`: or without an id, and from this position."""
     source: str | None = None
@@ -82,6 +84,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         """Return whether the letter is one of them, whether resolved or not."""
         return (
             (self.id is None or self._names(letter))
+            and (self.positions is None or (letter.partition, letter.offset) in self.positions)
             and (self.source is None or f"{letter.source}/".startswith(f"{self.source}/"))
             and (self.target is None or is_like(letter.target, self.target))
             and (self.reason is None or letter.reason == self.reason)
@@ -185,10 +188,16 @@ class LetterTopic:
         self._topic_id = ""
         self._folded: dict[int, _Folded] = {}
 
-    def windows(self, since_ms: int = 0, until_ms: int | None = None) -> list[Window]:
-        """Return the offsets that were written in a period, by partition. Raises LogUnavailable."""
+    def windows(self, wanted: Wanted) -> list[Window]:
+        """Return the offsets between which the letters are that are wanted, by their positions or
+        by a period, for each partition. Raises LogUnavailable."""
+        since_ms, until_ms = wanted.since_ms, wanted.until_ms
         found = []
         for partition in range(self._described().partitions):
+            if wanted.positions is not None:
+                offsets = [offset for where, offset in wanted.positions if where == partition]
+                found.append((min(offsets), max(offsets) + 1) if offsets else (0, 0))
+                continue
             watermarks = self._log.watermarks(self.topic, partition)
             first, end = watermarks.start, watermarks.stable
             if since_ms > 0:

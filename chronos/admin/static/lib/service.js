@@ -66,6 +66,31 @@ export function seldom(gapMs, ask) {
   };
 }
 
+const READ_EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when its total is another one,
+const READ_COSTS = 8; // but then at least after so many times what the last reading took.
+
+/** A function that calls `read(total)` to read a topic, but not more often than it is worth; `total()`: what the counters say of it, null if that is not known. With `force`, or after a failure, it is read at once. */
+export function topicReader(total, read) {
+  let [readAt, costMs, seen] = [-Infinity, 0, null];
+  return async ({ force = false } = {}) => {
+    const now = total();
+    const isOther = seen !== null && now !== seen;
+    if (!force && performance.now() - readAt < (isOther ? Math.min(READ_EVERY_MS, READ_COSTS * costMs) : READ_EVERY_MS)) {
+      seen ??= now;
+      return;
+    }
+    seen = now;
+    readAt = performance.now();
+    try {
+      await read(now);
+    } catch (error) {
+      readAt = -Infinity;
+      throw error;
+    }
+    costMs = performance.now() - readAt;
+  };
+}
+
 /** The sum over all shards. */
 export const sum = (pick) => service.shards.reduce((total, shard) => total + pick(shard), 0);
 

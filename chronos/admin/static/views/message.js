@@ -6,7 +6,7 @@ import { copyButton } from "../lib/copy.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
 import { bytes, duration, ms, number, plural } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { resolveLetters } from "../lib/letters.js";
+import { letterPath, letterWords, positionOf, resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { nowMs } from "../lib/state.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
@@ -128,8 +128,8 @@ export function mount(root, { path, query, id }) {
     const change = isReplaceable(message) && actLink("schedule", composeFrom(id, true), "Edit and replace");
     const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
-      made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
-    } else if (isDead(message) && letter) made.unshift(link(`/ui/dead-letters/${segment(id)}`, null, `Dead letter, ${letter.resolution}`));
+      made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(letterPath(letter), null, "Dead letter"));
+    } else if (isDead(message) && letter) made.unshift(link(letterPath(letter), null, `Dead letter, ${letter.resolution}`));
     replace(acts, made);
   }
 
@@ -148,7 +148,7 @@ export function mount(root, { path, query, id }) {
   }
 
   async function replay() {
-    if (!await resolveLetters("replay", [{ id }], `the one of ${id}`)) return;
+    if (!await resolveLetters("replay", { positions: [positionOf(letter)] }, letterWords(letter))) return;
     letter = null;
     await refresh();
   }

@@ -3,6 +3,7 @@
 import { del, get, post, reason } from "../../lib/api.js";
 import { actButton } from "../../lib/caller.js";
 import { address, badge, dialog, h, link, notice, replace } from "../../lib/dom.js";
+import { wholeSecond } from "../../lib/fields.js";
 import { duration, number, plural, timeText } from "../../lib/format.js";
 import { navigate } from "../../lib/router.js";
 import { nowMs } from "../../lib/state.js";
@@ -67,7 +68,7 @@ export async function startJob(name, filter, query) {
     const body = h("div", null, h("p", null, `${things} ${filterWords(filter)}:`), targetList(found),
       h("p", { class: "soft" }, "Messages that are scheduled after the start are left alone."));
     const action = name === "fire" ? `Deliver ${things} now` : `${ACTS[name].verb} ${things}`;
-    const chosen = name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? nowMs(), body)
+    const chosen = name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? wholeSecond(nowMs()), body)
       : await dialog({ title: `${action}?`, action, danger: name === "cancel", body });
     if (!chosen) return;
     const job = await post("/v1/jobs", { action: ACTS[name].job, filter, ...(chosen === true ? {} : chosen) });
