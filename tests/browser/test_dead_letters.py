@@ -241,6 +241,21 @@ def test_rejected_records_are_counted_listed_and_shown(page: Page, service: Serv
     )
 
 
+def test_rejected_records_are_counted_and_filtered_by_a_header_of_their_producers(
+    page: Page, service: Service
+) -> None:
+    opened(page, service, "/ui/rejected")
+    page.get_by_text("More conditions", exact=True).click()
+    page.get_by_label("Count by the header").fill("trace")
+    page.get_by_label("Count by the header").press("Enter")
+    facet = page.get_by_role("navigation", name="By trace")
+    facet.get_by_role("link", name="trace=taken 1").click()
+    expect(page).to_have_url(re.compile(r"header=trace%3Dtaken"))
+    rows = page.get_by_role("table", name="Rejected records").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("taken")
+
+
 def test_a_rate_limit_is_set_and_removed_after_what_it_hits_is_shown(
     page: Page, service: Service
 ) -> None:

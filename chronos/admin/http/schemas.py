@@ -2462,8 +2462,8 @@ Source = Annotated[
 ]
 
 
-class RejectedCountQuery(LetterQuery):
-    """Which rejected records, in the part that is counted."""
+class RejectedFilter(LetterQuery):
+    """Which rejected records."""
 
     target: Annotated[
         str | UnsetType,
@@ -2474,10 +2474,33 @@ class RejectedCountQuery(LetterQuery):
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
         UNSET
     )
+    header: Annotated[
+        Annotated[list[HeaderCondition], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
+        Meta(
+            description=(
+                "Only records with this header, `NAME=VALUE`. May be repeated; all must be there. "
+                "Needs the role `payload`."
+            )
+        ),
+    ] = UNSET
+
+
+class RejectedCountQuery(RejectedFilter):
+    """Which rejected records, in the part that is counted."""
+
+    by_header: Annotated[
+        HeaderName | UnsetType,
+        Meta(
+            description=(
+                "Count them also by the value of this header, such as one with the name of the "
+                "producer. Needs the role `payload`."
+            )
+        ),
+    ] = UNSET
     limit: LettersOfPart = 10_000
 
 
-class RejectedQuery(RejectedCountQuery):
+class RejectedQuery(RejectedFilter):
     """Which rejected records."""
 
     id: Annotated[
@@ -2491,12 +2514,21 @@ class RejectedQuery(RejectedCountQuery):
     limit: LettersOfPage = 100
 
 
-class RejectedCount(Struct, kw_only=True, gc=False):
+class RejectedCount(Struct, kw_only=True, omit_defaults=True, gc=False):
     """Number of rejected records with one reason, one target, and from one partition."""
 
     reason: str
     topic: str
     source: Annotated[str, Meta(description="The partition of the delay topic: topic/partition.")]
+    header: Annotated[
+        str | UnsetType,
+        Meta(
+            description=(
+                "With `by_header`: the value of that header as text, of a repeated one the first; "
+                "empty without it."
+            )
+        ),
+    ] = UNSET
     records: Annotated[int, Meta(ge=1)]
 
 

@@ -17,9 +17,15 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.http.access import check_id, check_targets
+from chronos.admin.http.access import check_id, check_targets, forbidden
 from chronos.admin.http.context import Call, Context
-from chronos.admin.http.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
+from chronos.admin.http.encoding import (
+    headers_out,
+    id_text,
+    text_or_base64,
+    to_bytes,
+    whole_id_bytes,
+)
 from chronos.admin.http.problems import ProblemError, converted, decode_body, invalid, wrong_field
 from chronos.admin.http.schemas import (
     DeadLetter,
@@ -73,8 +79,8 @@ FIND_S = 5.0
 """How long the newest letter of an id is looked for."""
 
 Answer = tuple[int, object]
-Selection = DeadLetterCountQuery | DeadLetterSelection | RejectedCountQuery
-"""Lists extend the queries of counts."""
+Selection = DeadLetterCountQuery | DeadLetterSelection | RejectedCountQuery | RejectedQuery
+"""The list of dead letters extends the query of its counts."""
 
 Handlers = TypeVar("Handlers")
 
@@ -600,6 +606,7 @@ class RejectedRecords:
             id=message_id,
             origin=self._origin(message_id),
             source=_given(query.source),
+            headers=_headers_in(query, call.sender),
         )
         part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
         found = [_rejected_info(RejectedInfo, each.letter) for each in part.found]
@@ -622,7 +629,7 @@ class RejectedRecords:
         return 200, _rejected_info(
             RejectedRecord,
             letter,
-            headers=headers_out(producer_headers(letter)),
+            headers=headers_out(producer_headers(letter.record)),
             value_base64=value_base64,
             value=UNSET if value_base64 is not UNSET else value,
         )
@@ -631,15 +638,29 @@ class RejectedRecords:
     async def counts(self, call: Call) -> Answer:
         """The number of rejected records by reason, target and source, in one part."""
         query: RejectedCountQuery = call.query
-        wanted = wanted_of(query, call.sender, source=_given(query.source))
+        wanted = wanted_of(
+            query,
+            call.sender,
+            source=_given(query.source),
+            headers=_headers_in(query, call.sender),
+            counted_header=_given(query.by_header),
+        )
         part = await self._requests.part(call, query, wanted, newest_first=False, limit=query.limit)
-        letters = [found.letter for found in part.found]
-        counts = Counter((one.reason, one.target, one.source.rpartition("/")[0]) for one in letters)
+        counts = Counter(
+            (one.letter.reason, one.letter.target, one.letter.source.rpartition("/")[0], one.header)
+            for one in part.found
+        )
         after = self._requests.after(call, query, part)
         return 200, RejectedCounts(
             counts=[
-                RejectedCount(reason=reason, topic=target, source=source, records=count)
-                for (reason, target, source), count in counts.most_common()
+                RejectedCount(
+                    reason=reason,
+                    topic=target,
+                    source=source,
+                    header=UNSET if query.by_header is UNSET else header,
+                    records=count,
+                )
+                for (reason, target, source, header), count in counts.most_common()
             ],
             after=after,
             records=records_read(call, part),
@@ -654,8 +675,23 @@ class RejectedRecords:
         )
 
 
-def _given(source: str | UnsetType) -> str | None:
-    return None if source is UNSET else source
+def _given(text: str | UnsetType) -> str | None:
+    return None if text is UNSET else text
+
+
+def _headers_in(
+    query: RejectedQuery | RejectedCountQuery, sender: Sender
+) -> tuple[tuple[str, bytes], ...]:
+    """The headers that a request asks for. ProblemError with status 403 if its sender may not see
+    headers."""
+    conditions = [] if query.header is UNSET else query.header
+    is_counted = isinstance(query, RejectedCountQuery) and query.by_header is not UNSET
+    if (conditions or is_counted) and not sender.sees_payloads:
+        raise forbidden(
+            sender, "may not see headers", hint="a condition on headers needs the role payload"
+        )
+    pairs = (text.partition("=") for text in conditions)
+    return tuple((name, converted("header", to_bytes, value)) for name, _, value in pairs)
 
 
 def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:

@@ -19,7 +19,7 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.keys import partition_of
-from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets
+from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets, producer_headers
 from chronos.core.message import Record
 from chronos.core.query import is_like
 from chronos.core.reach import Reach
@@ -77,6 +77,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Written before this time (epoch ms)."""
     resolved: bool = False
     """Also those that were replayed or discarded."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """All of these headers of their producers; of rejected records only."""
+    counted_header: str | None = None
+    """The header whose value each `Found` has; of rejected records only."""
     reach: Reach
     """They are the sender's own."""
 
@@ -92,6 +96,21 @@ class Wanted(Struct, frozen=True, kw_only=True):
             and self.since_ms <= letter.timestamp_ms
             and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
         )
+
+    def has_headers(self, record: Record) -> bool:
+        """Return whether a record has the headers."""
+        if not self.headers:
+            return True
+        sent = producer_headers(record)
+        return all(wanted in sent for wanted in self.headers)
+
+    def header_in(self, record: Record) -> str:
+        """Return the value of the counted header as text; empty without it. Of a repeated one, the
+        first."""
+        if self.counted_header is None:
+            return ""
+        values = (value for name, value in producer_headers(record) if name == self.counted_header)
+        return (next(values, None) or b"").decode("utf-8", "replace")
 
     def _names(self, letter: Letter) -> bool:
         return letter.id == self.id or (
@@ -120,6 +139,8 @@ class Found(Struct, frozen=True, kw_only=True):
     letter: Letter
     resolution: str | None
     """`replayed` or `discarded`; None if it is not resolved."""
+    header: str = ""
+    """The value of the counted header."""
     run: int
     """Letters of one partition in the same run follow each other with no other letter between
     them."""
@@ -451,12 +472,20 @@ class _Scan:
             if not isinstance(letter, Letter):
                 continue
             resolution = folded.resolution(letter.offset)
-            if (resolution is not None and not self._wanted.resolved) or not self._wanted.matches(
-                letter
+            wanted = self._wanted
+            if (
+                (resolution is not None and not wanted.resolved)
+                or not wanted.matches(letter)
+                or not wanted.has_headers(record)
             ):
                 self._run += 1
                 continue
-            found = Found(letter=letter, resolution=resolution, run=self._run)
+            found = Found(
+                letter=letter,
+                resolution=resolution,
+                header=wanted.header_in(record),
+                run=self._run,
+            )
             if self._newest_first:
                 self.queue.appendleft(found)
                 continue

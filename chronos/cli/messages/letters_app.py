@@ -241,6 +241,15 @@ NamedTarget = Annotated[
     str | None,
     typer.Option("--target", metavar="TOPIC", help="Only records that name this target topic."),
 ]
+SentHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        "-H",
+        metavar="NAME=VALUE",
+        help="Only records with this header, such as one that names the producer. May be repeated.",
+    ),
+]
 Source = Annotated[
     str | None,
     typer.Option(
@@ -279,6 +288,7 @@ def list_rejected(
     target: NamedTarget = None,
     reason: ReasonOption = None,
     source: Source = None,
+    header: SentHeader = None,
     since: Since = None,
     until: Until = None,
     limit: Annotated[
@@ -297,6 +307,7 @@ def list_rejected(
       chronos rejected list
       chronos rejected list --reason conflict --since -2h
       chronos rejected list --source chronos.delay/3 -n 500 -o json
+      chronos rejected list --header app=shop
     """
     from chronos.cli.messages.rejected import list_
 
@@ -308,6 +319,7 @@ def list_rejected(
         target=target,
         reason=reason,
         source=source,
+        header=header or [],
         since=since,
         until=until,
     )
@@ -344,26 +356,39 @@ def count_rejected(
         typer.Option(
             "--by",
             metavar="FIELDS",
-            help="One or more of reason, target and source, with commas between.",
+            help="One or more of reason, target, source, and header:NAME for the values of a "
+            "header, with commas between.",
             show_default=True,
         ),
     ] = "reason,target",
     target: NamedTarget = None,
     reason: ReasonOption = None,
     source: Source = None,
+    header: SentHeader = None,
     since: Since = None,
     until: Until = None,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Count rejected records by reason, target and partition of the delay topic, the greatest
-    number first.
+    """Count rejected records by reason, target, partition of the delay topic, or the value of a
+    header, the greatest number first.
 
     \b
     Examples:
       chronos rejected count
       chronos rejected count --by source,reason --since -1d
+      chronos rejected count --by header:app,reason
     """
     from chronos.cli.messages.rejected import count
 
-    count(server, output, by, target=target, reason=reason, source=source, since=since, until=until)
+    count(
+        server,
+        output,
+        by,
+        target=target,
+        reason=reason,
+        source=source,
+        header=header or [],
+        since=since,
+        until=until,
+    )

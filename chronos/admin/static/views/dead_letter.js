@@ -96,7 +96,6 @@ async function earlier(letter) {
         { name: "Position", cell: (each) => (positionOf(each) === positionOf(letter) ? h("strong", null, positionOf(each)) : link(letterPath(each), null, positionOf(each))) },
         { name: "Failed", cell: (each) => time(each.dead_at) },
         { name: "Reason", grow: true, cell: (each) => each.reason },
-        { name: "Attempts", numeric: true, cell: (each) => number(each.attempt) },
         { name: "State", cell: (each) => each.resolution ?? badge("not resolved", "bad") },
       ],
     }).element,

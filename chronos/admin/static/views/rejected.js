@@ -24,10 +24,11 @@ export function mount(root, params) {
 }
 
 function mountList(root, { query }) {
-  const chosen = () => conditions(query, ["target", "reason", "source", "id"]);
+  const by = query.get("by") || undefined; // The header by whose values the records are counted.
+  const chosen = () => ({ ...conditions(query, ["target", "reason", "source", "id"]), header: query.getAll("header") });
   const counts = counter({
-    path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
-    query: () => ({ since: chosen().since, until: chosen().until }),
+    path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")} ${by}`, show: showCounts,
+    query: () => ({ since: chosen().since, until: chosen().until, by_header: by }),
   });
   const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
@@ -56,10 +57,12 @@ function mountList(root, { query }) {
           { name: "target", label: "Target", placeholder: "orders, or orders.*", maxlength: 249 },
           { name: "id", label: "Key" },
           { name: "source", label: "Position", placeholder: "chronos.delay/3" }, ...PERIOD,
+          { name: "header", label: "Headers, a name=value a line", type: "lines", placeholder: "app=shop", more: true },
+          { name: "by", label: "Count by the header", placeholder: "app", title: "The name of a header, such as one with the name of the producer", more: true },
         ],
       }),
       facets, aboutReason(query.get("reason"), whyRejected), list.element, pages,
-      h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, which a record shows here.")));
+      h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, and count and filter by it under More conditions.")));
 
   const refresh = topicReader(() => service.nodes && sum((shard) => shard.totals.rejected), (total) => {
     counts.refresh(total);
@@ -75,16 +78,18 @@ function mountList(root, { query }) {
   }
 
   function showCounts({ rows, ...known }) {
-    const given = { target: query.get("target"), reason: query.get("reason"), source: query.get("source") };
+    const given = { target: query.get("target"), reason: query.get("reason"), source: query.get("source"), header: query.get("header") };
     const fits = {
       topic: (row) => isLike(row.topic, given.target), reason: (row) => !given.reason || row.reason === given.reason,
       source: (row) => !given.source || `${given.source}/`.startsWith(`${row.source}/`),
     };
+    if (by) fits.header = (row) => !given.header?.startsWith(`${by}=`) || row.header === given.header;
+    const named = by ? rows.map((row) => ({ ...row, header: row.header && `${by}=${row.header}` })) : rows;
     const made = (label, name, field) => facet({
       label, name, path: PATH, query, title: (value) => (field === "reason" ? whyRejected(value)[0] : null),
-      counts: sums(rows.filter((row) => Object.entries(fits).every(([each, fit]) => each === field || fit(row))), field, "records"),
+      counts: sums(named.filter((row) => Object.entries(fits).every(([each, fit]) => each === field || fit(row))), field, "records"),
     });
-    showFacets(facets, rows.length === 0 ? [] : [made("By reason", "reason", "reason"), made("By target", "target", "topic"), made("By partition", "source", "source")],
+    showFacets(facets, rows.length === 0 ? [] : [made("By reason", "reason", "reason"), made("By target", "target", "topic"), made("By partition", "source", "source"), by && made(`By ${by}`, "header", "header")].filter(Boolean),
       countNote(known));
   }
 
