@@ -449,6 +449,24 @@ def status(
 
 @app.command()
 @with_connection
+def whoami(
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show the name of the token that is sent, and what it permits: roles, targets, ids and limits.
+
+    \b
+    Examples:
+      chronos whoami
+      chronos whoami -o json
+    """
+    from chronos.cli.service.status import show_token
+
+    show_token(server, output)
+
+
+@app.command()
+@with_connection
 def top(
     every: Annotated[
         str,

@@ -1,7 +1,7 @@
 """The client for asyncio."""
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
@@ -14,7 +14,7 @@ from chronos.client.connection import (
     speaks_tls,
     unreachable,
 )
-from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
+from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Position, Progress
 from chronos.client.models import (
     ClientError,
     DeadLetter,
@@ -263,10 +263,16 @@ class AsyncClient:
         found: WholeDeadLetter = await self.call(dead_letters.get(id))
         return found
 
+    async def dead_letter_at(self, partition: int, offset: int) -> WholeDeadLetter:
+        """See `Client.dead_letter_at`."""
+        found: WholeDeadLetter = await self.call(dead_letters.at((partition, offset)))
+        return found
+
     async def replay_dead_letters(
         self,
         *,
         id: str | bytes | None = None,
+        positions: Iterable[Position] = (),
         all: bool = False,
         dry_run: bool = False,
         anyway: bool = False,
@@ -280,6 +286,7 @@ class AsyncClient:
                 "replay",
                 which,
                 id=id,
+                positions=positions,
                 all=all,
                 dry_run=dry_run,
                 anyway=anyway,
@@ -292,6 +299,7 @@ class AsyncClient:
         self,
         *,
         id: str | bytes | None = None,
+        positions: Iterable[Position] = (),
         all: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -300,7 +308,13 @@ class AsyncClient:
         """See `Client.discard_dead_letters`."""
         return await self.run(
             dead_letters.resolve_all(
-                "discard", which, id=id, all=all, dry_run=dry_run, progress=progress
+                "discard",
+                which,
+                id=id,
+                positions=positions,
+                all=all,
+                dry_run=dry_run,
+                progress=progress,
             )
         )
 

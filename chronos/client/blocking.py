@@ -5,7 +5,7 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
@@ -20,7 +20,7 @@ from chronos.client.connection import (
     speaks_tls,
     unreachable,
 )
-from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
+from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Position, Progress
 from chronos.client.models import (
     ClientError,
     DeadLetter,
@@ -308,10 +308,16 @@ class Client:
         found: WholeDeadLetter = self.call(dead_letters.get(id))
         return found
 
+    def dead_letter_at(self, partition: int, offset: int) -> WholeDeadLetter:
+        """The dead letter at a position of the dead-letter topic: an id may have several."""
+        found: WholeDeadLetter = self.call(dead_letters.at((partition, offset)))
+        return found
+
     def replay_dead_letters(
         self,
         *,
         id: str | bytes | None = None,
+        positions: Iterable[Position] = (),
         all: bool = False,
         dry_run: bool = False,
         anyway: bool = False,
@@ -320,7 +326,7 @@ class Client:
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetterTotals:
         """Schedule dead letters again, due at once, the oldest first: the newest one of `id`, those
-        of a filter, or all.
+        at `positions` (partition and offset of each), those of a filter, or all.
 
         The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or
         was stopped may be repeated: nothing is delivered twice. Those whose cause is still there,
@@ -332,6 +338,7 @@ class Client:
                 "replay",
                 which,
                 id=id,
+                positions=positions,
                 all=all,
                 dry_run=dry_run,
                 anyway=anyway,
@@ -344,6 +351,7 @@ class Client:
         self,
         *,
         id: str | bytes | None = None,
+        positions: Iterable[Position] = (),
         all: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -353,7 +361,13 @@ class Client:
         `replay_dead_letters`."""
         return self.run(
             dead_letters.resolve_all(
-                "discard", which, id=id, all=all, dry_run=dry_run, progress=progress
+                "discard",
+                which,
+                id=id,
+                positions=positions,
+                all=all,
+                dry_run=dry_run,
+                progress=progress,
             )
         )
 

@@ -1,6 +1,6 @@
 """Requests about dead letters, and the call that replays or discards many of them part by part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict
 from urllib.parse import quote, urlencode
 
@@ -25,6 +25,13 @@ COUNT_LETTERS = 10_000
 
 READ_S = 20.0
 """How long the service may take for one part: it reads for 2 s, and waits for the log."""
+
+
+Position = tuple[int, int]
+"""Partition and offset of a dead letter in its topic."""
+
+POSITIONS_MAX = 1_000
+"""Positions in one request."""
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -97,11 +104,24 @@ def get(id: str | bytes) -> Request:
     )
 
 
+def at(position: Position) -> Request:
+    """The dead letter at a position."""
+    path = f"/v1/dead-letters/at/{position_text(position)}"
+    return Request(method="GET", path=path, decode=_whole, wait_s=READ_S)
+
+
+def position_text(position: Position) -> str:
+    """The position in the form of the HTTP interface."""
+    partition, offset = position
+    return f"{partition}:{offset}"
+
+
 def resolve(
     verb: Verb,
     given: DeadLetterFilter,
     *,
     id: str | bytes | None = None,
+    positions: Iterable[Position] = (),
     all: bool = False,
     dry_run: bool = False,
     anyway: bool = False,
@@ -109,15 +129,21 @@ def resolve(
     after: str | None = None,
 ) -> Request:
     """Replay or discard one part, or count it. Repeating it does what sending it once does."""
-    filter_ = fields(given)
-    if (id is not None) + all + bool(filter_) != 1:
-        raise ValueError("give an id, or a filter (target, reason, since, until), or all=True")
+    filter_, places = fields(given), [position_text(each) for each in positions]
+    if (id is not None) + bool(places) + all + bool(filter_) != 1:
+        raise ValueError(
+            "give an id, or positions, or a filter (target, reason, since, until), or all=True"
+        )
+    if len(places) > POSITIONS_MAX:
+        raise ValueError(f"{len(places)} positions: at most {POSITIONS_MAX} in one call")
     body: dict[str, Any] = {
         **filter_,
         "limit": (COUNT_LETTERS if dry_run else PAGE_LETTERS) if limit is None else limit,
     }
     if id is not None:
         body["id"] = id_text(id)
+    if places:
+        body["positions"] = places
     if all:
         body["all"] = True
     if dry_run:
@@ -137,6 +163,7 @@ def resolve_all(
     given: DeadLetterFilter,
     *,
     id: str | bytes | None = None,
+    positions: Iterable[Position] = (),
     all: bool = False,
     dry_run: bool = False,
     anyway: bool = False,
@@ -151,10 +178,18 @@ def resolve_all(
     if rate is not None and rate <= 0:
         raise ValueError(f"rate is {rate:g}: it must be greater than 0")
     limit = None if rate is None or dry_run else max(1, min(PAGE_LETTERS, int(rate)))
-    totals, after = DeadLetterTotals(), None
+    totals, after, places = DeadLetterTotals(), None, tuple(positions)
     while True:
         part: DeadLetterPart = yield resolve(
-            verb, given, id=id, all=all, dry_run=dry_run, anyway=anyway, limit=limit, after=after
+            verb,
+            given,
+            id=id,
+            positions=places,
+            all=all,
+            dry_run=dry_run,
+            anyway=anyway,
+            limit=limit,
+            after=after,
         )
         totals = totals.plus(part.matched, part.resolved, part.records, part.counts, part.refused)
         if progress is not None:

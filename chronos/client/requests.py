@@ -471,9 +471,11 @@ def remove_rate(pattern: str) -> Request:
 
 
 def ask(path: str, query: Mapping[str, Any]) -> Request:
-    """Any GET, answered with JSON."""
+    """Any GET, answered with JSON. A list in the query repeats its name."""
     return Request(
-        method="GET", path=f"{path}?{urlencode(query)}" if query else path, decode=json.loads
+        method="GET",
+        path=f"{path}?{urlencode(query, doseq=True)}" if query else path,
+        decode=json.loads,
     )
 
 

@@ -265,10 +265,9 @@ def read_rejected(partition: int, record: Record, whole: bool) -> Letter | None:
     return replace(found, id=record.key or b"", target=target, record=record if whole else None)
 
 
-def producer_headers(letter: Letter) -> Headers:
-    """Return the headers of a whole rejected record as its producer wrote them."""
-    assert letter.record is not None
-    return list(letter.record.headers or ())[:-3]
+def producer_headers(record: Record) -> Headers:
+    """Return the headers of a record of the rejected topic as its producer wrote them."""
+    return list(record.headers or ())[: -len(OWN_HEADERS)]
 
 
 def source_of(message_id: bytes, shards: int, delay_topic: str) -> str | None:

@@ -38,13 +38,15 @@ ROLES = {
 OWNER = "owner"
 JSON = '{"order": 17, "lines": [1, 2]}'
 MANY = 12
+REPORTS = 2
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node with dead letters for `bills`, which is still forbidden, and for `mails`, which
-    expired; with rejected records, a rate limit that makes messages wait, and entries in the audit
-    trail. Hostile texts are among the ids, payloads, headers and names of filters."""
+    """A node with dead letters for `bills` and `reports`, which are still forbidden, and for
+    `mails`, which expired; those for `reports` are two occurrences of one series. With rejected
+    records, a rate limit that makes messages wait, and entries in the audit trail. Hostile texts
+    are among the ids, payloads, headers and names of filters."""
     folder = tmp_path_factory.mktemp("letters")
     settings: dict[str, object] = {
         "shards": 1,
@@ -61,11 +63,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         over = {"deliver_at": now_ms - 20_000, "expire_at": now_ms - 10_000}
         mails = [message(f"mail-{at}", "mails", JSON, **over) for at in range(MANY)]
         binary = {"id": "binary", "target": {"topic": "bills"}, "value_base64": "AAH/", "delay": 0}
-        running.post("/v1/messages", [*bills, *mails, binary])
-        accepted = len(bills) + len(mails) + 1
+        series = {"repeat": "every 100ms", "repeat_times": 2, "late_policy": "fire-all"}
+        report = message("daily", "reports", "numbers") | series
+        running.post("/v1/messages", [*bills, *mails, binary, report])
+        accepted = len(bills) + len(mails) + 2
         running.wait_until(lambda: running.pending() == accepted, "accept the messages")
         running.stop()
-        running.settings |= {"workers.push": "on", "targets.deny": "bills"}
+        running.settings |= {"workers.push": "on", "targets.deny": "bills,reports"}
         running.start()
         running.wait_until(lambda: running.pending() == 0, "let all die")
         kept = [message(text, "orders", "v") | {"delay": "1h"} for text in (*HOSTILE, "taken")]
@@ -114,7 +118,7 @@ def test_a_facet_sets_the_filter_and_the_address_keeps_it(page: Page, service: S
     page.reload()
     expect(rows).to_have_count(MANY)
     page.go_back()
-    expect(rows).to_have_count(MANY + len(HOSTILE) + 1)
+    expect(rows).to_have_count(MANY + len(HOSTILE) + 1 + REPORTS)
     page.get_by_role("link", name="<i>Mails").click()
     expect(rows).to_have_count(MANY)
 
@@ -126,15 +130,13 @@ def test_selected_dead_letters_are_replayed_and_discarded_after_a_count(
     for id in ("mail-0", "mail-1"):
         row(page, "Dead letters", id).get_by_role("checkbox").check()
     page.get_by_role("button", name="Replay 2 selected").click()
-    asked = in_dialog(page, "2 dead letters: the newest of 2 selected ids.")
+    asked = in_dialog(page, "2 dead letters: those selected.")
     asked.get_by_role("button", name="Replay 2 dead letters").click()
     expect(page.locator("#notices")).to_contain_text("2 dead letters were replayed.")
     expect(row(page, "Dead letters", "mail-0")).to_have_count(0)
     row(page, "Dead letters", "mail-2").get_by_role("checkbox").check()
     page.get_by_role("button", name="Discard 1 selected").click()
-    in_dialog(page, "1 dead letter: the newest of 1 selected id.").get_by_role(
-        "button", name="Back"
-    ).click()
+    in_dialog(page, "1 dead letter: the one selected.").get_by_role("button", name="Back").click()
     expect(row(page, "Dead letters", "mail-2")).to_have_count(1)
     page.get_by_role("button", name="Discard 1 selected").click()
     page.get_by_role("dialog").get_by_role("button", name="Discard 1 dead letter").click()
@@ -159,11 +161,13 @@ def test_a_whole_filter_is_replayed_and_a_cause_that_is_still_there_is_named(
     asked.get_by_role("button", name="Back").click()
     opened(page, service, "/ui/dead-letters")
     page.get_by_role("button", name="Replay all that match…").click()
-    asked = in_dialog(page, f"{count} of them would fail again, and stay as they are")
+    asked = in_dialog(page, f"{count + REPORTS} of them would fail again, and stay as they are")
     asked.get_by_role("button", name=re.compile(r"^Replay \d+ dead letters$")).click()
-    expect(page.locator("#notices")).to_contain_text(f"{count} dead letters stay as they are")
+    expect(page.locator("#notices")).to_contain_text(
+        f"{count + REPORTS} dead letters stay as they are"
+    )
     left = service.get("/v1/dead-letters")["letters"]
-    assert {each["topic"] for each in left} == {"bills"}
+    assert {each["topic"] for each in left} == {"bills", "reports"}
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["script", "image", "direction", "address", "path"])
@@ -237,6 +241,21 @@ def test_rejected_records_are_counted_listed_and_shown(page: Page, service: Serv
     )
 
 
+def test_rejected_records_are_counted_and_filtered_by_a_header_of_their_producers(
+    page: Page, service: Service
+) -> None:
+    opened(page, service, "/ui/rejected")
+    page.get_by_text("More conditions", exact=True).click()
+    page.get_by_label("Count by the header").fill("trace")
+    page.get_by_label("Count by the header").press("Enter")
+    facet = page.get_by_role("navigation", name="By trace")
+    facet.get_by_role("link", name="trace=taken 1").click()
+    expect(page).to_have_url(re.compile(r"header=trace%3Dtaken"))
+    rows = page.get_by_role("table", name="Rejected records").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("taken")
+
+
 def test_a_rate_limit_is_set_and_removed_after_what_it_hits_is_shown(
     page: Page, service: Service
 ) -> None:
@@ -283,11 +302,9 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
     shown = page.get_by_role("main")
     expect(shown).to_contain_text("The payload is hidden: it is shown to a token with the role")
     expect(shown).to_contain_text("The headers are hidden")
-    page.get_by_role("button", name="Discard…").click()
-    expect(page.locator("#notices")).to_contain_text(
-        "the token viewer does not have the role operate"
-    )
-    page.get_by_role("link", name="Edit and send as a new message").click()
+    for name in ("Replay…", "Discard…", "Edit and send as a new message"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
+    opened(page, service, "/ui/messages?schedule=true&dead=binary", "viewer")
     expect(shown).to_contain_text("The payload and the headers are hidden")
     page.get_by_role("link", name="Audit").click()
     expect(page.get_by_role("alert")).to_have_text(
@@ -327,6 +344,29 @@ def test_a_view_has_no_serious_fault_of_accessibility(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
         assert too_wide <= 0
+
+
+def test_the_dead_letter_that_was_chosen_is_the_one_acted_on(page: Page, service: Service) -> None:
+    """Two have the same id: the address names the position of each, and a discard leaves the
+    other."""
+    found = service.get("/v1/dead-letters?id=daily")["letters"]
+    newest, oldest = (f"{each['partition']}:{each['offset']}" for each in found)
+    opened(page, service, "/ui/dead-letters?id=daily")
+    rows = page.get_by_role("table", name="Dead letters").locator("tbody tr")
+    expect(rows).to_have_count(REPORTS)
+    rows.filter(has_text=oldest).get_by_role("link", name="daily").click()
+    expect(page).to_have_url(re.compile(f"/ui/dead-letters/daily.at={quote(oldest, safe='')}"))
+    expect(page.get_by_role("main")).to_contain_text("numbers")
+    page.get_by_role("button", name="Discard…").click()
+    asked = in_dialog(page, f"1 dead letter: that of daily, at {oldest}.")
+    asked.get_by_role("button", name="Discard 1 dead letter").click()
+    expect(page.get_by_role("main")).to_contain_text("Nothing: it was discarded.")
+    left = service.get("/v1/dead-letters?id=daily")["letters"]
+    assert [f"{each['partition']}:{each['offset']}" for each in left] == [newest]
+    page.get_by_role("table", name="Dead letters of this id").get_by_role(
+        "link", name=newest
+    ).click()
+    expect(page.get_by_role("main")).to_contain_text("not resolved")
 
 
 def test_every_reason_is_explained() -> None:

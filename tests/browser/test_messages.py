@@ -41,7 +41,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         running.post("/v1/messages", bills)
         running.post("/v1/messages", message("slow-1", topic="slow", delay=0))
         # In the middle of a minute, so that all are in one interval.
-        due_at = (datetime.now(UTC) + timedelta(hours=2)).replace(second=30).isoformat()
+        due_at = (
+            (datetime.now(UTC) + timedelta(hours=2))
+            .replace(second=30, microsecond=123_000)
+            .isoformat()
+        )
         many = [
             message(f"many-{at:04}", topic=f"orders-{at % 3}", deliver_at=due_at)
             for at in range(MANY)
@@ -278,7 +282,28 @@ def test_a_pending_message_is_replaced_by_an_edited_one(page: Page, service: Ser
     page.get_by_role("button", name="Replace the message").click()
     expect(page.locator("main")).to_contain_text("Scheduled for ")
     found = service.get("/v1/messages/many-0005", payload="true")
-    assert (found["value"], found["due_at"][:19]) == ("replaced", due_at[:19])
+    assert (found["value"], found["due_at"]) == ("replaced", due_at)
+    assert not due_at.endswith(".000Z"), "the milliseconds are kept"
+
+
+def test_a_series_that_is_edited_keeps_its_next_time_and_what_is_left_of_its_occurrences(
+    page: Page, service: Service
+) -> None:
+    rhythm = {"repeat": "every 1h", "repeat_times": 5, "delay": 0}
+    service.post("/v1/messages?wait=5s", message("counted") | rhythm)
+    service.wait_until(
+        lambda: service.get("/v1/messages/counted")["occurrence"] == 2, "deliver the first one"
+    )
+    before = service.get("/v1/messages/counted")
+    opened(page, service, of("counted"))
+    page.get_by_role("link", name="Edit and replace").click()
+    expect(page.get_by_label("Occurrences at most, 4 of 5 are left")).to_have_value("4")
+    page.get_by_label("Kafka key").fill("other")
+    page.get_by_role("button", name="Replace the message").click()
+    expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/counted")
+    assert (found["target"]["key"], found["repetition"]["times"]) == ("other", 4)
+    assert (found["due_at"], found["occurrence"]) == (before["due_at"], 1)
 
 
 def test_what_is_not_edited_stays_as_it_is(page: Page, service: Service) -> None:

@@ -1,19 +1,22 @@
-"""Messages in the console with tokens of different roles: what each of them sees, and what the
-service refuses it."""
+"""Messages in the console with tokens of different roles: what each of them sees, and what is not
+offered to it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import faults
 from tests.harness.service import Service
 from tests.harness.tokens import tokens_file
 
 ROLES = {
     "viewer": ["read"],
     "reader": ["read", "payload"],
+    "writer": ["read", "payload", "write"],
     "owner": ["read", "payload", "write", "operate"],
 }
 """The roles of each token, whose name is the token."""
@@ -45,23 +48,53 @@ def found(page: Page, service: Service, token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["viewer", "reader"])
-def test_a_token_that_may_only_read_cannot_cancel(page: Page, service: Service, token: str) -> None:
+def test_a_token_that_may_only_read_is_not_offered_to_cancel(
+    page: Page, service: Service, token: str
+) -> None:
+    """The button says why, also to a screen reader, and asks nothing."""
     found(page, service, token)
-    page.get_by_role("button", name="Cancel", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel the message").click()
-    expect(page.locator("main .notice.bad")).to_contain_text(
-        f"the token {token} does not have the role write"
-    )
-    assert service.get("/v1/messages/order-17")["state"] == "pending"
+    expect(page.locator("#caller")).to_contain_text(token)
+    for name in ("Cancel", "Reschedule", "Deliver now", "Edit and replace", "Edit and send again"):
+        button = page.get_by_role("button", name=name, exact=True)
+        expect(button).to_be_disabled()
+        expect(button).to_have_accessible_description(
+            re.compile(f"Not permitted to the token {token}, whose roles? (is|are) read")
+        )
+    assert faults(page) == []
+    page.get_by_role("button", name="Cancel", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#notices")).to_contain_text("Not permitted to the token")
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_bulk_operation_is_refused_with_the_role_that_is_missing(
+def test_a_bulk_operation_is_not_offered_to_a_token_that_may_not_operate(
     page: Page, service: Service
 ) -> None:
-    found(page, service, "reader")
+    found(page, service, "writer")
     page.goto(service.url + "/ui/messages?target=orders")
-    page.get_by_role("button", name="Cancel all that match").click()
-    expect(page.locator("#notices")).to_contain_text("does not have the role operate")
+    expect(page.get_by_role("button", name="Cancel all that match")).to_be_disabled()
+    page.get_by_label("Select order-17").check()
+    expect(page.get_by_role("button", name="Cancel 1 selected")).to_be_enabled()
+
+
+def test_a_token_with_all_roles_is_offered_everything_and_named(
+    page: Page, service: Service
+) -> None:
+    found(page, service, "owner")
+    expect(page.locator("#caller")).to_have_attribute(
+        "title", "Token owner: read, payload, write, operate"
+    )
+    for name in ("Cancel", "Reschedule", "Deliver now"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_enabled()
+
+
+def test_another_token_in_the_same_tab_has_its_own_buttons(page: Page, service: Service) -> None:
+    found(page, service, "viewer")
+    expect(page.get_by_role("button", name="Cancel", exact=True)).to_be_disabled()
+    page.get_by_role("button", name="Forget the token").click()
+    page.get_by_label("Token", exact=True).fill("owner")
+    page.get_by_label("Token", exact=True).press("Enter")
+    expect(page.get_by_role("button", name="Cancel", exact=True)).to_be_enabled()
 
 
 def test_payload_and_headers_are_hidden_from_a_token_without_the_role_payload(
@@ -73,8 +106,9 @@ def test_payload_and_headers_are_hidden_from_a_token_without_the_role_payload(
     )
     expect(page.get_by_role("region", name="Headers")).to_contain_text("The headers are hidden")
     expect(page.locator("main")).not_to_contain_text("4711")
-    page.get_by_role("link", name="Edit and send again").click()
+    page.goto(service.url + "/ui/messages?schedule=true&from=order-17")
     expect(page.locator("main")).to_contain_text("The payload and the headers are hidden")
+    expect(page.get_by_role("button", name="Schedule as a new message")).to_be_disabled()
 
 
 def test_payload_and_headers_are_shown_to_a_token_with_the_role_payload(

@@ -134,6 +134,7 @@ EXAMPLES = {
     "fire": Example("/v1/messages/{target}-2/fire"),
     "dead_letters": Example("/v1/dead-letters"),
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
+    "dead-letter-at": Example("/v1/dead-letters/at/0:0"),
     "dead-letter-counts": Example("/v1/dead-letter-counts"),
     "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
     "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
@@ -189,6 +190,7 @@ EXAMPLES = {
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
     "filters": Example("/v1/filters"),
+    "whoami": Example("/v1/whoami"),
     "audit": Example("/v1/audit"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
@@ -234,7 +236,7 @@ def test_every_endpoint_with_every_role(service, name):
         elif token in ("", "wrong"):
             assert (answer.status, answer.problem) == (401, "no-token"), token
             assert answer.headers["www-authenticate"].startswith("Bearer")
-        elif role not in TOKENS[token][0]:
+        elif role not in ("any", *TOKENS[token][0]):
             assert (answer.status, answer.problem) == (403, "forbidden"), token
         else:
             assert answer.status not in (401, 403), (token, answer)
@@ -252,6 +254,54 @@ def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, 
     """Hand-overs, drains, checkpoints, digests."""
     answer = send(service, name, "limited")
     assert (answer.status, answer.problem) == (403, "forbidden")
+
+
+def test_a_token_is_told_its_name_and_what_it_permits(service):
+    """The changes are those that no role and no limit refuses."""
+    found = {name: service.ask("GET", "/v1/whoami", token=name).json() for name in TOKENS}
+    assert {name: answer["token"] for name, answer in found.items()} == {
+        name: name for name in TOKENS
+    }
+    assert all(answer["tokens"] for answer in found.values())
+    assert found["reader"]["actions"] == []
+    assert found["reader"]["roles"] == ["read", "payload"]
+    assert found["writer"]["actions"] == ["schedule", "cancel", "reschedule", "fire"]
+    assert {"replay", "start", "drain", "set-rate"} <= {*found["operator"]["actions"]}
+    assert (found["limited"]["targets"], found["limited"]["ids"]) == (["mine", "mine.*"], ["*"])
+    lost = {*found["everything"]["actions"]} - {*found["limited"]["actions"]}
+    assert lost == {*SERVICE_CHANGES}
+    assert found["limited"]["limits"] == {"polls": 100, "connections": 200, "jobs": 3}
+
+
+def test_the_command_line_shows_the_token_that_is_sent(service):
+    """Name, roles, targets, and the changes that it may ask for."""
+
+    def whoami(token: str) -> Any:
+        arguments = ["whoami", "--server", f"http://127.0.0.1:{service.port}"]
+        return CliRunner().invoke(app, arguments, env={"CHRONOS_TOKEN": token})
+
+    shown = whoami("limited")
+    assert shown.exit_code == 0, shown.output
+    for words in (
+        "limited",
+        "read, payload, write, operate",
+        "mine, mine.*",
+        "100 polls",
+        "replay",
+    ):
+        assert words in shown.output
+    assert whoami("nobody").exit_code == 1
+
+
+def test_without_tokens_every_sender_may_do_everything(tmp_path):
+    """No name, and no limits of its own."""
+    with Inside(tmp_path) as running:
+        found = running.ask("GET", "/v1/whoami").json()
+        shown = CliRunner().invoke(app, ["whoami", "--server", running.server.url])
+    assert (shown.exit_code, "may do everything" in shown.output) == (0, True)
+    assert (found["tokens"], found["token"], found["limits"]) == (False, None, None)
+    assert found["roles"] == ["read", "payload", "write", "operate"]
+    assert {"cancel", "replay", "drain"} <= {*found["actions"]}
 
 
 NAMED = {
@@ -273,6 +323,7 @@ NAMED = {
 FILTERED = {
     "list",
     "dead_letters",
+    "dead-letter-at",
     "dead-letter-counts",
     "filters",
     "rejected",
@@ -343,6 +394,13 @@ def test_answers_leave_out_other_targets(service):
     } == {"mine"}
     for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
         assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        for letter in ask("/v1/dead-letters", "everything")["letters"]:
+            place = f"{letter['partition']}:{letter['offset']}"
+            status = service.ask("GET", f"/v1/dead-letters/at/{place}", token=token).status
+            assert status == (200 if letter["topic"] in expected else 404), place
+            body = {"positions": [place], "dry_run": True}
+            selected = ask("/v1/dead-letters/discard", token, "POST", body)
+            assert selected["matched"] == (letter["topic"] in expected), place
         assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
         assert {each["name"] for each in ask("/v1/filters", token)["filters"]} == expected | {"all"}
         assert {

@@ -648,8 +648,8 @@ def test_shell_completion_can_be_installed():
 @pytest.mark.parametrize(
     "verb",
     [
-        "serve", "send", "get", "list", "cancel", "reschedule", "fire", "tail", "status", "top",
-        "transfer", "archive", "audit", "backfill", "config", "doctor", "version",
+        "serve", "send", "get", "list", "cancel", "reschedule", "fire", "tail", "status", "whoami",
+        "top", "transfer", "archive", "audit", "backfill", "config", "doctor", "version",
     ],
 )  # fmt: skip
 def test_every_verb_explains_itself(verb):

@@ -14,7 +14,7 @@ from chronos.client import AsyncClient, Client, DeadLetterTotals, NotFound
 from tests.harness.command import Done, run
 from tests.harness.service import Service
 
-TOPICS = ("http", "cli", "client", "paged", "barred")
+TOPICS = ("http", "cli", "client", "paged", "barred", "placed")
 MANY = 1_500
 
 
@@ -129,17 +129,27 @@ def test_a_dead_letter_is_listed_shown_replayed_once_and_no_longer_listed(servic
 
 
 def test_a_selection_is_an_id_or_a_filter_or_all(service: Service) -> None:
-    for body in (
+    bodies: tuple[dict[str, Any], ...] = (
         {},
         {"id": "a", "all": True},
         {"all": True, "target": "cli"},
         {"id": "a", "reason": "x"},
         {"all": False},
         {"id": "base64:"},
-    ):
+        {"id": "a", "positions": ["0:1"]},
+        {"positions": []},
+        {"positions": ["0"]},
+        {"positions": ["0:1", "-1:1"]},
+    )
+    for body in bodies:
         status, problem = service.ask("POST", "/v1/dead-letters/discard", body)
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), body
     assert service.ask("GET", "/v1/dead-letters/nobody")[0] == 404
+    assert service.ask("GET", "/v1/dead-letters/at/nobody")[0] == 422
+    for nowhere in ("0:999999", "17:0", "9999999999:9999999999999999999"):
+        assert service.ask("GET", f"/v1/dead-letters/at/{nowhere}")[0] == 404, nowhere
+        result = service.ask("POST", "/v1/dead-letters/replay", {"positions": [nowhere]})[1]
+        assert (result["matched"], result["after"]) == (0, None), nowhere
     assert service.ask("GET", "/v1/dead-letters?after=1")[0] == 400
     assert service.ask("GET", "/v1/dead-letters?since=yesterday")[0] == 422
 
@@ -195,6 +205,35 @@ def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(
     assert {record["headers"]["chronos-id"] for record in delivered(service, "series", 2)} == names
 
 
+def test_a_dead_letter_is_shown_and_resolved_by_its_position(service: Service) -> None:
+    """Those of a series share an id: each is found, and only the one that is meant is resolved; a
+    marker is at no position of a dead letter."""
+    found = letters(service, id="series-a", resolved="true")
+    places = [f"{one['partition']}:{one['offset']}" for one in found]
+    shown = [service.get(f"/v1/dead-letters/at/{place}") for place in places]
+    assert [one["offset"] for one in shown] == [one["offset"] for one in found]
+    assert [one.get("occurrence", 1) for one in shown] == [2, 1]
+    assert {one["value"] for one in shown} == {"s"}
+    one, other = (
+        f"{each['partition']}:{each['offset']}" for each in letters(service, target="placed")
+    )
+    status, result = service.ask("POST", "/v1/dead-letters/discard", {"positions": [other]})
+    assert (status, result["matched"], result["resolved"]) == (200, 1, 1)
+    both = {"positions": [one, other], "dry_run": True}
+    assert service.ask("POST", "/v1/dead-letters/replay", both)[1]["matched"] == 1
+    assert service.get(f"/v1/dead-letters/at/{other}")["resolution"] == "discarded"
+    assert "resolution" not in service.get(f"/v1/dead-letters/at/{one}")
+    partition = int(other.split(":")[0])
+    everything = letters(service, resolved="true", limit=1000)
+    last = max(each["offset"] for each in everything if each["partition"] == partition)
+    assert service.ask("GET", f"/v1/dead-letters/at/{partition}:{last}")[0] == 200
+    assert service.ask("GET", f"/v1/dead-letters/at/{partition}:{last + 1}")[0] == 404
+    with Client(service.url) as client:
+        partition, offset = map(int, one.split(":"))
+        assert client.dead_letter_at(partition, offset).topic == "placed"
+        assert client.replay_dead_letters(positions=[(partition, offset)]).resolved == 1
+
+
 @pytest.mark.slow
 def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:
     listed = chronos(service, "list", "--target", "cli")
@@ -206,8 +245,13 @@ def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> 
     assert counted.json["counts"] == [{"reason": "forbidden-target", "topic": "cli", "letters": 2}]
     asked = chronos(service, "replay", "--target", "cli")
     assert (asked.code, "give --yes" in asked.err) == (2, True)
-    replayed = chronos(service, "replay", "cli-a")
+    place = listed.out.split()[listed.out.split().index("cli-a") + 1]
+    assert "key-a" in chronos(service, "show", "--position", place).out
+    assert chronos(service, "show", "--position", place, "cli-a").code == 2
+    assert chronos(service, "show", "--position", "1").code == 2
+    replayed = chronos(service, "replay", "--position", place)
     assert (replayed.code, replayed.out) == (0, "1 dead letter replayed\n")
+    assert chronos(service, "discard", "--position", place).code == 4
     assert chronos(service, "replay", "cli-a").code == 4
     assert [record["value"] for record in delivered(service, "cli", 1)] == ["a"]
     discarded = chronos(

@@ -147,6 +147,32 @@ def test_the_command_line_lists_shows_and_counts(service: Inside) -> None:
     assert chronos(service, "rejected", "count", "--by", "client").code == 2
 
 
+def test_records_are_selected_and_counted_by_a_header_of_their_producers(service: Inside) -> None:
+    """Headers of Chronos on a rejected record are none of the producer's."""
+    assert len(rejected(service, "&header=app%3Dshop&target=orders")) == 2
+    assert rejected(service, "&header=app%3Dshop&header=app%3Dother") == []
+    assert rejected(service, "&header=chronos-reason%3Dbad-value") == []
+    assert service.ask("GET", "/v1/rejected?header=app").status == 422
+    part = service.ask("GET", "/v1/rejected-counts?by_header=app").json()["counts"]
+    counted = {
+        (row["header"], row["reason"]): row["records"] for row in part if row["topic"] == "orders"
+    }
+    assert counted[("shop", "bad-value")] == 1
+    assert counted[("", "conflict")] == 1
+    assert all(
+        "header" not in row for row in service.ask("GET", "/v1/rejected-counts").json()["counts"]
+    )
+    shown = chronos(service, "rejected", "count", "--by", "header:app", "-o", "json")
+    assert shown.json["counts"] == [
+        {"header:app": "shop", "records": MANY + 3},
+        {"header:app": "", "records": 1},
+    ]
+    assert "header:app" in chronos(service, "rejected", "count", "--by", "header:app").out
+    listed = chronos(service, "rejected", "list", "--header", "app=shop", "--target", "odd")
+    assert "odd-1" in listed.out
+    assert chronos(service, "rejected", "count", "--by", "header:").code == 2
+
+
 def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) -> None:
     answer = service.ask("GET", "/v1/messages/order-7")
     assert (answer.status, answer.problem) == (404, "not-found")

@@ -29,7 +29,8 @@ def test_a_rejected_record_has_key_reason_source_and_the_headers_as_they_were_se
     assert (found.partition, found.offset, found.timestamp_ms) == (2, 17, NOW_MS)
     assert (found.id, found.reason, found.detail) == (b"order-7", "bad-value", "no time")
     assert (found.target, found.source, found.value_bytes) == ("orders", "chronos.delay/1/41", 7)
-    assert producer_headers(found) == [("x", b"1"), ("chronos-target-topic", b"orders")]
+    assert found.record is not None
+    assert producer_headers(found.record) == [("x", b"1"), ("chronos-target-topic", b"orders")]
 
 
 def test_headers_of_the_producer_change_nothing_that_chronos_wrote() -> None:

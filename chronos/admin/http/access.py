@@ -226,10 +226,9 @@ class Access:
                 ),
             )
         request[SENDER] = sender
-        if role not in sender.roles:
-            raise forbidden(sender, f"does not have the role {role}")
-        if sender.is_limited and not concerns_targets and role != "read":
-            raise forbidden(sender, "is for some targets only, and this concerns the whole service")
+        missing = lack(sender, role, concerns_targets=concerns_targets)
+        if missing is not None:
+            raise forbidden(sender, missing)
         return sender
 
     def _sender(self, request: web.Request) -> Sender | None:
@@ -269,6 +268,15 @@ class Access:
         return bool(node) and is_token_of(
             self._members().get(str(node)), request.headers.get(TOKEN_HEADER, "")
         )
+
+
+def lack(sender: Sender, role: Role, *, concerns_targets: bool) -> str | None:
+    """What a sender with a valid token lacks for a request, in words; None: it may send it."""
+    if role not in ("any", *sender.roles):
+        return f"does not have the role {role}"
+    if sender.is_limited and not concerns_targets and role not in ("any", "read"):
+        return "is for some targets only, and this concerns the whole service"
+    return None
 
 
 def is_token_of(member: Member | None, token: str) -> bool:

@@ -34,7 +34,7 @@ log = structlog.get_logger("chronos.audit")
 CHANGES: tuple[Role, ...] = ("write", "operate")
 """Roles of the requests that change something."""
 
-PAYLOADS = ("dead_letter", "rejected-record", "records")
+PAYLOADS = ("dead_letter", "dead-letter-at", "rejected-record", "records")
 """Names of the routes whose answers have payloads."""
 
 TRAIL = "audit"
@@ -253,7 +253,8 @@ class Recorded:
             # A poll that ends without a record has shown nothing.
             return
         found: Any = _named(content) if isinstance(content, bytes) else content
-        if isinstance(found, list) or not self._ids:
+        if isinstance(found, list) or not self._ids or self._shows_payload:
+            # What was asked for by its position is found by its id too.
             answered = [
                 str(each.id)
                 for each in (found if isinstance(found, list) else [found])

@@ -29,6 +29,7 @@ EVERYWHERE = {
 
 ROLE_TEXTS = {
     "open": "Needs no token.",
+    "any": "Needs a token, with any role.",
     **{role: f"Role: `{role}`." for role in ROLES},
     "node": "Only for nodes of the cluster.",
 }
@@ -46,6 +47,7 @@ FORMATS = (
     schemas.PageKey,
     schemas.NodeName,
     schemas.ReasonName,
+    schemas.LetterPosition,
 )
 """Types that the reference calls by their titles."""
 
@@ -121,7 +123,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 
 def _everywhere(route: Route) -> dict[int, str]:
-    left_out = set() if route.role in ROLES else {401, 429}
+    left_out = {401, 429} if route.role in ("open", "node") else set()
     left_out |= {422} if route.query is schemas.AnyQuery else set()
     left_out |= set() if is_recorded(route) else {503}
     return {status: meaning for status, meaning in EVERYWHERE.items() if status not in left_out}
@@ -179,6 +181,7 @@ GROUPS = {
     "Shards and nodes": ("/v1/shards", "/v1/history", "/v1/nodes", "/v1/failover"),
     "Targets and rate limits": ("/v1/targets", "/v1/rates"),
     "Records of topics": ("/v1/topics",),
+    "Tokens": ("/v1/whoami",),
     "The audit trail": ("/v1/audit",),
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
@@ -189,6 +192,7 @@ GROUPS = {
 
 EXAMPLE_PLACES = {
     "id": "order-17-reminder",
+    "position": "0:17",
     "job": "5f0c9a31b2d4",
     "shard": "2",
     "node": "chronos-1",

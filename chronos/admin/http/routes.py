@@ -281,6 +281,29 @@ def routes(
         ),
         Route(
             method="GET",
+            path="/v1/dead-letters/at/{position}",
+            name="dead-letter-at",
+            role="read",
+            scope="targets",
+            handler=dead_letters.at,
+            parameters={"position": schemas.LetterPosition},
+            summary=(
+                "The dead letter at a position as a whole, resolved or not. An id may have several "
+                "dead letters; each has its own `partition` and `offset` in the list."
+            ),
+            answer=schemas.DeadLetter,
+            answers={
+                200: "The dead letter.",
+                404: "There is no dead letter at the position.",
+                422: "The position is not valid.",
+                503: (
+                    "The log does not answer, or the records behind the dead letter, which tell "
+                    "whether it is resolved, were not all read within 5 s: ask again."
+                ),
+            },
+        ),
+        Route(
+            method="GET",
             path="/v1/dead-letter-counts",
             name="dead-letter-counts",
             role="read",
@@ -1072,6 +1095,20 @@ def routes(
             summary="The saved filters of the console (`admin.filters`) of the node asked.",
             answer=schemas.SavedFilters,
             answers={200: "The filters."},
+        ),
+        Route(
+            method="GET",
+            path="/v1/whoami",
+            name="whoami",
+            role="any",
+            scope="service",
+            handler=None,
+            summary=(
+                "The sender of this request: the name of its token, and what the token permits. "
+                "Without tokens, every sender may do everything."
+            ),
+            answer=schemas.WhoAmI,
+            answers={200: "The sender."},
         ),
         Route(
             method="GET",

@@ -510,13 +510,17 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
     "DeadLetterSelection": {
         "anyOf": [
-            {"required": [name]} for name in ("id", "all", "target", "reason", "since", "until")
+            {"required": [name]}
+            for name in ("id", "positions", "all", "target", "reason", "since", "until")
         ],
         "not": {
-            "anyOf": [{"required": ["id", "all"]}]
+            "anyOf": [
+                {"required": [one, other]}
+                for one, other in (("id", "all"), ("id", "positions"), ("all", "positions"))
+            ]
             + [
                 {"required": [one, name]}
-                for one in ("id", "all")
+                for one in ("id", "positions", "all")
                 for name in ("target", "reason", "since", "until")
             ]
         },
@@ -2036,6 +2040,60 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]
 
 
+# --- The sender
+
+
+class TokenLimits(Struct, kw_only=True):
+    """How much a token may have at a time on one node."""
+
+    polls: Annotated[int, Meta(description="Long polls.")]
+    connections: Annotated[int, Meta(description="Connections, idle ones included.")]
+    jobs: Annotated[int, Meta(description="Running jobs.")]
+
+
+class WhoAmI(Struct, kw_only=True):
+    """The sender of a request, and what it may do."""
+
+    tokens: Annotated[
+        bool,
+        Meta(description="The service has tokens. Without them every sender may do everything."),
+    ]
+    token: Annotated[
+        str | None,
+        Meta(description="Name of the sender's token, as in the audit trail; null without tokens."),
+    ]
+    roles: Annotated[
+        list[Literal["read", "payload", "write", "operate"]],
+        Meta(description="The roles of the token; all without tokens."),
+    ]
+    targets: Annotated[
+        list[str],
+        Meta(description="Patterns of the target topics that it may see and change; `*`: all."),
+    ]
+    ids: Annotated[
+        list[str],
+        Meta(
+            description=(
+                "Patterns of the ids that it may see and change; `*`: all. An id that Chronos "
+                "made belongs to whoever has the target."
+            )
+        ),
+    ]
+    limits: Annotated[
+        TokenLimits | None,
+        Meta(description="Null: only those of all senders together."),
+    ]
+    actions: Annotated[
+        list[str],
+        Meta(
+            description=(
+                "The requests with the role `write` or `operate` that it may send, by the names "
+                "that they have in the audit trail and in `/openapi.json` (`operationId`)."
+            )
+        ),
+    ]
+
+
 # --- Saved filters
 
 
@@ -2189,6 +2247,16 @@ ReasonName = Annotated[
 ]
 Resolution = Literal["replayed", "discarded"]
 
+LetterPosition = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{1,10}:[0-9]{1,19}$",
+        title="position",
+        description="The position of a dead letter in its topic, partition:offset.",
+        examples=["0:17"],
+    ),
+]
+
 
 class DeadLetterInfo(Struct, kw_only=True, omit_defaults=True):
     """A message that could not be delivered."""
@@ -2268,21 +2336,10 @@ class DeadLetterPage(Struct, kw_only=True):
     ]
 
 
-class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which dead letters."""
+class LetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which dead letters, or which rejected records, and where in their topic the request
+    continues."""
 
-    id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = (
-        UNSET
-    )
-    target: Annotated[
-        RatePattern | UnsetType,
-        Meta(
-            description=(
-                "Only messages for this topic, or for those that match a pattern as in "
-                "`targets.allow`."
-            )
-        ),
-    ] = UNSET
     reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
         UNSET
     )
@@ -2292,16 +2349,18 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = (
         UNSET
     )
-    resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = (
-        False
-    )
-    limit: Annotated[
-        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
-    ] = 100
     after: PageKey | UnsetType = UNSET
 
 
-class DeadLetterCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+LettersOfPage = Annotated[
+    int, Meta(ge=1, le=1_000, description="At most this many; a page may hold fewer.")
+]
+LettersOfPart = Annotated[
+    int, Meta(ge=1, le=10_000, description="At most this many in this request.")
+]
+
+
+class DeadLetterCountQuery(LetterQuery):
     """Which dead letters, in the part that is counted."""
 
     target: Annotated[
@@ -2313,19 +2372,19 @@ class DeadLetterCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
+    limit: LettersOfPart = 10_000
+
+
+class DeadLetterQuery(DeadLetterCountQuery):
+    """Which dead letters."""
+
+    id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = (
         UNSET
     )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those written at or after this time.")
-    ] = UNSET
-    until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = (
-        UNSET
+    resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = (
+        False
     )
-    limit: Annotated[
-        int, Meta(ge=1, le=10_000, description="At most this many in this request.")
-    ] = 10_000
-    after: PageKey | UnsetType = UNSET
+    limit: LettersOfPage = 100
 
 
 class RejectedInfo(Struct, kw_only=True):
@@ -2403,8 +2462,8 @@ Source = Annotated[
 ]
 
 
-class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which rejected records, in the part that is counted."""
+class RejectedFilter(LetterQuery):
+    """Which rejected records."""
 
     target: Annotated[
         str | UnsetType,
@@ -2412,25 +2471,36 @@ class RejectedCountQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             description="Only records that name this target topic, or one that matches a pattern."
         ),
     ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
-        UNSET
-    )
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
         UNSET
     )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected at or after this time.")
+    header: Annotated[
+        Annotated[list[HeaderCondition], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
+        Meta(
+            description=(
+                "Only records with this header, `NAME=VALUE`. May be repeated; all must be there. "
+                "Needs the role `payload`."
+            )
+        ),
     ] = UNSET
-    until: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected before this time.")
-    ] = UNSET
-    limit: Annotated[
-        int, Meta(ge=1, le=10_000, description="At most this many in this request.")
-    ] = 10_000
-    after: PageKey | UnsetType = UNSET
 
 
-class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RejectedCountQuery(RejectedFilter):
+    """Which rejected records, in the part that is counted."""
+
+    by_header: Annotated[
+        HeaderName | UnsetType,
+        Meta(
+            description=(
+                "Count them also by the value of this header, such as one with the name of the "
+                "producer. Needs the role `payload`."
+            )
+        ),
+    ] = UNSET
+    limit: LettersOfPart = 10_000
+
+
+class RejectedQuery(RejectedFilter):
     """Which rejected records."""
 
     id: Annotated[
@@ -2441,36 +2511,24 @@ class RejectedQuery(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         ),
     ] = UNSET
-    target: Annotated[
-        str | UnsetType,
-        Meta(
-            description="Only records that name this target topic, or one that matches a pattern."
-        ),
-    ] = UNSET
-    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = (
-        UNSET
-    )
-    source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
-        UNSET
-    )
-    since: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected at or after this time.")
-    ] = UNSET
-    until: Annotated[
-        Time | UnsetType, Meta(description="Only those rejected before this time.")
-    ] = UNSET
-    limit: Annotated[
-        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
-    ] = 100
-    after: PageKey | UnsetType = UNSET
+    limit: LettersOfPage = 100
 
 
-class RejectedCount(Struct, kw_only=True, gc=False):
+class RejectedCount(Struct, kw_only=True, omit_defaults=True, gc=False):
     """Number of rejected records with one reason, one target, and from one partition."""
 
     reason: str
     topic: str
     source: Annotated[str, Meta(description="The partition of the delay topic: topic/partition.")]
+    header: Annotated[
+        str | UnsetType,
+        Meta(
+            description=(
+                "With `by_header`: the value of that header as text, of a repeated one the first; "
+                "empty without it."
+            )
+        ),
+    ] = UNSET
     records: Annotated[int, Meta(ge=1)]
 
 
@@ -2486,11 +2544,15 @@ class RejectedCounts(Struct, kw_only=True):
 
 
 class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The dead letters to replay or discard, of those that are not resolved: `id`, or a filter, or
-    `all`."""
+    """The dead letters to replay or discard, of those that are not resolved: `id`, or `positions`,
+    or a filter, or `all`."""
 
     id: Annotated[
         Id | UnsetType, Meta(description="The newest one of the message with this id.")
+    ] = UNSET
+    positions: Annotated[
+        Annotated[list[LetterPosition], Meta(min_length=1, max_length=1_000)] | UnsetType,
+        Meta(description="Those at these positions; one that is resolved is left out."),
     ] = UNSET
     target: Annotated[
         RatePattern | UnsetType,

@@ -9,7 +9,7 @@ finished."""
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,8 +29,9 @@ from chronos.admin.http.access import (
     check_encoding,
     check_site,
     forbidden,
+    lack,
 )
-from chronos.admin.http.audit import REQUEST_HEADER, REQUEST_ID, Recorded, Trail
+from chronos.admin.http.audit import CHANGES, REQUEST_HEADER, REQUEST_ID, Recorded, Trail
 from chronos.admin.http.connections import (
     Connection,
     Hold,
@@ -51,7 +52,7 @@ from chronos.admin.http.problems import (
 )
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.schemas import REPEATABLE, AnyQuery, Fault, NoQuery
-from chronos.admin.http.tokens import Issuer, Sender
+from chronos.admin.http.tokens import ROLES, Issuer, Sender
 from chronos.admin.http.waiting import asker
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
@@ -74,6 +75,29 @@ def shown(answer: object, sender: Sender) -> object:
             if shard.waits_for is not None:
                 shard.waits_for = without_names(shard.waits_for)
     return answer
+
+
+def identity(sender: Sender, listed: Sequence[Route], *, has_tokens: bool) -> schemas.WhoAmI:
+    """Who the sender is, and which of the routes that change something it may use."""
+    limits = sender.limits
+    return schemas.WhoAmI(
+        tokens=has_tokens,
+        token=sender.name,
+        roles=[role for role in ROLES if role in sender.roles],
+        targets=list(sender.targets),
+        ids=list(sender.ids),
+        limits=None
+        if limits is None
+        else schemas.TokenLimits(
+            polls=limits.polls, connections=limits.connections, jobs=limits.jobs
+        ),
+        actions=[
+            route.name
+            for route in listed
+            if route.role in CHANGES
+            and lack(sender, route.role, concerns_targets=route.scope == "targets") is None
+        ],
+    )
 
 
 def own_samples(exposition: bytes, reach: Reach) -> bytes:
@@ -223,14 +247,21 @@ class Server:
         async def file(request: web.Request, _: Sender) -> web.Response:
             return console.file(request, request.match_info["file"])
 
+        listed = table(context)
+
+        async def whoami(_: web.Request, sender: Sender) -> web.Response:
+            found = identity(sender, listed, has_tokens=access.tokens is not None)
+            return web.Response(body=_encode(found), content_type="application/json")
+
         handlers: dict[str, OwnHandler] = {
             "metrics": samples,
+            "whoami": whoami,
             "openapi": described,
             "page": page,
             "view": page,
             "file": file,
         }
-        for route in table(context):
+        for route in listed:
             handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(
                 route.method,

@@ -42,7 +42,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import aiohttp
@@ -371,10 +371,11 @@ def _decoded(encoded: bytes) -> _Certificate:
     return _Certificate(names=tuple(names), ends_s=ends_s)
 
 
-Role = Literal["open", "read", "payload", "write", "operate", "node"]
-"""What a route needs: nothing, one of the roles of tokens, or to be another node of the cluster."""
+Role = Literal["open", "any", "read", "payload", "write", "operate", "node"]
+"""What a route needs: nothing, a valid token with any role, one of the roles of tokens, or to be
+another node of the cluster."""
 
-ROLES = ("read", "payload", "write", "operate")
+ROLES: Final = ("read", "payload", "write", "operate")
 """`payload` shows the payloads and headers of what `read` shows without them."""
 
 ALL_TARGETS = ALL_IDS = ALL

@@ -7,6 +7,7 @@ next request continues. A replay is written before the marker that resolves its 
 two a request may be lost, and is repeated: the shard accepts only the first replay of a letter."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
@@ -16,9 +17,15 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.http.access import check_id, check_targets
+from chronos.admin.http.access import check_id, check_targets, forbidden
 from chronos.admin.http.context import Call, Context
-from chronos.admin.http.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
+from chronos.admin.http.encoding import (
+    headers_out,
+    id_text,
+    text_or_base64,
+    to_bytes,
+    whole_id_bytes,
+)
 from chronos.admin.http.problems import ProblemError, converted, decode_body, invalid, wrong_field
 from chronos.admin.http.schemas import (
     DeadLetter,
@@ -62,6 +69,9 @@ from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing
 
+POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,19})", re.ASCII)
+"""A position as requests give it: partition:offset."""
+
 PART_BYTES = 8_000_000
 """Bytes of the letters that one request reads whole, at least one letter."""
 
@@ -69,13 +79,9 @@ FIND_S = 5.0
 """How long the newest letter of an id is looked for."""
 
 Answer = tuple[int, object]
-Selection = (
-    DeadLetterQuery
-    | DeadLetterCountQuery
-    | DeadLetterSelection
-    | RejectedQuery
-    | RejectedCountQuery
-)
+Selection = DeadLetterCountQuery | DeadLetterSelection | RejectedCountQuery | RejectedQuery
+"""The list of dead letters extends the query of its counts."""
+
 Handlers = TypeVar("Handlers")
 
 
@@ -120,11 +126,7 @@ class LetterRequests:
         )
 
         def scan() -> Part:
-            windows = (
-                topic.windows(wanted.since_ms, wanted.until_ms)
-                if numbers is None
-                else _windows(numbers)
-            )
+            windows = topic.windows(wanted) if numbers is None else _windows(numbers)
             return topic.scan(
                 windows,
                 wanted,
@@ -150,10 +152,43 @@ class LetterRequests:
 
         ProblemError with status 404 if there is none, or none is found in FIND_S. `kind`, `noun`:
         of the problem. `older`: how older ones are found."""
+        found, read, is_all = await self._first(wanted)
+        if found is not None:
+            return found
+        raise ProblemError(
+            404,
+            kind,
+            (
+                f"the newest {'' if call.sender.is_limited else f'{read} '}offsets of "
+                f"{self._topic.topic} hold no {noun}"
+            ),
+            hint=None if is_all else older,
+        )
+
+    async def at(self, call: Call, position: tuple[int, int]) -> tuple[Letter, str | None]:
+        """The letter at a position, whole, and its resolution.
+
+        ProblemError with status 404 if there is none. LogUnavailable if the markers behind it were
+        not all read in FIND_S: the next request goes on from there."""
+        wanted = Wanted(positions=frozenset((position,)), resolved=True, reach=call.sender.reach)
+        found, _, is_all = await self._first(wanted)
+        if found is not None:
+            return found
+        if not is_all:
+            raise LogUnavailable(f"the markers of {self._topic.topic} are being read: ask again")
+        raise ProblemError(
+            404,
+            "no-dead-letter",
+            f"{self._topic.topic} has no dead letter at {position[0]}:{position[1]}",
+        )
+
+    async def _first(self, wanted: Wanted) -> tuple[tuple[Letter, str | None] | None, int, bool]:
+        """The newest letter, whole, with its resolution, of those that FIND_S suffices to read; how
+        many offsets were read, and whether these were all."""
         topic = self._topic
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + FIND_S
-        rest: list[Window] | None = await self._context.in_thread(topic.windows)
+        rest: list[Window] | None = await self._context.in_thread(topic.windows, wanted)
         offsets = sum(end - first for first, end in rest or ())
 
         def scan(windows: list[Window]) -> Part:
@@ -167,17 +202,8 @@ class LetterRequests:
                     topic.letter, found.letter.partition, found.letter.offset
                 )
                 if letter is not None:
-                    return letter, found.resolution
-        read = f"{offsets - sum(end - first for first, end in rest or ())} "
-        raise ProblemError(
-            404,
-            kind,
-            (
-                f"the newest {'' if call.sender.is_limited else read}offsets of {topic.topic} "
-                f"hold no {noun}"
-            ),
-            hint=None if rest is None else older,
-        )
+                    return (letter, found.resolution), offsets, rest is None
+        return None, offsets - sum(end - first for first, end in rest or ()), rest is None
 
 
 def id_in(
@@ -273,6 +299,13 @@ class DeadLetters:
         return 200, _whole(letter, resolution)
 
     @repeatable
+    async def at(self, call: Call) -> Answer:
+        """The dead letter at a position."""
+        position = converted("position", position_of, call.request.match_info["position"])
+        letter, resolution = await self._requests.at(call, position)
+        return 200, _whole(letter, resolution)
+
+    @repeatable
     async def counts(self, call: Call) -> Answer:
         """The number of dead letters that are not resolved by reason and target, in one part."""
         query: DeadLetterCountQuery = call.query
@@ -313,7 +346,12 @@ class DeadLetters:
         part = await self._requests.part(
             call,
             selection,
-            wanted_of(selection, call.sender, id=id_in(selection, call.sender)),
+            wanted_of(
+                selection,
+                call.sender,
+                id=id_in(selection, call.sender),
+                positions=_positions_in(selection),
+            ),
             newest_first=is_one,
             limit=1 if is_one else selection.limit,
             whole=not (is_one or selection.dry_run),
@@ -482,12 +520,29 @@ def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
 def _check(selection: DeadLetterSelection) -> None:
     """ProblemError with status 422 unless exactly one way of selection is used."""
     filters = [name for name in FILTERS if getattr(selection, name) is not UNSET]
-    given = [name for name in ("id", "all") if getattr(selection, name) is not UNSET]
+    given = [name for name in ("id", "positions", "all") if getattr(selection, name) is not UNSET]
     if selection.all is False:
         raise wrong_field("all", "only true is valid")
     if len(given) + bool(filters) != 1:
-        detail = "give `id`, or `all`, or at least one of `target`, `reason`, `since` and `until`"
+        detail = (
+            "give `id`, or `positions`, or `all`, or at least one of `target`, `reason`, `since` "
+            "and `until`"
+        )
         raise invalid(detail, [Fault(field=(given or filters or ["id"])[0], detail=detail)])
+
+
+def position_of(text: str) -> tuple[int, int]:
+    """Partition and offset of a position; ValueError with a text for users."""
+    found = POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError("is not a position; write partition:offset, such as 0:17")
+    return int(found[1]), min(int(found[2]), OFFSET_MAX)
+
+
+def _positions_in(selection: DeadLetterSelection) -> frozenset[tuple[int, int]] | None:
+    if selection.positions is UNSET:
+        return None
+    return frozenset(position_of(text) for text in selection.positions)
 
 
 # --- answers
@@ -551,6 +606,7 @@ class RejectedRecords:
             id=message_id,
             origin=self._origin(message_id),
             source=_given(query.source),
+            headers=_headers_in(query, call.sender),
         )
         part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
         found = [_rejected_info(RejectedInfo, each.letter) for each in part.found]
@@ -573,7 +629,7 @@ class RejectedRecords:
         return 200, _rejected_info(
             RejectedRecord,
             letter,
-            headers=headers_out(producer_headers(letter)),
+            headers=headers_out(producer_headers(letter.record)),
             value_base64=value_base64,
             value=UNSET if value_base64 is not UNSET else value,
         )
@@ -582,15 +638,29 @@ class RejectedRecords:
     async def counts(self, call: Call) -> Answer:
         """The number of rejected records by reason, target and source, in one part."""
         query: RejectedCountQuery = call.query
-        wanted = wanted_of(query, call.sender, source=_given(query.source))
+        wanted = wanted_of(
+            query,
+            call.sender,
+            source=_given(query.source),
+            headers=_headers_in(query, call.sender),
+            counted_header=_given(query.by_header),
+        )
         part = await self._requests.part(call, query, wanted, newest_first=False, limit=query.limit)
-        letters = [found.letter for found in part.found]
-        counts = Counter((one.reason, one.target, one.source.rpartition("/")[0]) for one in letters)
+        counts = Counter(
+            (one.letter.reason, one.letter.target, one.letter.source.rpartition("/")[0], one.header)
+            for one in part.found
+        )
         after = self._requests.after(call, query, part)
         return 200, RejectedCounts(
             counts=[
-                RejectedCount(reason=reason, topic=target, source=source, records=count)
-                for (reason, target, source), count in counts.most_common()
+                RejectedCount(
+                    reason=reason,
+                    topic=target,
+                    source=source,
+                    header=UNSET if query.by_header is UNSET else header,
+                    records=count,
+                )
+                for (reason, target, source, header), count in counts.most_common()
             ],
             after=after,
             records=records_read(call, part),
@@ -605,8 +675,23 @@ class RejectedRecords:
         )
 
 
-def _given(source: str | UnsetType) -> str | None:
-    return None if source is UNSET else source
+def _given(text: str | UnsetType) -> str | None:
+    return None if text is UNSET else text
+
+
+def _headers_in(
+    query: RejectedQuery | RejectedCountQuery, sender: Sender
+) -> tuple[tuple[str, bytes], ...]:
+    """The headers that a request asks for. ProblemError with status 403 if its sender may not see
+    headers."""
+    conditions = [] if query.header is UNSET else query.header
+    is_counted = isinstance(query, RejectedCountQuery) and query.by_header is not UNSET
+    if (conditions or is_counted) and not sender.sees_payloads:
+        raise forbidden(
+            sender, "may not see headers", hint="a condition on headers needs the role payload"
+        )
+    pairs = (text.partition("=") for text in conditions)
+    return tuple((name, converted("header", to_bytes, value)) for name, _, value in pairs)
 
 
 def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:

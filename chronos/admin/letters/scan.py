@@ -19,7 +19,7 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.keys import partition_of
-from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets
+from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets, producer_headers
 from chronos.core.message import Record
 from chronos.core.query import is_like
 from chronos.core.reach import Reach
@@ -62,6 +62,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Which dead letters, or which rejected records."""
 
     id: bytes | None = None
+    positions: frozenset[tuple[int, int]] | None = None
+    """Partitions and offsets in their topic."""
     origin: str | None = None
     """With `id`: or without an id, and from this position."""
     source: str | None = None
@@ -75,6 +77,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Written before this time (epoch ms)."""
     resolved: bool = False
     """Also those that were replayed or discarded."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """All of these headers of their producers; of rejected records only."""
+    counted_header: str | None = None
+    """The header whose value each `Found` has; of rejected records only."""
     reach: Reach
     """They are the sender's own."""
 
@@ -82,6 +88,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         """Return whether the letter is one of them, whether resolved or not."""
         return (
             (self.id is None or self._names(letter))
+            and (self.positions is None or (letter.partition, letter.offset) in self.positions)
             and (self.source is None or f"{letter.source}/".startswith(f"{self.source}/"))
             and (self.target is None or is_like(letter.target, self.target))
             and (self.reason is None or letter.reason == self.reason)
@@ -89,6 +96,21 @@ class Wanted(Struct, frozen=True, kw_only=True):
             and self.since_ms <= letter.timestamp_ms
             and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
         )
+
+    def has_headers(self, record: Record) -> bool:
+        """Return whether a record has the headers."""
+        if not self.headers:
+            return True
+        sent = producer_headers(record)
+        return all(wanted in sent for wanted in self.headers)
+
+    def header_in(self, record: Record) -> str:
+        """Return the value of the counted header as text; empty without it. Of a repeated one, the
+        first."""
+        if self.counted_header is None:
+            return ""
+        values = (value for name, value in producer_headers(record) if name == self.counted_header)
+        return (next(values, None) or b"").decode("utf-8", "replace")
 
     def _names(self, letter: Letter) -> bool:
         return letter.id == self.id or (
@@ -117,6 +139,8 @@ class Found(Struct, frozen=True, kw_only=True):
     letter: Letter
     resolution: str | None
     """`replayed` or `discarded`; None if it is not resolved."""
+    header: str = ""
+    """The value of the counted header."""
     run: int
     """Letters of one partition in the same run follow each other with no other letter between
     them."""
@@ -185,10 +209,16 @@ class LetterTopic:
         self._topic_id = ""
         self._folded: dict[int, _Folded] = {}
 
-    def windows(self, since_ms: int = 0, until_ms: int | None = None) -> list[Window]:
-        """Return the offsets that were written in a period, by partition. Raises LogUnavailable."""
+    def windows(self, wanted: Wanted) -> list[Window]:
+        """Return the offsets between which the letters are that are wanted, by their positions or
+        by a period, for each partition. Raises LogUnavailable."""
+        since_ms, until_ms = wanted.since_ms, wanted.until_ms
         found = []
         for partition in range(self._described().partitions):
+            if wanted.positions is not None:
+                offsets = [offset for where, offset in wanted.positions if where == partition]
+                found.append((min(offsets), max(offsets) + 1) if offsets else (0, 0))
+                continue
             watermarks = self._log.watermarks(self.topic, partition)
             first, end = watermarks.start, watermarks.stable
             if since_ms > 0:
@@ -442,12 +472,20 @@ class _Scan:
             if not isinstance(letter, Letter):
                 continue
             resolution = folded.resolution(letter.offset)
-            if (resolution is not None and not self._wanted.resolved) or not self._wanted.matches(
-                letter
+            wanted = self._wanted
+            if (
+                (resolution is not None and not wanted.resolved)
+                or not wanted.matches(letter)
+                or not wanted.has_headers(record)
             ):
                 self._run += 1
                 continue
-            found = Found(letter=letter, resolution=resolution, run=self._run)
+            found = Found(
+                letter=letter,
+                resolution=resolution,
+                header=wanted.header_in(record),
+                run=self._run,
+            )
             if self._newest_first:
                 self.queue.appendleft(found)
                 continue

@@ -5,6 +5,7 @@
 // unless `live` is false.
 
 import { reason } from "./lib/api.js";
+import { identify } from "./lib/caller.js";
 import { h, replace } from "./lib/dom.js";
 import { frame, showState } from "./lib/frame.js";
 import { onNavigate, resolve } from "./lib/router.js";
@@ -24,7 +25,8 @@ async function draw({ isNew }) {
   const before = document.activeElement;
   const found = resolve(location);
   frame(found.view);
-  const module = await load(found.module);
+  // What a view offers depends on the token.
+  const [module] = await Promise.all([load(found.module), identify()]);
   if (turn !== turns) return;
   view?.close?.();
   view = null;

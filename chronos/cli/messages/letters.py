@@ -35,7 +35,7 @@ from chronos.client import (
     dead_letters,
     requests,
 )
-from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Verb
+from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Position, Verb
 
 SHOWN_CHARACTERS = 1_000
 """Characters of a payload that are shown."""
@@ -111,7 +111,10 @@ def list_(server: str, output: Format, *, resolved: bool, limit: int, **which: s
         put_json({"letters": letters, "after": after, "records": records})
         return
     if letters:
-        headings = ("DEAD", "", "REASON", "TARGET", "ID", "SIZE", "RESOLVED" if resolved else "")
+        headings = (
+            *("DEAD", "", "REASON", "TARGET", "ID", "POSITION", "SIZE"),
+            "RESOLVED" if resolved else "",
+        )
         put(table([(heading, "left") for heading in headings], [_row(one) for one in letters]))
     else:
         note(f"no dead letters{'' if resolved else ' that are not resolved'}; {_read(records)}")
@@ -125,19 +128,35 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         printable(one["reason"]),
         printable(one["topic"]) or "-",
         printable(one["id"]) or "-",
+        f"{one['partition']}:{one['offset']}",
         size(one["value_bytes"]),
         one.get("resolution", ""),
     )
 
 
-def show(server: str, output: Format, id: str) -> None:
-    """The newest dead letter of a message."""
+def show(server: str, output: Format, id: str | None, position: str | None) -> None:
+    """The newest dead letter of a message, or the one at a position."""
+    if id is not None and position is None:
+        asked = dead_letters.get(given(id))
+    elif id is None and position is not None:
+        asked = dead_letters.at(_position(position))
+    else:
+        raise typer.BadParameter("give an ID, or --position")
     with connect(server) as client:
-        found = client.call(dead_letters.get(given(id)).as_json())
+        found = client.call(asked.as_json())
     if output is Format.json:
         put_json(found)
         return
     put(table(None, list(_facts(msgspec.convert(found, WholeDeadLetter)))))
+
+
+def _position(text: str) -> Position:
+    partition, _, offset = text.partition(":")
+    if not (partition.isdecimal() and offset.isdecimal() and text.isascii()):
+        raise typer.BadParameter(
+            f"--position {printable(text)}: write PARTITION:OFFSET, such as 0:4711"
+        )
+    return int(partition), int(offset)
 
 
 def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
@@ -173,6 +192,7 @@ def resolve(
     verb: Verb,
     *,
     id: str | None,
+    positions: list[str],
     all: bool,
     rate: float | None,
     dry_run: bool,
@@ -182,20 +202,26 @@ def resolve(
 ) -> None:
     """1. count, 2. ask, 3. replay or discard part by part."""
     filter_ = _filter(which)
-    if (id is not None) + all + bool(filter_) != 1:
+    if (id is not None) + bool(positions) + all + bool(filter_) != 1:
         raise typer.BadParameter(
-            "give an ID, or a filter (--target, --reason, --since, --until), or --all"
+            "give an ID, or --position, or a filter (--target, --reason, --since, --until), or "
+            "--all"
         )
+    places = [_position(text) for text in positions]
+    is_named = id is not None or bool(places)
     named = None if id is None else given(id)
     with connect(server) as client:
-        steps = partial(dead_letters.resolve_all, verb, filter_, id=named, all=all)
+        steps = partial(
+            dead_letters.resolve_all, verb, filter_, id=named, positions=places, all=all
+        )
         shown = _Progress("counted")
         count = _run(client, steps(dry_run=True, progress=shown), shown)
-        if id is not None and not count.matched:
-            raise NotFound(
-                f"no dead letter of {printable(id)} that is not resolved; {_read(count.records)}"
-            )
-        if output is Format.text and (dry_run or id is None):
+        if is_named and not count.matched:
+            what = f"at {', '.join(positions)}" if id is None else f"of {printable(id)}"
+            raise NotFound(f"no dead letter {what} that is not resolved; {_read(count.records)}")
+        if (gone := len(set(places)) - count.matched) > 0:
+            note(f"{counted(gone, 'position')} without a dead letter that is not resolved")
+        if output is Format.text and (dry_run or not is_named):
             _put_counts(count)
         _tell_refused(count, anyway=anyway, done=False)
         if dry_run or not count.matched:
@@ -209,7 +235,7 @@ def resolve(
             else:
                 print(f"0 dead letters {DONE[verb]}")
             raise typer.Exit(1)
-        if id is None:
+        if not is_named:
             _confirm(f"{verb} {counted(left, 'dead letter')}?", verb, yes=yes)
     with connect(server, RETRIES) as client:
         shown = _Progress(DONE[verb], count.matched)

@@ -43,11 +43,15 @@ Until = Annotated[
 ]
 OneId = Annotated[
     str | None,
-    typer.Argument(
-        metavar="ID",
-        help="The id of a message: its newest dead letter. Or give a filter, or --all.",
-    ),
+    typer.Argument(metavar="ID", help="The id of a message: its newest dead letter."),
 ]
+POSITION = typer.Option(
+    "--position",
+    metavar="PARTITION:OFFSET",
+    help="The dead letter at this position, as `list` shows it: an id may have several.",
+)
+OnePosition = Annotated[str | None, POSITION]
+Positions = Annotated[list[str] | None, POSITION]
 All = Annotated[bool, typer.Option("--all", help="All dead letters that are not resolved.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them, by reason and target.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -111,25 +115,29 @@ def list_letters(
 @dead_letters_app.command(name="show")
 @with_connection
 def show_letter(
-    id: MessageId,
+    id: OneId = None,
+    position: OnePosition = None,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Show the newest dead letter of a message, with its payload. Exit code 4 if there is none.
+    """Show the newest dead letter of a message, or the one at a position, with its payload. Exit
+    code 4 if there is none.
 
     \b
     Examples:
       chronos dead-letters show reminder-17
+      chronos dead-letters show --position 0:4711
     """
     from chronos.cli.messages.letters import show
 
-    show(server, output, id)
+    show(server, output, id, position)
 
 
 @dead_letters_app.command(name="replay")
 @with_connection
 def replay_letters(
     id: OneId = None,
+    position: Positions = None,
     target: Target = None,
     reason: ReasonOption = None,
     since: Since = None,
@@ -156,11 +164,12 @@ def replay_letters(
     their size nor a message without a key, are named and left as they are. Counts all first and
     asks. A replayed message keeps its id, target and headers, and has the header chronos-replayed.
     A command that was stopped or killed can be repeated: nothing is delivered twice. Exit code 4 if
-    no dead letter has the id, 1 if some cannot be replayed.
+    no dead letter has the id or the position, 1 if some cannot be replayed.
 
     \b
     Examples:
       chronos dead-letters replay reminder-17
+      chronos dead-letters replay --position 0:4711 --position 2:17
       chronos dead-letters replay --target orders --reason target-missing --dry-run
       chronos dead-letters replay --target orders --since -2h --rate 500 --yes
       chronos dead-letters replay --all
@@ -172,6 +181,7 @@ def replay_letters(
         output,
         "replay",
         id=id,
+        positions=position or [],
         target=target,
         reason=reason,
         since=since,
@@ -188,6 +198,7 @@ def replay_letters(
 @with_connection
 def discard_letters(
     id: OneId = None,
+    position: Positions = None,
     target: Target = None,
     reason: ReasonOption = None,
     since: Since = None,
@@ -204,6 +215,7 @@ def discard_letters(
     \b
     Examples:
       chronos dead-letters discard reminder-17
+      chronos dead-letters discard --position 0:4711
       chronos dead-letters discard --reason expired --until -7d --yes
     """
     from chronos.cli.messages.letters import resolve
@@ -213,6 +225,7 @@ def discard_letters(
         output,
         "discard",
         id=id,
+        positions=position or [],
         target=target,
         reason=reason,
         since=since,
@@ -227,6 +240,15 @@ def discard_letters(
 NamedTarget = Annotated[
     str | None,
     typer.Option("--target", metavar="TOPIC", help="Only records that name this target topic."),
+]
+SentHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        "-H",
+        metavar="NAME=VALUE",
+        help="Only records with this header, such as one that names the producer. May be repeated.",
+    ),
 ]
 Source = Annotated[
     str | None,
@@ -266,6 +288,7 @@ def list_rejected(
     target: NamedTarget = None,
     reason: ReasonOption = None,
     source: Source = None,
+    header: SentHeader = None,
     since: Since = None,
     until: Until = None,
     limit: Annotated[
@@ -284,6 +307,7 @@ def list_rejected(
       chronos rejected list
       chronos rejected list --reason conflict --since -2h
       chronos rejected list --source chronos.delay/3 -n 500 -o json
+      chronos rejected list --header app=shop
     """
     from chronos.cli.messages.rejected import list_
 
@@ -295,6 +319,7 @@ def list_rejected(
         target=target,
         reason=reason,
         source=source,
+        header=header or [],
         since=since,
         until=until,
     )
@@ -331,26 +356,39 @@ def count_rejected(
         typer.Option(
             "--by",
             metavar="FIELDS",
-            help="One or more of reason, target and source, with commas between.",
+            help="One or more of reason, target, source, and header:NAME for the values of a "
+            "header, with commas between.",
             show_default=True,
         ),
     ] = "reason,target",
     target: NamedTarget = None,
     reason: ReasonOption = None,
     source: Source = None,
+    header: SentHeader = None,
     since: Since = None,
     until: Until = None,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Count rejected records by reason, target and partition of the delay topic, the greatest
-    number first.
+    """Count rejected records by reason, target, partition of the delay topic, or the value of a
+    header, the greatest number first.
 
     \b
     Examples:
       chronos rejected count
       chronos rejected count --by source,reason --since -1d
+      chronos rejected count --by header:app,reason
     """
     from chronos.cli.messages.rejected import count
 
-    count(server, output, by, target=target, reason=reason, source=source, since=since, until=until)
+    count(
+        server,
+        output,
+        by,
+        target=target,
+        reason=reason,
+        source=source,
+        header=header or [],
+        since=since,
+        until=until,
+    )

@@ -31,7 +31,11 @@ FIELDS = {"reason": "reason", "target": "topic", "source": "source"}
 """What records are counted by, and the field of the answer."""
 
 
-def list_(server: str, output: Format, limit: int, **which: str | None) -> None:
+HEADER = "header:"
+"""Before the name of a header in `--by`."""
+
+
+def list_(server: str, output: Format, limit: int, **which: Any) -> None:
     """At most `limit` rejected records; as JSON one object, that of the HTTP interface."""
     query = _query(which)
     with connect(server) as client:
@@ -89,21 +93,26 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from payload_facts(found["value_bytes"], found.get("value"), found.get("value_base64"))
 
 
-def count(server: str, output: Format, by: str, **which: str | None) -> None:
+def count(server: str, output: Format, by: str, **which: Any) -> None:
     """The number of rejected records by some fields, added up part by part."""
     names = by.split(",")
-    if not set(names) <= FIELDS.keys() or len(set(names)) < len(names):
+    headers = [name.removeprefix(HEADER) for name in names if name.startswith(HEADER)]
+    fields = FIELDS | {f"{HEADER}{name}": "header" for name in headers}
+    if not set(names) <= fields.keys() or len(set(names)) < len(names) or "" in headers:
         raise typer.BadParameter(
-            f"--by {by}: write one or more of {', '.join(FIELDS)}, with commas between"
+            f"--by {by}: write one or more of {', '.join(FIELDS)}, {HEADER}NAME, with commas "
+            "between"
         )
-    query = _query(which)
+    if len(headers) > 1:
+        raise typer.BadParameter(f"--by {by}: write {HEADER}NAME once")
+    query = _query(which) | ({"by_header": headers[0]} if headers else {})
     counts: Counter[tuple[str, ...]] = Counter()
     after, records = None, 0
     with connect(server) as client:
         while True:
             part = _ask(client, "/v1/rejected-counts", query, after=after)
             for one in part["counts"]:
-                counts[tuple(one[FIELDS[name]] for name in names)] += one["records"]
+                counts[tuple(one[fields[name]] for name in names)] += one["records"]
             after, records = part["after"], records + part["records"]
             if after is None:
                 break
@@ -114,7 +123,9 @@ def count(server: str, output: Format, by: str, **which: str | None) -> None:
         ]
         put_json({"counts": rows, "records": records})
     elif counts:
-        columns = [(name.upper(), "left") for name in names] + [("RECORDS", "right")]
+        columns = [(name.upper() if name in FIELDS else name, "left") for name in names] + [
+            ("RECORDS", "right")
+        ]
         shown = [
             (*(printable(value) or "-" for value in case), number(found))
             for case, found in counts.most_common()
@@ -124,14 +135,14 @@ def count(server: str, output: Format, by: str, **which: str | None) -> None:
         note(f"no rejected records; {counted(records, 'record')} of the topic read")
 
 
-def _query(which: dict[str, str | None]) -> dict[str, Any]:
+def _query(which: dict[str, Any]) -> dict[str, Any]:
     """The parameters of the options that were given."""
     found: dict[str, Any] = dict(which)
     if which.get("id") is not None:
         found["id"] = id_text(given(str(which["id"])))
     for name in ("since", "until"):
         found[name] = moment(which[name], f"--{name}")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and value != []}
 
 
 def _ask(client: Client, path: str, query: dict[str, Any], **more: Any) -> Any:

@@ -1,4 +1,5 @@
-"""What people read about a service: `chronos status`, `chronos failover` and `chronos rates`.
+"""What people read about a service: `chronos status`, `chronos whoami`, `chronos failover` and
+`chronos rates`.
 
 `app` adds them to the command line.
 """
@@ -111,6 +112,32 @@ def arm(
     from chronos.cli.messages import verbs
 
     verbs.transfer(server, output, f"/v1/shards/{shard}/arm")
+
+
+def show_token(server: str, output: Format) -> None:
+    """The token that is sent, and what it permits."""
+    with connect(server) as client:
+        found = client.ask("/v1/whoami")
+    if output is Format.json:
+        put_json(found)
+        return
+    if not found["tokens"]:
+        note("the service has no tokens: whoever can reach it may do everything")
+        return
+    limits = found["limits"] or {}
+    rows = [
+        ("token", printable(found["token"] or "-")),
+        ("roles", ", ".join(found["roles"])),
+        ("targets", _patterns(found["targets"])),
+        ("ids", _patterns(found["ids"])),
+        ("limits", ", ".join(f"{number(count)} {name}" for name, count in limits.items()) or "-"),
+        ("changes", ", ".join(found["actions"]) or "none"),
+    ]
+    put(table(None, rows))
+
+
+def _patterns(patterns: list[str]) -> str:
+    return "all" if "*" in patterns else printable(", ".join(patterns))
 
 
 OFF = "off"

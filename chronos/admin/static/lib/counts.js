@@ -52,7 +52,7 @@ export function counter({ path, size, period, query, show }) {
   }
 
   function add(rows, row) {
-    const key = JSON.stringify([row.reason, row.topic, row.source]);
+    const key = JSON.stringify([row.reason, row.topic, row.source, row.header]);
     const known = rows.get(key);
     if (known) known[size] += row[size];
     else rows.set(key, row);

@@ -1,15 +1,16 @@
 // Times in fields of a form: they are entered in the zone in which the console shows times.
 
+import { h } from "./dom.js";
 import { ms, zoneWords } from "./format.js";
 import { currentZone } from "./state.js";
 
-/** The value of a datetime-local field for an instant, to the second; "" for none. */
+/** The value of a datetime-local field for an instant, to the millisecond; "" for none. */
 export function fieldText(instant) {
   if (instant === null || instant === undefined || instant === "") return "";
   const at = new Date(ms(instant));
   if (Number.isNaN(at.getTime())) return "";
   const offsetMs = currentZone() === "utc" ? 0 : at.getTimezoneOffset() * 60e3;
-  return new Date(at.getTime() - offsetMs).toISOString().slice(0, 19);
+  return new Date(at.getTime() - offsetMs).toISOString().replace(/(\.000)?Z$/, "");
 }
 
 /** The instant, in RFC 3339, of the value of such a field; "" for none. */
@@ -18,6 +19,15 @@ export function fieldInstant(text) {
   const at = new Date(currentZone() === "utc" ? `${text}Z` : text);
   return Number.isNaN(at.getTime()) ? "" : at.toISOString();
 }
+
+/** A field for a time, at first the one of an instant. It takes seconds, or milliseconds if the instant has some. */
+export function timeField(instant, attributes) {
+  const value = fieldText(instant);
+  return h("input", { type: "datetime-local", step: value.includes(".") ? "0.001" : "1", value, ...attributes });
+}
+
+/** The instant rounded up to a whole second, in ms. */
+export const wholeSecond = (atMs) => Math.ceil(atMs / 1000) * 1000;
 
 /** The label of a field for a time, with the zone. */
 export const zoned = (label) => `${label} (${zoneWords()})`;

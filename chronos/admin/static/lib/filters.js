@@ -1,7 +1,7 @@
 // A form whose fields are the query of the address: what is chosen can be linked to.
 
 import { address, h } from "./dom.js";
-import { fieldInstant, fieldText, zoned } from "./fields.js";
+import { fieldInstant, timeField, zoned } from "./fields.js";
 import { navigate } from "./router.js";
 
 let lists = 0;
@@ -53,7 +53,7 @@ function input(field, value, query) {
     return { element: labelled(field, id, made), read: () => made.value.split("\n").map((line) => line.trim()).filter(Boolean) };
   }
   if (field.type === "datetime-local") {
-    const made = h("input", { id, type: field.type, step: "1", value: fieldText(value), title: field.title });
+    const made = timeField(value, { id, title: field.title });
     return { element: labelled({ label: zoned(field.label) }, id, made), read: () => fieldInstant(made.value) };
   }
   lists += 1;

@@ -1,6 +1,7 @@
 // What surrounds every view: the head, the navigation, the banner, the token, and the keys.
 
 import { onTokenNeeded, setToken, token } from "./api.js";
+import { callerName, callerWords } from "./caller.js";
 import { dialog, h, link, replace, segment } from "./dom.js";
 import { keepInstants } from "./fields.js";
 import { duration, timeText, zoneName, zoneWords } from "./format.js";
@@ -48,6 +49,7 @@ export function showState() {
   $("health").className = `pill ${state.kind}`;
   $("main").classList.toggle("stale", silentSince !== null);
   $("sign-out").hidden = token() === null;
+  showCaller();
   showClock();
   if (nodes !== null) {
     const node = nodes.nodes[0];
@@ -101,6 +103,14 @@ function refusal(error) {
   if (error.status !== 401) return { text: error.message };
   const again = () => h("button", { type: "button", onclick: () => { isDeclined = false; look({ force: true }).then(redraw); } }, "Enter a token");
   return { text: "This service needs a token.", rest: again };
+}
+
+function showCaller() {
+  const name = callerName();
+  $("caller").hidden = name === null;
+  if (name === null || $("caller").title === callerWords()) return;
+  $("caller").title = callerWords();
+  replace($("caller"), h("span", { "aria-hidden": "true" }, name), h("span", { class: "hidden-text" }, callerWords()));
 }
 
 function showClock() {

@@ -1,10 +1,8 @@
 // Requests that replay or discard dead letters, part by part.
 
-import { post, reason } from "./api.js";
-import { dialog, h, notice, replace, segment } from "./dom.js";
+import { get, post, reason } from "./api.js";
+import { address, dialog, h, notice, replace, segment } from "./dom.js";
 import { number, plural } from "./format.js";
-
-const AT_ONCE = 4; // Requests about single dead letters at a time.
 
 /** Add up the results of several requests. */
 function added(total, found) {
@@ -19,37 +17,34 @@ function added(total, found) {
 }
 const nothing = () => ({ matched: 0, resolved: 0, refused: [] });
 
-/** Send one action about everything that `selections` name; each is followed part by part, until it is stopped. */
-async function send(action, selections, more, told, isStopped) {
+/** Send one action about everything that a selection names, part by part, until it is stopped. */
+async function send(action, selection, more, told, isStopped) {
   const total = nothing();
-  const waiting = [...selections];
-  let failed = null;
-  const work = async () => {
-    for (let selection = waiting.shift(); selection && !isStopped() && failed === null; selection = waiting.shift()) {
-      let after;
-      do {
-        const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
-        added(total, found);
-        told(total);
-        after = found.after ?? undefined;
-      } while (after !== undefined && !isStopped() && failed === null);
-    }
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, () => work().catch((error) => { failed ??= error; })));
-  return { total, failed };
+  let after;
+  try {
+    do {
+      const found = await post(`/v1/dead-letters/${action}`, { ...selection, ...more, after });
+      added(total, found);
+      told(total);
+      after = found.after ?? undefined;
+    } while (after !== undefined && !isStopped());
+  } catch (failed) {
+    return { total, failed };
+  }
+  return { total, failed: null };
 }
 
 const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"] };
 
 /**
- * Replay or discard: count first, show what it will hit, ask, do it, and say what came of it. `selections`: bodies of the
- * API, each with an id or a filter. `what`: what is selected, in words. `told(text)` is called with the progress, at last
+ * Replay or discard: count first, show what it will hit, ask, do it, and say what came of it. `selection`: the body of
+ * the API, with positions or a filter. `what`: what is selected, in words. `told(text)` is called with the progress, at last
  * with ""; `isStopped()` ends it between two requests. The promise is of whether something was done.
  */
-export async function resolveLetters(action, selections, what, { told = () => {}, isStopped = () => false } = {}) {
+export async function resolveLetters(action, selection, what, { told = () => {}, isStopped = () => false } = {}) {
   const [verb, done] = VERBS[action];
   try {
-    const { total: found, failed } = await send(action, selections, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
+    const { total: found, failed } = await send(action, selection, { dry_run: true }, (total) => told(`${number(total.matched)} counted so far.`), isStopped);
     if (failed) throw failed;
     told("");
     if (isStopped()) return false;
@@ -60,7 +55,7 @@ export async function resolveLetters(action, selections, what, { told = () => {}
     const answer = await confirm(action, verb, found, what);
     if (!answer) return false;
     const more = action === "replay" ? { anyway: answer.anyway } : {};
-    const { total: result, failed: ending } = await send(action, selections, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
+    const { total: result, failed: ending } = await send(action, selection, more, (total) => told(`${number(total.resolved)} ${done} so far.`), isStopped);
     const why = ending ? `Ended early, because of an error: ${reason(ending)}. ` : isStopped() ? "Stopped. " : "";
     notice(why + outcome(result, done), ending || result.refused.length ? "bad" : "good");
     return true;
@@ -106,5 +101,14 @@ function confirm(action, verb, found, what) {
   return asked;
 }
 
-/** The address of a dead letter; null without an id, by which alone it is found. */
-export const letterPath = (id) => (id ? `/ui/dead-letters/${segment(id)}` : null);
+/** The position of a dead letter in its topic: an id may have several. */
+export const positionOf = (letter) => `${letter.partition}:${letter.offset}`;
+
+/** The address of a dead letter: its id, for people, and its position, by which it is found. One without an id is named by its record. */
+export const letterPath = (letter) => address(`/ui/dead-letters/${segment(letter.id || letter.source)}`, { at: positionOf(letter) });
+
+/** The dead letter at a position; without one the newest of the id. */
+export const getLetter = (id, at) => get(at ? `/v1/dead-letters/at/${encodeURIComponent(at)}` : `/v1/dead-letters/${segment(id)}`);
+
+/** A dead letter in words, for a question about it alone. */
+export const letterWords = (letter) => `${letter.id ? `that of ${letter.id}` : `without its id, from ${letter.source}`}, at ${positionOf(letter)}`;

@@ -1,6 +1,7 @@
 // The nodes of a cluster, and what an operator may do with one.
 
 import { post, reason } from "./api.js";
+import { actButton } from "./caller.js";
 import { badge, dialog, h, link, notice } from "./dom.js";
 import { bytes, duration, number, plural, relative, time } from "./format.js";
 import { look, service } from "./service.js";
@@ -55,7 +56,7 @@ function ledBy(row) {
 }
 
 function actions(row) {
-  const button = (text, act) => h("button", { type: "button", class: "small", onclick: () => act(row), "aria-label": `${text} ${row.name}` }, text);
+  const button = (text, act) => actButton(text.toLowerCase(), { class: "small", onclick: () => act(row), "aria-label": `${text} ${row.name}` }, text);
   if (row.since) return button("Forget", forget);
   return row.isDrained ? button("Undrain", undrain) : button("Drain", drain);
 }

@@ -1,6 +1,7 @@
 // A payload as text, as JSON, or byte by byte.
 
-import { h, replace } from "./dom.js";
+import { copyButton } from "./copy.js";
+import { h } from "./dom.js";
 import { bytes as sizeText, number } from "./format.js";
 
 const TEXT_MAX = 64 * 1024; // Characters shown; a payload may have megabytes.
@@ -36,10 +37,8 @@ export function payload(holder, { mode, onMode = () => {} } = {}) {
     note.hidden = whole <= most;
   }
 
-  const copy = isText && navigator.clipboard ? h("button", { type: "button", class: "quiet", onclick: async () => {
-    await navigator.clipboard.writeText(holder.value);
-    replace(copy, "Copied");
-  } }, "Copy") : null;
+  const copy = isText ? copyButton("Copy", () => holder.value) : null;
+  copy?.classList.add("quiet");
   show(modes.includes(mode) ? mode : json === null ? modes[0] : "json");
   return h("div", { class: "payload-box" },
     h("div", { class: "head" }, h("div", { class: "tabs", role: "group", "aria-label": "Show the payload as" }, buttons), h("span", { class: "soft" }, sizeText(data.length)), copy),

@@ -23,3 +23,8 @@ export function instant(text) {
   // A time without an offset would be read in the zone of this browser, which a colleague may not share.
   return /(z|[+-]\d\d:?\d\d)$/i.test(text) && !Number.isNaN(at) ? new Date(at).toISOString() : text;
 }
+
+/** The conditions of the address for the API: these names of the query, and the period. */
+export const conditions = (query, names) => ({
+  ...Object.fromEntries(names.map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")),
+});

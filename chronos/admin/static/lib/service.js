@@ -1,6 +1,7 @@
 // What the whole console needs to know of the service: its nodes and its shards, asked for once for everybody.
 
 import { get, token } from "./api.js";
+import { identify } from "./caller.js";
 import { nowMs, setClock } from "./state.js";
 
 const GAP_MS = 1900; // Time between two looks,
@@ -34,7 +35,7 @@ export function look({ force = false } = {}) {
 async function ask() {
   const [began, sent] = [performance.now(), token()];
   try {
-    const [nodes, { shards }] = await Promise.all([get("/v1/nodes"), get("/v1/shards", { copies: "masters" })]);
+    const [nodes, { shards }] = await Promise.all([get("/v1/nodes"), get("/v1/shards", { copies: "masters" }), identify()]);
     setClock(nodes.nodes[0].now);
     Object.assign(service, { nodes, shards, silentSince: null, refused: null });
     // Of a shard of which no node answers, the totals are not known.
@@ -62,6 +63,31 @@ export function seldom(gapMs, ask) {
       at = -Infinity;
       throw error;
     }
+  };
+}
+
+const READ_EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when its total is another one,
+const READ_COSTS = 8; // but then at least after so many times what the last reading took.
+
+/** A function that calls `read(total)` to read a topic, but not more often than it is worth; `total()`: what the counters say of it, null if that is not known. With `force`, or after a failure, it is read at once. */
+export function topicReader(total, read) {
+  let [readAt, costMs, seen] = [-Infinity, 0, null];
+  return async ({ force = false } = {}) => {
+    const now = total();
+    const isOther = seen !== null && now !== seen;
+    if (!force && performance.now() - readAt < (isOther ? Math.min(READ_EVERY_MS, READ_COSTS * costMs) : READ_EVERY_MS)) {
+      seen ??= now;
+      return;
+    }
+    seen = now;
+    readAt = performance.now();
+    try {
+      await read(now);
+    } catch (error) {
+      readAt = -Infinity;
+      throw error;
+    }
+    costMs = performance.now() - readAt;
   };
 }
 

@@ -1,5 +1,6 @@
 // The shards, page by page, and the transfer of one to another node.
 
+import { actButton } from "./caller.js";
 import { address, badge, dialog, h, link } from "./dom.js";
 import { bytes, duration, ms, number, relative, timeText } from "./format.js";
 import { send } from "./nodes.js";
@@ -42,7 +43,7 @@ export function shardTable(path, query) {
       { name: "Delivered", numeric: true, wide: true, cell: (shard) => number(shard.totals.delivered) },
       ...(many ? [] : [{ name: "Rejected", numeric: true, wide: true, cell: (shard) => number(shard.totals.rejected) }]),
       { name: "Dead", numeric: true, wide: true, cell: (shard) => number(shard.totals.dead + shard.totals.expired) }, { name: "Store", numeric: true, wide: true, cell: (shard) => bytes(shard.store_bytes) },
-      ...(many ? [{ name: "", cell: (shard) => h("button", { type: "button", class: "small", onclick: () => transfer(shard), "aria-label": `Transfer shard ${shard.shard}` }, "Transfer") }] : []),
+      ...(many ? [{ name: "", cell: (shard) => actButton("transfer", { class: "small", onclick: () => transfer(shard), "aria-label": `Transfer shard ${shard.shard}` }, "Transfer") }] : []),
     ],
   });
   const pager = h("p", { class: "pager" });

@@ -1,10 +1,11 @@
 // One message that could not be delivered: why, what to do, what it holds, and its earlier dead letters.
 
 import { get } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { badge, card, facts, h, link, messageLink, replace, segment } from "../lib/dom.js";
 import { number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { resolveLetters } from "../lib/letters.js";
+import { getLetter, letterPath, letterWords, positionOf, resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { whyDead } from "../lib/reasons.js";
 import { table } from "../lib/table.js";
@@ -18,7 +19,7 @@ export async function mount(root, { id, query }) {
 
   /** Once: an answer with a payload makes an entry in the audit trail. */
   async function refresh() {
-    const letter = await get(`/v1/dead-letters/${segment(id)}`);
+    const letter = await getLetter(id, query.get("at"));
     replace(content, summary(letter, refresh), h("div", { class: "grid" }, message(letter, query), past(letter)));
   }
 
@@ -34,7 +35,7 @@ export async function mount(root, { id, query }) {
 function summary(letter, redraw) {
   const [what, todo] = whyDead(letter.reason);
   const run = async (action) => {
-    if (await resolveLetters(action, [{ id: letter.id }], `the newest of ${letter.id}`)) await redraw();
+    if (await resolveLetters(action, { positions: [positionOf(letter)] }, letterWords(letter))) await redraw();
   };
   const state = letter.resolution ? badge(letter.resolution, letter.resolution === "replayed" ? "good" : "plain") : badge("not resolved", "bad");
   return card("Why it was not delivered", null,
@@ -45,14 +46,14 @@ function summary(letter, redraw) {
       ["What to do", letter.resolution === "replayed" ? ["Nothing: it was scheduled again. ", link(`/ui/messages/${segment(letter.id)}`, null, "See what became of it"), "."]
         : letter.resolution === "discarded" ? "Nothing: it was discarded." : todo],
     ]),
-    !letter.resolution && letter.id && h("div", { class: "acts" },
-      h("button", { type: "button", class: "main", onclick: () => run("replay") }, "Replay…"),
-      edit(letter),
-      h("button", { type: "button", class: "danger", onclick: () => run("discard") }, "Discard…")),
+    !letter.resolution && h("div", { class: "acts" },
+      actButton("replay", { class: "main", onclick: () => run("replay") }, "Replay…"),
+      letter.id && edit(letter),
+      actButton("discard", { class: "danger", onclick: () => run("discard") }, "Discard…")),
     letter.resolution && letter.id && h("div", { class: "acts" }, edit(letter)));
 }
 
-const edit = (letter) => h("a", { class: "button", href: composeFromLetter(letter.id), "data-route": true }, "Edit and send as a new message");
+const edit = (letter) => actLink("schedule", composeFromLetter(letter), "Edit and send as a new message");
 
 function message(letter, query) {
   const isHidden = letter.value === undefined && letter.value_base64 === undefined;
@@ -90,11 +91,11 @@ async function earlier(letter) {
   }
   return [
     table({
-      caption: "Dead letters of this id", rows: found.letters, key: (each) => `${each.partition}/${each.offset}`, empty: "None in the part of the topic that was read.",
+      caption: "Dead letters of this id", rows: found.letters, key: positionOf, empty: "None in the part of the topic that was read.",
       columns: [
+        { name: "Position", cell: (each) => (positionOf(each) === positionOf(letter) ? h("strong", null, positionOf(each)) : link(letterPath(each), null, positionOf(each))) },
         { name: "Failed", cell: (each) => time(each.dead_at) },
         { name: "Reason", grow: true, cell: (each) => each.reason },
-        { name: "Attempts", numeric: true, cell: (each) => number(each.attempt) },
         { name: "State", cell: (each) => each.resolution ?? badge("not resolved", "bad") },
       ],
     }).element,

@@ -1,30 +1,27 @@
 // The messages that could not be delivered: how many by reason and target, a list, and what to do with them.
 
 import { get } from "../lib/api.js";
+import { actButton } from "../lib/caller.js";
 import { countNote, counter } from "../lib/counts.js";
 import { badge, h, link, replace } from "../lib/dom.js";
 import { facet, isLike, showFacets, sums } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, number, plural, relative } from "../lib/format.js";
-import { letterPath, resolveLetters } from "../lib/letters.js";
+import { letterPath, positionOf, resolveLetters } from "../lib/letters.js";
 import { askPage, pager } from "../lib/pages.js";
-import { instant, PERIOD } from "../lib/period.js";
+import { conditions, PERIOD } from "../lib/period.js";
 import { aboutReason, deadReasons, whyDead } from "../lib/reasons.js";
 import { savedFilters } from "../lib/saved.js";
-import { service, sum } from "../lib/service.js";
+import { service, sum, topicReader } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/dead-letters";
 const PAGE = 100;
-const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another message failed.
 
 export function mount(root, { query }) {
-  const names = ["target", "reason", "id"];
-  const chosen = () => ({ ...Object.fromEntries(names.map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
+  const chosen = () => conditions(query, ["target", "reason", "id"]);
   const isResolved = query.get("resolved") === "true";
-  let readAt = -Infinity;
-  let seen = null; // The total at the last reading; null: not known.
   let isLeft = false;
   const counts = counter({
     path: "/v1/dead-letter-counts", size: "letters", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
@@ -36,7 +33,7 @@ export function mount(root, { query }) {
   const selectedActs = h("div", { class: "acts picked", hidden: true });
   const allActs = h("div", { class: "acts" });
   const list = table({
-    caption: "Dead letters", key: (letter) => `${letter.partition}/${letter.offset}`, empty: "No dead letters match. Messages that cannot be delivered appear here with the reason.",
+    caption: "Dead letters", key: positionOf, empty: "No dead letters match. Messages that cannot be delivered appear here with the reason.",
     selectable: (letter) => `Select ${letter.id || letter.source}`, onSelect: showActs,
     columns: [
       { name: "Failed", cell: (letter) => relative(letter.dead_at) },
@@ -44,21 +41,21 @@ export function mount(root, { query }) {
       { name: "Target", cell: (letter) => (letter.topic ? link(PATH, { ...Object.fromEntries(query), after: null, target: letter.topic }, letter.topic) : h("span", { class: "soft" }, "–")) },
       { name: "Reason", cell: (letter) => [badge(letter.reason, "bad"), letter.resolution && [" ", badge(letter.resolution, "plain")]] },
       { name: "Detail", grow: true, cell: (letter) => letter.detail },
+      { name: "Position", cell: (letter) => h("span", { class: "soft" }, positionOf(letter)) },
       { name: "Attempts", numeric: true, cell: (letter) => number(letter.attempt) },
       { name: "Size", numeric: true, cell: (letter) => bytes(letter.value_bytes) },
     ],
   });
 
   function showActs(selected) {
-    // The service resolves the newest dead letter of an id, as with the occurrences of a series.
-    const ids = new Set(selected.filter((letter) => letter.id && !letter.resolution).map((letter) => letter.id));
+    const positions = selected.filter((letter) => !letter.resolution).map(positionOf);
     selectedActs.hidden = selected.length === 0;
-    const act = (action) => run(action, [...ids].map((id) => ({ id })), `the newest of ${plural(ids.size, "selected id")}`);
-    const left = selected.length - ids.size;
+    const act = (action) => run(action, { positions }, positions.length === 1 ? "the one selected" : "those selected");
+    const left = selected.length - positions.length;
     replace(selectedActs,
-      h("button", { type: "button", disabled: ids.size === 0, onclick: () => act("replay") }, `Replay ${number(ids.size)} selected`),
-      h("button", { type: "button", class: "danger", disabled: ids.size === 0, onclick: () => act("discard") }, `Discard ${number(ids.size)} selected`),
-      left > 0 && h("span", { class: "soft" }, `${plural(left, "other has", "others have")} no id, ${left === 1 ? "is" : "are"} resolved, or ${left === 1 ? "has" : "have"} the id of another one`));
+      actButton("replay", { disabled: positions.length === 0, onclick: () => act("replay") }, `Replay ${number(positions.length)} selected`),
+      actButton("discard", { class: "danger", disabled: positions.length === 0, onclick: () => act("discard") }, `Discard ${number(positions.length)} selected`),
+      left > 0 && h("span", { class: "soft" }, `${plural(left, "other is", "others are")} resolved`));
   }
 
   /** What the filter selects, up to now: what fails later is not hit unseen. */
@@ -72,23 +69,22 @@ export function mount(root, { query }) {
     const parts = [reason && `with the reason ${reason}`, target && `for ${target}`, ...period].filter(Boolean);
     return parts.length ? `all that are not resolved, ${parts.join(", ")}` : "all that are not resolved";
   }
-  async function run(action, selections, what) {
+  async function run(action, selection, what) {
     let isStopped = false;
     const stop = h("button", { type: "button", class: "small", onclick: () => { isStopped = true; } }, "Stop");
-    const isDone = await resolveLetters(action, selections, what, {
+    const isDone = await resolveLetters(action, selection, what, {
       told: (text) => (text ? replace(progress, text, " ", stop) : replace(progress)), isStopped: () => isStopped || isLeft,
     });
     if (!isDone || isLeft) return;
     list.clear();
     counts.forget();
-    readAt = -Infinity;
-    await refresh();
+    await refresh({ force: true });
   }
 
   replace(allActs,
     !query.get("id") && [
-      h("button", { type: "button", onclick: () => run("replay", [whole()], inWords()) }, "Replay all that match…"),
-      h("button", { type: "button", class: "danger", onclick: () => run("discard", [whole()], inWords()) }, "Discard all that match…"),
+      actButton("replay", { onclick: () => run("replay", whole(), inWords()) }, "Replay all that match…"),
+      actButton("discard", { class: "danger", onclick: () => run("discard", whole(), inWords()) }, "Discard all that match…"),
     ]);
   replace(root,
     h("h1", null, "Dead letters"),
@@ -105,23 +101,14 @@ export function mount(root, { query }) {
       }),
       facets, aboutReason(query.get("reason"), whyDead), h("div", { class: "head letter-acts" }, allActs, progress), selectedActs, list.element, pages));
 
-  async function refresh() {
-    const total = service.nodes && sum((shard) => shard.totals.dead + shard.totals.expired);
-    const isOther = seen !== null && total !== seen;
-    if (!isOther && performance.now() - readAt < EVERY_MS) {
-      seen ??= total;
-      return;
-    }
-    seen = total;
-    readAt = performance.now();
+  const refresh = topicReader(() => service.nodes && sum((shard) => shard.totals.dead + shard.totals.expired), (total) => {
     counts.refresh(total);
-    await page();
-  }
+    return page();
+  });
 
   async function page() {
     const asked = chosen();
-    const found = await askPage(() => get("/v1/dead-letters", { ...asked, resolved: isResolved || undefined, limit: PAGE, after: query.get("after") }), { path: PATH, query })
-      .catch((error) => { readAt = -Infinity; throw error; });
+    const found = await askPage(() => get("/v1/dead-letters", { ...asked, resolved: isResolved || undefined, limit: PAGE, after: query.get("after") }), { path: PATH, query });
     if (found === null) return;
     list.update(found.letters);
     allActs.hidden = found.letters.every((letter) => letter.resolution);
@@ -143,8 +130,7 @@ export function mount(root, { query }) {
 }
 
 function letterLink(letter) {
-  if (!letter.id) return h("span", { class: "soft" }, `without its id, from ${letter.source}`);
-  const made = link(letterPath(letter.id), null, letter.id);
+  const made = link(letterPath(letter), null, letter.id || `without its id, from ${letter.source}`);
   made.setAttribute("class", "id");
   made.setAttribute("dir", "auto");
   return [made, letter.occurrence > 1 && h("span", { class: "soft" }, ` occurrence ${number(letter.occurrence)}`)];

@@ -1,11 +1,12 @@
 // One message: its history, why it waits or failed, what it carries, and what can be done with it.
 
 import { get, reason } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { copyButton } from "../lib/copy.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
 import { bytes, duration, ms, number, plural } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
-import { resolveLetters } from "../lib/letters.js";
+import { letterPath, letterWords, positionOf, resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
 import { nowMs } from "../lib/state.js";
 import { ACTS, confirm, outcome, pathOf, shell, when } from "./messages/acts.js";
@@ -122,13 +123,13 @@ export function mount(root, { path, query, id }) {
     const next = JSON.stringify([message.state, Boolean(message.target), letterText(letter), isReplaceable(message)]);
     if (next === offered) return;
     offered = next;
-    const act = (name) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
-    const again = message.target && h("a", { class: "button", href: composeFrom(id), "data-route": true }, "Edit and send again");
-    const change = isReplaceable(message) && h("a", { class: "button", href: composeFrom(id, true), "data-route": true }, "Edit and replace");
+    const act = (name) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
+    const again = message.target && actLink("schedule", composeFrom(id), "Edit and send again");
+    const change = isReplaceable(message) && actLink("schedule", composeFrom(id, true), "Edit and replace");
     const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
-      made.unshift(h("button", { type: "button", class: "main", onclick: replay }, "Replay"), link(`/ui/dead-letters/${segment(id)}`, null, "Dead letter"));
-    } else if (isDead(message) && letter) made.unshift(link(`/ui/dead-letters/${segment(id)}`, null, `Dead letter, ${letter.resolution}`));
+      made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(letterPath(letter), null, "Dead letter"));
+    } else if (isDead(message) && letter) made.unshift(link(letterPath(letter), null, `Dead letter, ${letter.resolution}`));
     replace(acts, made);
   }
 
@@ -147,7 +148,7 @@ export function mount(root, { path, query, id }) {
   }
 
   async function replay() {
-    if (!await resolveLetters("replay", [{ id }], `the one of ${id}`)) return;
+    if (!await resolveLetters("replay", { positions: [positionOf(letter)] }, letterWords(letter))) return;
     letter = null;
     await refresh();
   }

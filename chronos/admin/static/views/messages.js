@@ -1,6 +1,7 @@
 // Messages by state, target, due time, id, key and header, and what can be done with them, one by one or all at once.
 
 import { reason } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { address, badge, h, link, messageLink, notice, replace, replaceChanged, tabs } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
@@ -39,8 +40,7 @@ export function mount(root, { query }) {
   const filter = () => jobFilter(query);
   const hasCondition = Object.keys(filter() ?? {}).length > 0;
   const count = query.get("count");
-  const top = h("div", { class: "head" }, h("h1", null, "Messages"), link(PATH, { schedule: "true", target: query.get("target") }, "Schedule a message"));
-  top.lastChild.classList.add("button");
+  const top = h("div", { class: "head" }, h("h1", null, "Messages"), actLink("schedule", address(PATH, { schedule: "true", target: query.get("target") }), "Schedule a message"));
   const panel = job && jobPanel(() => stopJob(job).catch((error) => notice(reason(error), "bad")));
   const countPlace = h("div");
   const recent = recentJobs();
@@ -67,13 +67,13 @@ export function mount(root, { query }) {
 
   function showBulk(selected) {
     const some = selected.length > 0;
-    const button = (name) => h("button", { type: "button", class: ACTS[name].kind, disabled: !some && !hasCondition, onclick: () => (some ? actOn(name, selected) : startJob(name, filter(), chosen(query))) },
+    const button = (name) => actButton(some ? name : "start", { class: ACTS[name].kind, disabled: !some && !hasCondition, onclick: () => (some ? actOn(name, selected) : startJob(name, filter(), chosen(query))) },
       some ? ACTS[name].some(number(selected.length)) : ACTS[name].all);
     // The buttons keep their places: only their texts change with the selection.
     const focused = [...bulk.children].indexOf(document.activeElement);
     replace(bulk, button("fire"), button("reschedule"), button("cancel"),
       some ? h("button", { type: "button", class: "quiet", onclick: () => { rows.clear(); showBulk([]); } }, "Clear the selection")
-        : h("button", { type: "button", disabled: filter() === null, onclick: () => startCount(filter(), chosen(query)) }, "Count by target"),
+        : actButton("start", { disabled: filter() === null, onclick: () => startCount(filter(), chosen(query)) }, "Count by target"),
       !some && !hasCondition && h("span", { class: "soft" }, filter() === null ? "A bulk operation takes one value of a header: select rows instead."
         : "Select rows, or filter: a bulk operation needs a condition."));
     if (focused >= 0) bulk.children[focused]?.focus();

@@ -10,29 +10,25 @@ import { bytes, number, relative, time } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
 import { askPage, pager } from "../lib/pages.js";
 import { payload } from "../lib/payload.js";
-import { instant, PERIOD } from "../lib/period.js";
+import { conditions, PERIOD } from "../lib/period.js";
 import { aboutReason, rejectedReasons, whyRejected } from "../lib/reasons.js";
 import { savedFilters } from "../lib/saved.js";
-import { service, sum } from "../lib/service.js";
+import { service, sum, topicReader } from "../lib/service.js";
 import { table } from "../lib/table.js";
 
 const PATH = "/ui/rejected";
 const PAGE = 100;
-const EVERY_MS = 30e3; // Reading a topic costs the service more than its counters: only so often, or when another record was rejected,
-const COSTS = 8; // but then at least after so many times what the last page took.
 
 export function mount(root, params) {
   return params.id === null ? mountList(root, params) : mountRecord(root, params);
 }
 
 function mountList(root, { query }) {
-  const chosen = () => ({ ...Object.fromEntries(["target", "reason", "source", "id"].map((name) => [name, query.get(name) || undefined])), since: instant(query.get("since")), until: instant(query.get("until")) });
-  let readAt = -Infinity;
-  let costMs = 0;
-  let seen = null; // The total at the last reading; null: not known.
+  const by = query.get("by") || undefined; // The header by whose values the records are counted.
+  const chosen = () => ({ ...conditions(query, ["target", "reason", "source", "id"]), header: query.getAll("header") });
   const counts = counter({
-    path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")}`, show: showCounts,
-    query: () => ({ since: chosen().since, until: chosen().until }),
+    path: "/v1/rejected-counts", size: "records", period: `${query.get("since")} ${query.get("until")} ${by}`, show: showCounts,
+    query: () => ({ since: chosen().since, until: chosen().until, by_header: by }),
   });
   const facets = h("div", { class: "breakdown", hidden: true });
   const pages = h("div", { class: "pager", hidden: true });
@@ -61,45 +57,39 @@ function mountList(root, { query }) {
           { name: "target", label: "Target", placeholder: "orders, or orders.*", maxlength: 249 },
           { name: "id", label: "Key" },
           { name: "source", label: "Position", placeholder: "chronos.delay/3" }, ...PERIOD,
+          { name: "header", label: "Headers, a name=value a line", type: "lines", placeholder: "app=shop", more: true },
+          { name: "by", label: "Count by the header", placeholder: "app", title: "The name of a header, such as one with the name of the producer", more: true },
         ],
       }),
       facets, aboutReason(query.get("reason"), whyRejected), list.element, pages,
-      h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, which a record shows here.")));
+      h("p", { class: "soft note" }, "A record does not say which client wrote it: have each producer write a header with its name, and count and filter by it under More conditions.")));
 
-  async function refresh() {
-    const total = service.nodes && sum((shard) => shard.totals.rejected);
-    const isOther = seen !== null && total !== seen;
-    if (performance.now() - readAt < (isOther ? Math.min(EVERY_MS, COSTS * costMs) : EVERY_MS)) {
-      seen ??= total;
-      return;
-    }
-    seen = total;
-    readAt = performance.now();
+  const refresh = topicReader(() => service.nodes && sum((shard) => shard.totals.rejected), (total) => {
     counts.refresh(total);
-    await page();
-  }
+    return page();
+  });
 
   async function page() {
     const asked = chosen();
-    const found = await askPage(() => get("/v1/rejected", { ...asked, limit: PAGE, after: query.get("after") }), { path: PATH, query })
-      .catch((error) => { readAt = -Infinity; throw error; });
+    const found = await askPage(() => get("/v1/rejected", { ...asked, limit: PAGE, after: query.get("after") }), { path: PATH, query });
     if (found === null) return;
-    costMs = performance.now() - readAt;
     list.update(found.rejected);
     pager(pages, { path: PATH, query, found, count: found.rejected.length, what: "records", next: { since: asked.since, until: asked.until } });
   }
 
   function showCounts({ rows, ...known }) {
-    const given = { target: query.get("target"), reason: query.get("reason"), source: query.get("source") };
+    const given = { target: query.get("target"), reason: query.get("reason"), source: query.get("source"), header: query.get("header") };
     const fits = {
       topic: (row) => isLike(row.topic, given.target), reason: (row) => !given.reason || row.reason === given.reason,
       source: (row) => !given.source || `${given.source}/`.startsWith(`${row.source}/`),
     };
+    if (by) fits.header = (row) => !given.header?.startsWith(`${by}=`) || row.header === given.header;
+    const named = by ? rows.map((row) => ({ ...row, header: row.header && `${by}=${row.header}` })) : rows;
     const made = (label, name, field) => facet({
       label, name, path: PATH, query, title: (value) => (field === "reason" ? whyRejected(value)[0] : null),
-      counts: sums(rows.filter((row) => Object.entries(fits).every(([each, fit]) => each === field || fit(row))), field, "records"),
+      counts: sums(named.filter((row) => Object.entries(fits).every(([each, fit]) => each === field || fit(row))), field, "records"),
     });
-    showFacets(facets, rows.length === 0 ? [] : [made("By reason", "reason", "reason"), made("By target", "target", "topic"), made("By partition", "source", "source")],
+    showFacets(facets, rows.length === 0 ? [] : [made("By reason", "reason", "reason"), made("By target", "target", "topic"), made("By partition", "source", "source"), by && made(`By ${by}`, "header", "header")].filter(Boolean),
       countNote(known));
   }
 

@@ -1,6 +1,7 @@
 // Series: messages that are delivered repeatedly, with their next times.
 
 import { get, reason } from "../lib/api.js";
+import { actButton, actLink } from "../lib/caller.js";
 import { address, card, h, link, messageLink, notice, replace } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { duration, number, plural, relative, time, timeText } from "../lib/format.js";
@@ -42,10 +43,9 @@ export function mount(root, { query }) {
       { name: "Occurrence", numeric: true, cell: (row) => `${number(row.occurrence)}${row.repetition.times ? ` of ${number(row.repetition.times)}` : ""}` },
     ],
   });
-  replace(root, h("div", { class: "head" }, h("h1", null, "Series"), link("/ui/messages", { schedule: "true" }, "Schedule a series")),
+  replace(root, h("div", { class: "head" }, h("h1", null, "Series"), actLink("schedule", "/ui/messages?schedule=true", "Schedule a series")),
     filterForm({ path: PATH, query, fields: FIELDS, label: "Filter the series" }), told, detail,
     h("section", { class: "card", "aria-label": "Series" }, rows.element, note, pager));
-  root.querySelector(".head a").classList.add("button");
   const searching = new AbortController();
   let nextAt = 0;
   let shown = null;
@@ -95,9 +95,9 @@ export function mount(root, { query }) {
     const text = JSON.stringify([message.state, message.repetition, isReplaceable(message)]);
     if (text === offered) return;
     offered = text;
-    const act = (name, words) => h("button", { type: "button", class: ACTS[name].kind, onclick: () => perform(name, latest) }, words);
+    const act = (name, words) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, words);
     const acts = message.state === "pending" && h("div", { class: "acts" }, act("fire", "Run now"), act("reschedule", "Move the next time"),
-      h("a", { class: "button", href: composeFrom(chosen, isReplaceable(message)), "data-route": true }, isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
+      actLink("schedule", composeFrom(chosen, isReplaceable(message)), isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
     replace(about,
       h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
       message.repetition && h("p", null, rhythm(message.repetition)), acts);

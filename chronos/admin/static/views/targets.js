@@ -1,6 +1,7 @@
 // The target topics: what they receive, what waits for them and why, and their rate limits.
 
 import { del, get, put, reason } from "../lib/api.js";
+import { actButton } from "../lib/caller.js";
 import { address, badge, card, dialog, facts, h, link, notice, replace } from "../lib/dom.js";
 import { isLike } from "../lib/facets.js";
 import { filterForm } from "../lib/filters.js";
@@ -57,8 +58,8 @@ export function mount(root, { query }) {
       { name: "From", cell: (each) => (each.source === "run-time" ? "set at run time" : "configuration") },
       {
         name: "Change", cell: (each) => h("div", { class: "acts" },
-          h("button", { type: "button", class: "small", onclick: () => change(each.pattern, each.rate) }, "Change…"),
-          each.source === "run-time" && h("button", { type: "button", class: "small danger", onclick: () => remove(each) }, "Remove…")),
+          actButton("set-rate", { class: "small", onclick: () => change(each.pattern, each.rate) }, "Change…"),
+          each.source === "run-time" && actButton("remove-rate", { class: "small danger", onclick: () => remove(each) }, "Remove…")),
       },
     ],
   });
@@ -70,7 +71,7 @@ export function mount(root, { query }) {
       filterForm({ path: PATH, query, label: "Find targets", action: "Find", keep: ["sort"], fields: [{ name: "find", label: "Name, or a part of it", maxlength: 249 }] }),
       list.element, pages,
       countNote),
-    card("Rate limits", null, h("div", { class: "acts" }, h("button", { type: "button", onclick: () => change("", "") }, "Set a limit…")), limitList.element, limitNote));
+    card("Rate limits", null, h("div", { class: "acts" }, actButton("set-rate", { onclick: () => change("", "") }, "Set a limit…")), limitList.element, limitNote));
 
   async function refresh() {
     await Promise.all([readLimits(), readCounters()]);
@@ -139,7 +140,7 @@ export function mount(root, { query }) {
       ["Delivered", counters ? `${number(counters.delivered)}, ${number(counters.late)} of them late by more than 1 s` : null],
     ]), h("div", { class: "acts" },
       link("/ui/messages", { target: chosen }, "Pending messages"), link("/ui/dead-letters", { target: chosen }, "Dead letters"), link("/ui/rejected", { target: chosen }, "Rejected records"),
-      h("button", { type: "button", onclick: () => change(chosen, limit?.rate ?? "") }, "Set a limit…"), link(PATH, close, "Close"))));
+      actButton("set-rate", { onclick: () => change(chosen, limit?.rate ?? "") }, "Set a limit…"), link(PATH, close, "Close"))));
   }
 
   async function change(pattern, rate) {

@@ -2,7 +2,7 @@
 
 import { del, get, patch, post, reason } from "../../lib/api.js";
 import { dialog, h, segment } from "../../lib/dom.js";
-import { DURATION, fieldInstant, fieldText, zoned } from "../../lib/fields.js";
+import { DURATION, fieldInstant, timeField, zoned } from "../../lib/fields.js";
 import { plural, relative, time, timeText } from "../../lib/format.js";
 import { nowMs } from "../../lib/state.js";
 
@@ -17,7 +17,7 @@ export const shell = (text) => (/^[\w.:/-]+$/.test(text) && !text.startsWith("-"
 
 /** Ask for a new time: { deliver_at } or { delay }, or false. The field opens at `dueAt`. */
 export function askTime(title, action, dueAt, body) {
-  const at = h("input", { id: "new-time", type: "datetime-local", step: "1", value: fieldText(dueAt) });
+  const at = timeField(dueAt, { id: "new-time" });
   const delay = h("input", { id: "new-delay", value: "1h", spellcheck: "false", required: true, ...DURATION });
   const how = h("select", { id: "new-how" }, h("option", { value: "at" }, "at a time"), h("option", { value: "in" }, "after a delay"));
   const parts = { at: h("div", { class: "field" }, h("label", { for: "new-time" }, zoned("Time")), at), in: h("div", { class: "field" }, h("label", { for: "new-delay" }, "From now"), delay) };

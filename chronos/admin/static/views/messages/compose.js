@@ -1,11 +1,12 @@
 // The form that schedules a message, empty or with what another message or a dead letter has.
 
 import { get, post, reason } from "../../lib/api.js";
-import { address, h, messageLink, notice, replace, segment } from "../../lib/dom.js";
-import { DURATION, fieldInstant, fieldText, zoned } from "../../lib/fields.js";
-import { timeText } from "../../lib/format.js";
+import { refusal } from "../../lib/caller.js";
+import { address, h, messageLink, notice, replace } from "../../lib/dom.js";
+import { DURATION, fieldInstant, timeField, wholeSecond, zoned } from "../../lib/fields.js";
+import { number, timeText } from "../../lib/format.js";
 import { editable, fromLines } from "../../lib/headers.js";
-import { letterPath } from "../../lib/letters.js";
+import { getLetter, letterPath, positionOf } from "../../lib/letters.js";
 import { nowMs } from "../../lib/state.js";
 import { pathOf } from "./acts.js";
 
@@ -21,15 +22,15 @@ export function compose(root, query) {
   let isDrawn = false;
   const refresh = async () => {
     if (isDrawn) return;
-    const message = dead ? await letterAsMessage(dead) : from ? await get(pathOf(from), { payload: "true" }) : null;
+    const message = dead ? await letterAsMessage(dead, query.get("at")) : from ? await get(pathOf(from), { payload: "true" }) : null;
     isDrawn = true;
     replace(place, form(query, message));
   };
   return { refresh, close() {}, live: false, title };
 }
 
-async function letterAsMessage(id) {
-  const letter = await get(`/v1/dead-letters/${segment(id)}`);
+async function letterAsMessage(id, at) {
+  const letter = await getLetter(id, at);
   return { ...letter, state: "dead letter", target: { ...letter.target, topic: letter.topic } };
 }
 
@@ -51,22 +52,22 @@ function form(query, message) {
     value: h("textarea", { id: "send-value", rows: 6, spellcheck: "false", value: (isExact ? message?.value : base64(message.value)) ?? message?.value_base64 ?? "" }),
     how: choice("send-how", [["delay", "after a delay"], ["at", "at a time"], ["repeat", "repeatedly"]], replaces ? "at" : "delay"),
     delay: input("send-delay", isLetter ? "0s" : "10s", { required: true, ...DURATION }),
-    time: h("input", { id: "send-at", type: "datetime-local", step: "1", value: fieldText(replaces ? message.due_at : nowMs() + SUGGESTED_MS) }),
+    time: timeField(replaces ? message.due_at : wholeSecond(nowMs() + SUGGESTED_MS), { id: "send-at" }),
     repeat: input("send-repeat", message?.repetition?.repeat, { placeholder: "every 30s, or cron 0 9 * * 1-5" }),
     zone: input("send-zone", message?.repetition?.time_zone, { placeholder: "UTC" }),
-    times: h("input", { id: "send-times", type: "number", min: "1", value: message?.repetition?.times ?? "" }),
+    times: h("input", { id: "send-times", type: "number", min: "1", value: (replaces ? timesLeft(message) : message?.repetition?.times) ?? "" }),
     id: input("send-id", replaces || (isLetter && isFree(message)) ? message.id : null, { maxlength: 1024, class: "mono" }),
     conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"]], replaces ? "replace" : ""),
     key: input("send-key", message?.target?.key ?? (message?.target?.key_base64 && `base64:${message.target.key_base64}`), { class: "mono" }),
     headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: lines }),
     discards: h("input", { id: "send-discards", type: "checkbox", checked: true }),
-    expire: h("input", { id: "send-expire", type: "datetime-local", step: "1", value: replaces ? fieldText(message.expire_at) : "" }),
+    expire: timeField(replaces ? message.expire_at : null, { id: "send-expire" }),
     attempts: h("input", { id: "send-attempts", type: "number", min: "1", max: "1000", value: message?.attempts_max ?? "" }),
     spread: input("send-spread", message?.spread, DURATION),
   };
   const parts = {
     delay: field("send-delay", "Delay", at.delay), at: field("send-at", zoned("Time"), at.time),
-    repeat: h("div", { class: "row" }, field("send-repeat", "Rhythm", at.repeat), field("send-zone", "Time zone of a cron expression", at.zone), field("send-times", "Occurrences at most", at.times)),
+    repeat: h("div", { class: "row" }, field("send-repeat", "Rhythm", at.repeat), field("send-zone", "Time zone of a cron expression", at.zone), field("send-times", replaces && message.repetition?.times ? `Occurrences at most, ${number(timesLeft(message))} of ${number(message.repetition.times)} are left` : "Occurrences at most", at.times)),
   };
   if (message?.repetition) at.how.value = "repeat";
   const show = () => {
@@ -80,7 +81,7 @@ function form(query, message) {
   at.kind.addEventListener("change", show);
   show();
   const result = h("div", { role: "status" });
-  const send = h("button", { type: "submit", class: "main" }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
+  const send = h("button", { type: "submit", class: "main", disabled: refusal("schedule") !== null }, replaces ? "Replace the message" : message ? "Schedule as a new message" : "Schedule");
   const made = h("form", { class: "card stack send", autocomplete: "off", "aria-label": "Schedule a message" },
     message && origin(message, isLetter, replaces),
     isHidden && h("p", { class: "notice bad" }, "The payload and the headers are hidden: a token with the role payload would have filled them in."),
@@ -95,12 +96,13 @@ function form(query, message) {
     h("details", null, h("summary", null, "Expiry, attempts, spread"),
       h("div", { class: "row" }, field("send-expire", zoned("Dead-letter it after"), at.expire), field("send-attempts", "Attempts", at.attempts), field("send-spread", "Spread", at.spread))),
     isLetter && !message.resolution && h("label", { class: "check", for: "send-discards" }, at.discards, " Discard the dead letter once the message is scheduled"),
+    refusal("schedule") && h("p", { class: "notice bad" }, `${refusal("schedule")}.`),
     h("div", { class: "acts" }, send), result);
   made.addEventListener("submit", async (event) => {
     event.preventDefault();
     send.disabled = true;
     try {
-      const isScheduled = await schedule(body(at, kept, message), result);
+      const isScheduled = await schedule(body(at, kept, message, replaces), result);
       if (isScheduled && isLetter && !message.resolution && at.discards.checked) await discard(message);
     } catch (error) {
       replace(result, h("div", { class: "notice bad" }, error.status === undefined ? error.message : reason(error),
@@ -113,13 +115,13 @@ function form(query, message) {
 }
 
 function origin(message, isLetter, replaces) {
-  if (isLetter) return h("p", { class: "soft" }, "A new message with what the ", h("a", { href: letterPath(message.id), "data-route": true }, "dead letter"), " ", h("span", { class: "id", dir: "auto" }, message.id), " holds.");
+  if (isLetter) return h("p", { class: "soft" }, "A new message with what the ", h("a", { href: letterPath(message), "data-route": true }, "dead letter"), " ", h("span", { class: "id", dir: "auto" }, message.id), " holds.");
   return h("p", { class: "soft" }, replaces ? "This message takes the place of " : "A new message with what ", messageLink(message.id), replaces ? ", if that one is still pending." : " has. That one stays as it is.");
 }
 
 async function discard(letter) {
   try {
-    await post("/v1/dead-letters/discard", { id: letter.id });
+    await post("/v1/dead-letters/discard", { positions: [positionOf(letter)] });
     notice("The dead letter was discarded.");
   } catch (error) {
     notice(`The new message is scheduled, and the dead letter was not discarded: ${reason(error)}`, "bad");
@@ -134,7 +136,10 @@ function base64(text) {
 
 const orNothing = (text) => (text === "" ? undefined : text);
 
-function body(at, kept, message) {
+/** How many of a series are left, the next one included: the series that takes its place counts anew. Null: there is no limit. */
+const timesLeft = ({ repetition, occurrence }) => (repetition?.times ? repetition.times - Math.max(occurrence, 1) + 1 : null);
+
+function body(at, kept, message, replaces) {
   const key = at.key.value;
   const made = {
     target: { topic: at.topic.value.trim(), headers: fromLines(at.headers.value, kept) },
@@ -156,7 +161,10 @@ function body(at, kept, message) {
     made.repeat_until = message?.repetition?.until ?? undefined;
     made.late_policy = message?.repetition?.late_policy ?? undefined;
     // A cron expression has its own first time.
-    if (!made.repeat.startsWith("cron")) made.delay = made.repeat.split(/\s+/)[1];
+    if (made.repeat.startsWith("cron")) return made;
+    // A rhythm that was not changed keeps its next time.
+    if (replaces && made.repeat === message.repetition?.repeat) made.deliver_at = message.due_at;
+    else made.delay = made.repeat.split(/\s+/)[1];
   }
   return made;
 }
@@ -192,7 +200,7 @@ async function follow(sent, place) {
 export const composeFrom = (id, isReplacing = false) => address("/ui/messages", { schedule: "true", from: id, replace: isReplacing ? "true" : null });
 
 /** The same with what a dead letter holds. */
-export const composeFromLetter = (id) => address("/ui/messages", { schedule: "true", dead: id });
+export const composeFromLetter = (letter) => address("/ui/messages", { schedule: "true", dead: letter.id, at: positionOf(letter) });
 
 /** Whether the id is one that a user can give, and names no occurrence of a series. */
 const isFree = (message) => !GENERATED.test(message.id) && message.occurrence === undefined;

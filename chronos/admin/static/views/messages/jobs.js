@@ -1,7 +1,9 @@
 // Bulk operations: what they would hit, how far they are, and what they did.
 
 import { del, get, post, reason } from "../../lib/api.js";
+import { actButton } from "../../lib/caller.js";
 import { address, badge, dialog, h, link, notice, replace } from "../../lib/dom.js";
+import { wholeSecond } from "../../lib/fields.js";
 import { duration, number, plural, timeText } from "../../lib/format.js";
 import { navigate } from "../../lib/router.js";
 import { nowMs } from "../../lib/state.js";
@@ -66,7 +68,7 @@ export async function startJob(name, filter, query) {
     const body = h("div", null, h("p", null, `${things} ${filterWords(filter)}:`), targetList(found),
       h("p", { class: "soft" }, "Messages that are scheduled after the start are left alone."));
     const action = name === "fire" ? `Deliver ${things} now` : `${ACTS[name].verb} ${things}`;
-    const chosen = name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? nowMs(), body)
+    const chosen = name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? wholeSecond(nowMs()), body)
       : await dialog({ title: `${action}?`, action, danger: name === "cancel", body });
     if (!chosen) return;
     const job = await post("/v1/jobs", { action: ACTS[name].job, filter, ...(chosen === true ? {} : chosen) });
@@ -120,7 +122,7 @@ export function jobPanel(onStop) {
   const state = h("span");
   const words = h("p", { role: "status" });
   const about = h("p", { class: "soft" });
-  const stop = h("button", { type: "button", class: "danger", onclick: onStop }, "Stop");
+  const stop = actButton("stop", { class: "danger", onclick: onStop }, "Stop");
   const title = h("h2");
   replace(element, h("div", { class: "head" }, title, state, stop), words, bar, about);
   return {

@@ -1,6 +1,7 @@
 // The bulk operations of the node asked.
 
 import { del, get, reason } from "../../lib/api.js";
+import { actButton } from "../../lib/caller.js";
 import { badge, card, h, link, notice } from "../../lib/dom.js";
 import { number, relative } from "../../lib/format.js";
 import { table } from "../../lib/table.js";
@@ -19,7 +20,7 @@ export function recentJobs() {
       { name: "State", cell: (job) => [badge(job.state, KINDS[job.state]), job.error && h("div", { class: "why" }, job.error)] },
       { name: "Matched", numeric: true, cell: (job) => number(job.matched) }, { name: "Done", numeric: true, cell: (job) => number(job.done) },
       { name: "Too late", numeric: true, cell: (job) => number(job.too_late) }, { name: "Failed", numeric: true, cell: (job) => number(job.failed) },
-      { name: "", cell: (job) => job.state === "running" && h("button", { type: "button", class: "small", onclick: () => stop(job) }, "Stop") },
+      { name: "", cell: (job) => job.state === "running" && actButton("stop", { class: "small", onclick: () => stop(job) }, "Stop") },
     ],
   });
   const element = card("Bulk operations of this node", { class: "wide" }, grid.element);
