@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from chronos.core.cluster import assignment
 from chronos.core.cluster.assignment import (
     KEPT,
-    LAG_MAX,
     PATIENCE_MS,
     REBALANCE_PAUSE_MS,
     plan,
@@ -22,6 +21,7 @@ from chronos.core.cluster.assignment import (
 from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
 from chronos.core.cluster.planner import REPLAN_MS, RolePlanner
 from chronos.core.cluster.replication import is_in_sync
+from chronos.core.cluster.reports import LAG_MAX, MASTER, NOT_HELD
 from chronos.core.cluster.roles import (
     AWAY_MS,
     DEGRADED,
@@ -1205,9 +1205,9 @@ def test_the_place_of_a_node_that_is_away_is_not_taken_by_a_move() -> None:
 
 def test_a_retiring_node_keeps_what_it_leads_when_the_roles_are_lost() -> None:
     """Its store is deleted once the roles do not name it."""
-    leads = ReplicaReport(applied=50_000, role=assignment.MASTER, role_epoch=3, role_node="b")
+    leads = ReplicaReport(applied=50_000, role=MASTER, role_epoch=3, role_node="b")
     retiring = member("b", *[leads] * 4, host="x", retiring=True)
-    fresh = member("a", *[ReplicaReport(applied=0, role=assignment.NOT_HELD)] * 4, host="x")
+    fresh = member("a", *[ReplicaReport(applied=0, role=NOT_HELD)] * 4, host="x")
     roles = plan(view(retiring, fresh, replication=None))
     assert masters(roles) == ["b"] * 4
     assert all(set(each.replicas) == {"a", "b"} for each in roles.shards.values())

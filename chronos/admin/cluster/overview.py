@@ -45,7 +45,7 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.waiting import poll
 from chronos.admin.messages.scheduling import duration_ms, time_ms
-from chronos.core.cluster.assignment import NOT_HELD
+from chronos.core.cluster.reports import NOT_HELD
 from chronos.core.cluster.roles import verdicts
 from chronos.core.keys import LIMITED, MINUTE_MS, OFFSET_MAX, Lane
 from chronos.core.query import TIMELINE_MAX_MS, WILDCARDS, check_timeline, next_place_ms, timeline
