@@ -88,7 +88,7 @@ def test_every_planted_fault_fits_the_present_code() -> None:
     """Each of every simulation can be planted and is removed again; whether it is found is tested
     slowly."""
     found = {name: misfits(each.faults) for name, each in first_seeds.PLANTED.items()}
-    assert found == dict.fromkeys(first_seeds.PLANTED, [])
+    assert found == {name: [] for name in first_seeds.PLANTED}
 
 
 def test_a_planted_fault_that_does_not_fit_is_named() -> None:

@@ -1213,6 +1213,19 @@ def test_a_retiring_node_keeps_what_it_leads_when_the_roles_are_lost() -> None:
     assert all(set(each.replicas) == {"a", "b"} for each in roles.shards.values())
 
 
+def test_a_retiring_node_takes_a_shard_over_if_no_other_can() -> None:
+    """So its replica counts as one in sync: it is a copy until the new one has caught up."""
+    given = ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))
+    lost = view(
+        member("b", retiring=True),
+        member("c", applied=None),
+        roles=Roles(shards={0: given}),
+        shards=1,
+        replication=2,
+    )
+    assert masters(plan(lost)) == ["b"]
+
+
 PROCESSES = st.lists(st.tuples(st.sampled_from("xyz"), st.booleans()), min_size=1, max_size=5)
 """Nodes of machines: which one, and whether it was there from the start."""
 
