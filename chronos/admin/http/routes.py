@@ -16,9 +16,8 @@ from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
-from chronos.admin.messages.filters import Filters
 from chronos.admin.messages.jobs import JobHandlers
-from chronos.admin.messages.listing import Listing
+from chronos.admin.messages.listing import Filters, Listing
 from chronos.admin.messages.messages import Messages
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]

@@ -120,7 +120,7 @@ def of_shard(shard: dict[str, Any]) -> Iterator[Finding]:
         in_sync = shard.get("in_sync") or []
         yield problem(
             what,
-            f"{too_few(shard['in_sync_needed'], missing)} (replication.min_in_sync): "
+            f"{too_few(shard['in_sync_needed'], missing)}: "
             f"{', '.join(in_sync) or 'none'}. Start the nodes that are down; `chronos status` "
             "shows how far each replica is behind",
         )

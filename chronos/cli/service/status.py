@@ -28,7 +28,6 @@ from chronos.cli.output import (
     wrapped,
 )
 from chronos.client import Client, ServiceFailed, Unreachable, requests
-from chronos.core.cluster.replication import too_few
 from chronos.core.values import shards_text
 
 
@@ -399,7 +398,8 @@ def _too_few_in_sync(shard: dict[str, Any]) -> str:
     missing = shard.get("in_sync_missing")
     if not missing:
         return ""
-    return f"shard {shard['shard']}: {too_few(shard['in_sync_needed'], missing)}"
+    needed = shard["in_sync_needed"]
+    return f"shard {shard['shard']}: {needed - missing} of {needed} followers in sync"
 
 
 def waits_for(shard: dict[str, Any]) -> str:

@@ -142,9 +142,10 @@ def followers_in_sync(
     )
 
 
-def too_few(needed: int, missing: int) -> str:
-    """Return how many followers of a shard are in sync, of those it needs, for people."""
-    return f"{needed - missing} of {needed} followers in sync"
+def too_few(needed: int, missing: int, why: str = "") -> str:
+    """Return how many followers of a shard are in sync, of those it needs, for people. `why`: the
+    reason if it is not that nodes are down or behind."""
+    return f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{why})"
 
 
 def machines_in_sync(

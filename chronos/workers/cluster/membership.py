@@ -143,7 +143,7 @@ class InSyncWatch:
             why = "; the coordinator does not answer"
         elif len(self.followers(shard)) > needed - missing:
             why = "; of those on one machine one counts, and of the master's none"
-        return f"{too_few(needed, missing)} (replication.min_in_sync{why})"
+        return too_few(needed, missing, why)
 
     def missing(self, shard: int) -> int:
         """Return how many followers in sync the shard has too few; 0 if it needs none."""
