@@ -32,7 +32,7 @@ from chronos.cli.options import (
     with_connection,
 )
 from chronos.cli.output import Format
-from chronos.cli.service.registry_app import registry_app
+from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
 from chronos.cli.spark.app import archive_app, audit, backfill
 

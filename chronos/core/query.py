@@ -564,7 +564,7 @@ def scan_pending(
     """
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
-    for lane, lane_state in sorted(read_states(view).items()) if state.parked else []:
+    for lane, lane_state in sorted(read_states(view, state.parked).items()):
         if matching.concerns_target(lane[0]):
             first = max((lane_state.due_ms, lane_state.offset), matching.start)
             begin, end = lane_key(lane, *first), lane_key(lane, *matching.stop)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from chronos.config import Config
+from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.cluster.heartbeats import Timing
-from chronos.core.cluster.planner import RolePlanner
 from chronos.core.cluster.replication import ReplicationRules
 from chronos.core.cluster.roles import ClusterView, Member, Roles, machines
 from chronos.errors import ChronosError

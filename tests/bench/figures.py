@@ -201,54 +201,97 @@ def throughput(
     target = f"{prefix}.out"
     count = bench.messages
     bench.create(target)
+    failed = int(count * failing)
+
+    def fill(due_ms: int) -> None:
+        load.fill(
+            bench.broker.bootstrap,
+            f"{prefix}.delay",
+            target,
+            count - failed,
+            due_ms,
+            keyed=keyed,
+            partitions=shards,
+            misplaced=misplaced,
+        )
+        if failed:
+            small = f"{prefix}.small"
+            bench.broker.create_topic(small, config={"max.message.bytes": "100"})
+            load.fill(
+                bench.broker.bootstrap,
+                f"{prefix}.delay",
+                small,
+                failed,
+                due_ms,
+                keyed=keyed,
+                partitions=shards,
+            )
+
+    # Due after the end of the ingest, whose duration is estimated from the reference.
+    due_in_ms = 25_000 + int(count / bench.tuned * 4_000) if drain else None
+    found = flow(bench, prefix, fill, count, due_in_ms=due_in_ms, shards=shards)
+    return found.ingested, found.drained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What a service did with a delay topic that was full when it started."""
+
+    ingested: float
+    """Messages per second, by the broker's timestamps of the progress records."""
+    drained: float
+    """0 if the messages were not to become due."""
+    resident_bytes: int
+    """Memory of the service at the end."""
+
+
+def flow(
+    bench: Bench,
+    prefix: str,
+    fill: Callable[[int], None],
+    count: int,
+    *,
+    due_in_ms: int | None,
+    shards: int = 1,
+) -> Flow:
+    """Fill the delay topic of a service that does not run, and measure how it ingests and drains
+    that.
+
+    `fill`: writes `count` messages that are due at a time (epoch ms). `due_in_ms`: how long after
+    the beginning of the fill that is, at least until everything is ingested; None: the messages
+    become due after the measurement."""
     service = bench.service(prefix, shards=shards, **{"workers.push": "off"})
     with service:
         service.start()
         service.stop()
-    delay = f"{prefix}.delay"
-    due_ms = time.time_ns() // 1_000_000 + 3_600_000
-    if drain:
-        # Due after the end of the ingest, whose duration is estimated from the reference.
-        due_ms = time.time_ns() // 1_000_000 + 25_000 + int(count / bench.tuned * 4_000)
-    failed = int(count * failing)
-    load.fill(
-        bench.broker.bootstrap,
-        delay,
-        target,
-        count - failed,
-        due_ms,
-        keyed=keyed,
-        partitions=shards,
-        misplaced=misplaced,
-    )
-    if failed:
-        small = f"{prefix}.small"
-        bench.broker.create_topic(small, config={"max.message.bytes": "100"})
-        load.fill(
-            bench.broker.bootstrap, delay, small, failed, due_ms, keyed=keyed, partitions=shards
-        )
+    due_ms = time.time_ns() // 1_000_000 + (3_600_000 if due_in_ms is None else due_in_ms)
+    fill(due_ms)
     service.settings["workers.push"] = "on"
     with service:
         service.start()
         service.wait_until(
             lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=POLL_S
         )
-        assert time.time_ns() // 1_000_000 < due_ms or not drain, (
+        assert time.time_ns() // 1_000_000 < due_ms or due_in_ms is None, (
             "the ingest took longer than estimated"
         )
-        if drain:
+        if due_in_ms is not None:
             service.wait_until(
                 lambda: service.pending() == 0,
                 "drain",
-                timeout_s=120 + (due_ms / 1_000 - time.time()),
+                timeout_s=240 + (due_ms / 1_000 - time.time()),
                 every_s=POLL_S,
             )
+        resident_bytes = service.resident_bytes()
         service.stop()
-    return rates(bench, prefix, count, due_ms if drain else None, shards=shards)
+    ingested, drained = rates(
+        bench, prefix, count, None if due_in_ms is None else due_ms, shards=shards
+    )
+    return Flow(ingested=ingested, drained=drained, resident_bytes=resident_bytes)
 
 
 def rates(
-    bench: Bench, prefix: str, count: int, due_ms: int | None, *, shards: int = 1
+    bench: Bench, prefix: str, count: int, due_ms: int | None, *, shards: int
 ) -> tuple[float, float]:
     """`(ingested, drained)` messages per second of a service that has taken in `count` messages
     after a restart, by its progress records; not drained if `due_ms` is None."""

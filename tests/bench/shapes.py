@@ -1,13 +1,11 @@
 """The figure `shapes`: messages unlike those of the other figures, and a broker far away. No row
 may fall off a cliff that docs/benchmarks.md does not name."""
 
-import time
-
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from chronos.workers.push.push import TARGETS_MAX
 from tests.bench import load
-from tests.bench.figures import Bench, rates, start_steady
+from tests.bench.figures import Bench, flow, start_steady
 from tests.bench.load import Shape
 from tests.harness.broker import Broker
 from tests.harness.ports import free_port
@@ -56,12 +54,10 @@ def _measure(bench: Bench, name: str, shape: Shape) -> None:
     _create(bench, target, shape.targets)
     if compared:
         _create(bench, passed, shape.targets)
-    service = bench.service(prefix, shards=1, **{"workers.push": "off"})
-    with service:
-        service.start()
-        service.stop()
-        # After the pass-through, which shows how long the ingest takes, and the start.
-        due_ms = time.time_ns() // 1_000_000 + 45_000
+    tuned = None
+
+    def fill(due_ms: int) -> None:
+        nonlocal tuned
         load.fill(
             bench.broker.bootstrap,
             delay,
@@ -72,24 +68,19 @@ def _measure(bench: Bench, name: str, shape: Shape) -> None:
             partitions=1,
             shape=shape,
         )
-        tuned = None
         if compared:
             tuned = bench.pass_through(delay, passed, count, tuned=True, targets=shape.targets)
-        service.settings["workers.push"] = "on"
-        service.start()
-        service.wait_until(lambda: service.pending() >= count, "ingest", timeout_s=120, every_s=1.0)
-        assert time.time_ns() // 1_000_000 < due_ms, "the ingest took longer than estimated"
-        service.wait_until(lambda: service.pending() == 0, "drain", timeout_s=240, every_s=1.0)
-        resident = service.resident_bytes()
-        service.stop()
-    found = rates(bench, prefix, count, due_ms)
+
+    # After the pass-through, which shows how long the ingest takes, and the start.
+    done = flow(bench, prefix, fill, count, due_in_ms=45_000)
+    found = done.ingested, done.drained
     megabytes = shape.value_bytes / 1e6
     ratios = [f" ({rate / tuned:.2f} of a tuned pass-through)" if tuned else "" for rate in found]
     bench.add(
         f"{name}: {count:,} messages",
         (
             f"ingest {found[0]:,.0f}/s{ratios[0]}, drain {found[1]:,.0f}/s{ratios[1]}, "
-            f"{found[1] * megabytes:,.0f} MB/s; {resident / 2**20:.0f} MiB resident"
+            f"{found[1] * megabytes:,.0f} MB/s; {done.resident_bytes / 2**20:.0f} MiB resident"
         ),
         "-",
         True,

@@ -106,13 +106,12 @@ class Link:
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Without a delay, bytes of a silent link are not read: its sender notices.
         if self._delay_s:
             await self._pump_late(reader, writer)
-            return
-        while chunk := await reader.read(CHUNK_BYTES):
-            await self._flows.wait()
-            writer.write(chunk)
-            await writer.drain()
+        else:
+            while chunk := await reader.read(CHUNK_BYTES):
+                await self._forward(writer, chunk)
         with suppress(OSError):
             writer.write_eof()
 
@@ -123,9 +122,7 @@ class Link:
         async def arrive() -> None:
             while (found := await under_way.get())[1]:
                 await asyncio.sleep(max(0.0, found[0] - clock()))
-                await self._flows.wait()
-                writer.write(found[1])
-                await writer.drain()
+                await self._forward(writer, found[1])
 
         arriving = asyncio.create_task(arrive())
         try:
@@ -135,8 +132,11 @@ class Link:
             await arriving
         finally:
             arriving.cancel()
-        with suppress(OSError):
-            writer.write_eof()
+
+    async def _forward(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+        await self._flows.wait()
+        writer.write(chunk)
+        await writer.drain()
 
 
 class Network:

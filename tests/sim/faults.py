@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from chronos.core.cluster.assignment import _Table
+from chronos.core.cluster.placement import Placement
+from chronos.core.cluster.reports import Reports
 from chronos.core.shard import order, parsing, staging
 from chronos.core.shard.lanes import Lanes
 from chronos.core.shard.look_ahead import LookAhead, _NextSelection
@@ -500,10 +502,10 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "the replicas of a lost node are not replaced": [
         (
-            _Table,
-            "_on_some_nodes",
-            "node in self.members or not self._is_away_too_long(node)",
-            "True",
+            Placement,
+            "place",
+            "if now_ms - since_ms >= self._view.replace_after_ms",
+            "if False",
         ),
     ],
     "a log is trimmed behind the newest checkpoint alone": [
@@ -548,7 +550,7 @@ FAULTS: dict[str, list[Change]] = {
         ),
     ],
     "a node that returns with a new data directory never gets a later role": [
-        (_Table, "_is_stale", 'in_instance not in ("", instance)', "False"),
+        (Reports, "is_stale", 'in_instance not in ("", instance)', "False"),
     ],
     "a node that leaves keeps its shards": [
         (_Table, "_may_stay", "member.stays", "not member.retiring"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.sim import first_seeds
 from tests.sim.command import main
-from tests.sim.faults import FAULTS, planted
+from tests.sim.faults import FAULTS, Change, planted
 from tests.sim.simulation import simulate
 from tests.sim.world import Finding, finds
 
@@ -66,6 +67,40 @@ def test_a_seed_that_failed_once_does_not_fail_again(seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     assert first_seeds.find("clusters", fault) is not None
+
+
+def misfits(faults: Mapping[str, Sequence[Change]]) -> list[str]:
+    """The faults that do not fit the present code, each with the reason."""
+    found = []
+    for fault in faults:
+        before = [owner.__dict__.get(function) for owner, function, _, _ in faults[fault]]
+        try:
+            with planted(fault, faults):
+                pass
+        except (LookupError, SyntaxError) as error:
+            found.append(f"{fault}: {error}")
+        after = [owner.__dict__.get(function) for owner, function, _, _ in faults[fault]]
+        assert after == before, f"not removed again: {fault}"
+    return found
+
+
+def test_every_planted_fault_fits_the_present_code() -> None:
+    """Each of every simulation can be planted and is removed again; whether it is found is tested
+    slowly."""
+    found = {name: misfits(each.faults) for name, each in first_seeds.PLANTED.items()}
+    assert found == {name: [] for name in first_seeds.PLANTED}
+
+
+def test_a_planted_fault_that_does_not_fit_is_named() -> None:
+    faults: dict[str, list[Change]] = {
+        "the text is gone": [(Finding, "__init__", "no such text", "pass")],
+        "the function is gone": [(Finding, "no_such_function", "return", "pass")],
+        "the second change does not fit": [
+            *FAULTS["two masters in one epoch"],
+            (Finding, "__init__", "no such text", "pass"),
+        ],
+    }
+    assert [each.partition(":")[0] for each in misfits(faults)] == list(faults)
 
 
 def test_a_shard_that_stops_for_good_is_reported() -> None:

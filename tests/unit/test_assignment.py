@@ -14,14 +14,15 @@ from msgspec.structs import replace
 from chronos.core.cluster import assignment
 from chronos.core.cluster.assignment import (
     KEPT,
-    LAG_MAX,
     PATIENCE_MS,
     REBALANCE_PAUSE_MS,
+    REPLAN_MS,
+    RolePlanner,
     plan,
 )
 from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
-from chronos.core.cluster.planner import REPLAN_MS, RolePlanner
 from chronos.core.cluster.replication import is_in_sync
+from chronos.core.cluster.reports import LAG_MAX, MASTER, NOT_HELD
 from chronos.core.cluster.roles import (
     AWAY_MS,
     DEGRADED,
@@ -1205,12 +1206,25 @@ def test_the_place_of_a_node_that_is_away_is_not_taken_by_a_move() -> None:
 
 def test_a_retiring_node_keeps_what_it_leads_when_the_roles_are_lost() -> None:
     """Its store is deleted once the roles do not name it."""
-    leads = ReplicaReport(applied=50_000, role=assignment.MASTER, role_epoch=3, role_node="b")
+    leads = ReplicaReport(applied=50_000, role=MASTER, role_epoch=3, role_node="b")
     retiring = member("b", *[leads] * 4, host="x", retiring=True)
-    fresh = member("a", *[ReplicaReport(applied=0, role=assignment.NOT_HELD)] * 4, host="x")
+    fresh = member("a", *[ReplicaReport(applied=0, role=NOT_HELD)] * 4, host="x")
     roles = plan(view(retiring, fresh, replication=None))
     assert masters(roles) == ["b"] * 4
     assert all(set(each.replicas) == {"a", "b"} for each in roles.shards.values())
+
+
+def test_a_retiring_node_takes_a_shard_over_if_no_other_can() -> None:
+    """So its replica counts as one in sync: it is a copy until the new one has caught up."""
+    given = ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))
+    lost = view(
+        member("b", retiring=True),
+        member("c", applied=None),
+        roles=Roles(shards={0: given}),
+        shards=1,
+        replication=2,
+    )
+    assert masters(plan(lost)) == ["b"]
 
 
 PROCESSES = st.lists(st.tuples(st.sampled_from("xyz"), st.booleans()), min_size=1, max_size=5)

@@ -134,6 +134,7 @@ def test_a_follower_is_in_sync_up_to_the_lag_and_only_if_it_could_take_over() ->
     assert not is_in_sync(member("a", FOLLOWER, eligible=False), 0, 0)
     assert not is_in_sync(member("a", FOLLOWER, log=UNREACHABLE), 0, 0)
     assert is_in_sync(member("a", FOLLOWER, log=DEGRADED), 0, 0)
+    assert is_in_sync(member("a", FOLLOWER, retiring=True), 0, 0)
     assert set(ReplicaState) >= WARM
     for state in ReplicaState:
         assert is_in_sync(member("a", replace(FOLLOWER, role=state)), 0, 100) == (state in WARM), (

@@ -20,12 +20,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from chronos import __version__
-from chronos.admin.cluster.overview import lane_states
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
 from chronos.core.keys import LIMITED
 from chronos.core.query import next_place_ms
 from chronos.core.selector import NO_LEADER
+from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError
 from chronos.node.outcomes import TARGETS_SHOWN, Histogram, Outcomes
 from chronos.node.shards import ShardDriver
@@ -569,7 +569,7 @@ class Exposition(Collector):
             if shard.role != "master":
                 continue
             try:
-                states = lane_states(shard)
+                states = read_states(shard.store, shard.state.parked)
             except ChronosError:
                 continue
             for (topic, partition), state in states.items():

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 import msgspec
@@ -45,13 +45,12 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.waiting import poll
 from chronos.admin.messages.scheduling import duration_ms, time_ms
-from chronos.core.cluster.assignment import NOT_HELD
+from chronos.core.cluster.reports import NOT_HELD
 from chronos.core.cluster.roles import verdicts
 from chronos.core.keys import LIMITED, MINUTE_MS, OFFSET_MAX, Lane
 from chronos.core.query import TIMELINE_MAX_MS, WILDCARDS, check_timeline, next_place_ms, timeline
 from chronos.core.rates import LIMITS_MAX, InForce, Rate, check_pattern, parse_rate, rate_text
 from chronos.core.reach import EVERYTHING
-from chronos.core.shard.codec import LaneState
 from chronos.core.shard.lanes import read_states
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
@@ -186,13 +185,9 @@ def lane_lengths(shards: Iterable[ShardDriver]) -> Counter[Lane]:
     cannot be read."""
     lengths: Counter[Lane] = Counter()
     for shard in shards:
-        lengths.update({lane: state.length for lane, state in lane_states(shard).items()})
+        states = read_states(shard.store, shard.state.parked)
+        lengths.update({lane: state.length for lane, state in states.items()})
     return lengths
-
-
-def lane_states(shard: ShardDriver) -> Mapping[Lane, LaneState]:
-    """Return the state of each lane that is not empty. Raises Retry if the store cannot be read."""
-    return read_states(shard.store) if shard.state.parked else {}
 
 
 def _info(limit: InForce) -> RateInfo:

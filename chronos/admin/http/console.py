@@ -40,7 +40,7 @@ class File(Struct, frozen=True):
     body: bytes
     kind: str
     tag: str
-    """The ETag."""
+    """The value of its ETag."""
 
 
 class Console:
@@ -67,11 +67,10 @@ def _answer(request: web.Request, found: File, status: int) -> web.Response:
     headers = {
         hdrs.CONTENT_TYPE: found.kind,
         hdrs.CACHE_CONTROL: "no-cache",
-        hdrs.ETAG: found.tag,
+        hdrs.ETAG: f'"{found.tag}"',
         "Content-Security-Policy": POLICY,
     }
-    known = request.headers.get(hdrs.IF_NONE_MATCH, "").split(",")
-    if status == 200 and any(tag.strip().removeprefix("W/") == found.tag for tag in known):
+    if status == 200 and any(known.value == found.tag for known in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     return web.Response(status=status, body=found.body, headers=headers)
 
@@ -86,4 +85,4 @@ def _read(folder: Traversable, above: str) -> Iterator[tuple[str, File]]:
         if kind is None:
             continue
         body = entry.read_bytes()
-        yield name, File(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+        yield name, File(body, kind, hashlib.sha256(body).hexdigest()[:32])

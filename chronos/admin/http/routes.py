@@ -16,9 +16,8 @@ from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
-from chronos.admin.messages.filters import Filters
 from chronos.admin.messages.jobs import JobHandlers
-from chronos.admin.messages.listing import Listing
+from chronos.admin.messages.listing import Filters, Listing
 from chronos.admin.messages.messages import Messages
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
@@ -85,23 +84,24 @@ class Route(Struct, frozen=True, kw_only=True):
     """The parameter of the path may have a `/`."""
 
 
-def routes(
-    messages: Messages,
-    listing: Listing,
-    overview: Overview,
-    cluster: Cluster,
-    checkpoints: CheckpointHandlers,
-    copies: ReplicaTransfer,
-    topics: TopicReads,
-    filters: Filters,
-    audit: AuditReads,
-    dead_letters: DeadLetters,
-    rejected: RejectedRecords,
-    jobs: JobHandlers,
-    rates: RateLimitHandlers,
-    registry: RegistryHandlers,
-) -> list[Route]:
-    """All routes, in the order of the documentation."""
+def table(context: Context | None) -> list[Route]:
+    """All routes over a context, in the order of the documentation; without one only for their
+    descriptions."""
+    given: Any = context
+    messages = Messages(given)
+    listing = Listing(given)
+    overview = Overview(given)
+    cluster = Cluster(given)
+    checkpoints = CheckpointHandlers(given)
+    copies = ReplicaTransfer(given)
+    topics = TopicReads(given)
+    filters = Filters(given)
+    audit = AuditReads(given)
+    dead_letters = DeadLetters(given)
+    rejected = RejectedRecords(given)
+    jobs = JobHandlers(given)
+    rates = RateLimitHandlers(given)
+    registry = RegistryHandlers(given)
     by_id = {"id": schemas.Id}
     by_shard = {"shard": schemas.ShardNumber}
     by_job = {"job": schemas.JobId}
@@ -1220,24 +1220,3 @@ def routes(
             answers={200: "The file.", 304: CONSOLE[304], 404: "There is no such file."},
         ),
     ]
-
-
-def table(context: Context | None) -> list[Route]:
-    """The routes over a context; without one only for their descriptions."""
-    given: Any = context
-    return routes(
-        Messages(given),
-        Listing(given),
-        Overview(given),
-        Cluster(given),
-        CheckpointHandlers(given),
-        ReplicaTransfer(given),
-        TopicReads(given),
-        Filters(given),
-        AuditReads(given),
-        DeadLetters(given),
-        RejectedRecords(given),
-        JobHandlers(given),
-        RateLimitHandlers(given),
-        RegistryHandlers(given),
-    )

@@ -1,10 +1,11 @@
-"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a
-filter."""
+"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a filter;
+and the saved filters of the console."""
 
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+from urllib.parse import parse_qsl
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
@@ -13,12 +14,13 @@ from chronos.admin.http.access import check_targets, forbidden
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import begin_again, id_bytes, to_bytes
 from chronos.admin.http.problems import converted, wrong_field
-from chronos.admin.http.schemas import MessageInfo, Page, PageQuery
+from chronos.admin.http.schemas import MessageInfo, Page, PageQuery, SavedFilter, SavedFilters
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.messages import message_info, own, tell_failure, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.query import SETTLED, Filter, MessageRow, page, settled
+from chronos.core.reach import Reach
 from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX, format_time
 
@@ -268,3 +270,24 @@ def _from_plain(text: str) -> PageKey:
 def _header_condition(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name, value
+
+
+class Filters:
+    """The handler of `/v1/filters`: links to the lists of the console that the configuration
+    names."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def filters(self, call: Call) -> tuple[int, object]:
+        """The filters, without those that name a target of others."""
+        found = []
+        for name, text in self._context.node.config.admin.filters.items():
+            view, _, query = text.partition("?")
+            if _is_own(query, call.sender.reach):
+                found.append(SavedFilter(name=name, view=cast(Any, view), query=query))
+        return 200, SavedFilters(filters=found)
+
+
+def _is_own(query: str, reach: Reach) -> bool:
+    return all(reach.admits_target(value) for name, value in parse_qsl(query) if name == "target")

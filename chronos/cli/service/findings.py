@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from chronos.cli.output import number, relative
+from chronos.core.cluster.replication import too_few
 from chronos.errors import ChronosError, Retry, StoreCorrupt
 
 T = TypeVar("T")
@@ -116,10 +117,10 @@ def of_shard(shard: dict[str, Any]) -> Iterator[Finding]:
             f" {number(shard['pending'])} are pending{paused}",
         )
     if missing := shard.get("in_sync_missing"):
-        needed, in_sync = shard["in_sync_needed"], shard.get("in_sync") or []
+        in_sync = shard.get("in_sync") or []
         yield problem(
             what,
-            f"{needed - missing} of {needed} followers in sync (replication.min_in_sync): "
+            f"{too_few(shard['in_sync_needed'], missing)}: "
             f"{', '.join(in_sync) or 'none'}. Start the nodes that are down; `chronos status` "
             "shows how far each replica is behind",
         )

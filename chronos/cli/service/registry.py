@@ -1,8 +1,11 @@
 """`chronos registry`: registered nodes, routes to them, configuration by namespace, and write
 permissions."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from chronos.cli.options import HERE, Output, Server, with_connection
 from chronos.cli.output import (
     RETRIES,
     Format,
@@ -17,9 +20,62 @@ from chronos.cli.output import (
 from chronos.client import Client, ClientError, NotFound, Unreachable, servers
 from chronos.client.connection import addresses, authorization
 
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="Another cluster than that of the node asked."),
+]
+OnlyClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="Only this cluster.")
+]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a registered node.")]
+Namespace = Annotated[
+    str, typer.Argument(metavar="NAMESPACE", help="Namespace of the configuration.")
+]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of a value in the namespace.")]
 
-def show_nodes(server: str, output: Format, cluster: str | None) -> None:
-    """One line for each registered node."""
+registry_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Show the nodes that are registered and the routes to them; change configuration and write permissions.
+
+    Every node serves a registry, with which all nodes register. Registries store nothing and exchange nothing.
+
+    \b
+    Examples:
+      chronos registry nodes
+      chronos registry routes --shard 3
+    """,  # noqa: E501
+)
+config_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Show and change the configuration that registries keep for clients, by namespace.
+
+    The coordinator keeps the values: they survive a restart of all nodes.
+
+    \b
+    Examples:
+      chronos registry config set shop currency EUR
+      chronos registry config get shop
+    """,
+)
+registry_app.add_typer(config_app, name="config")
+
+
+@registry_app.command()
+@with_connection
+def nodes(
+    cluster: OnlyClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """List the nodes that are registered with the node asked, of all clusters.
+
+    \b
+    Examples:
+      chronos registry nodes
+      chronos registry nodes --server http://chronos-2:7700 -o json
+    """
     with connect(server) as client:
         found = client.call(servers.nodes(cluster))
     if output is Format.json:
@@ -35,6 +91,241 @@ def show_nodes(server: str, output: Format, cluster: str | None) -> None:
         ("REGISTERED", "left"),
     ]
     put(table(columns, [_node(node) for node in found["nodes"]]))
+
+
+@registry_app.command()
+@with_connection
+def routes(
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="Default: the delay topic.")
+    ] = None,
+    shard: Annotated[
+        int | None, typer.Option("--shard", metavar="N", min=0, help="Only this shard.")
+    ] = None,
+    cluster: ClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show which node serves each shard of a topic, as master or follower. Exit code 4 if no node
+    is registered for it.
+
+    \b
+    Examples:
+      chronos registry routes
+      chronos registry routes --topic chronos.progress --shard 0
+    """
+    with connect(server) as client:
+        found = client.call(servers.routes(topic=topic, shard=shard, cluster=cluster))
+    if output is Format.json:
+        put_json(found)
+        return
+    columns = [
+        ("SHARD", "right"),
+        ("MASTER", "left"),
+        ("ADDRESS", "left"),
+        ("FOLLOWERS", "left"),
+        ("PERMITS", "left"),
+    ]
+    put(table(columns, [_route(route) for route in found["routes"]]))
+    missing = found["partitions"] - len(found["routes"])
+    if missing and shard is None:
+        note(f"no node is registered for {missing} of {found['partitions']} shards")
+
+
+@registry_app.command()
+@with_connection
+def topics(
+    cluster: OnlyClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """List the topics that the masters of the shards have registered.
+
+    \b
+    Examples:
+      chronos registry topics
+    """
+    with connect(server) as client:
+        found = client.call(servers.topics(cluster))
+    if output is Format.json:
+        put_json(found)
+        return
+    columns = [("TOPIC", "left"), ("CLUSTER", "left"), ("PARTITIONS", "right"), ("PERMITS", "left")]
+    rows = [
+        [
+            printable(each["topic"]),
+            printable(each["cluster"]),
+            str(each["partitions"]),
+            ", ".join(each["permissions"]),
+        ]
+        for each in found["topics"]
+    ]
+    put(table(columns, rows))
+
+
+@registry_app.command(name="remove-topic")
+@with_connection
+def remove_topic(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A registered topic.")],
+    cluster: ClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Remove a topic from the registry of the node asked, until a master registers a change. The
+    topic itself stays.
+
+    \b
+    Examples:
+      chronos registry remove-topic old.delay --cluster old
+    """
+    with connect(server) as client:
+        found = client.call(servers.remove_topic(topic, cluster))
+    put_json(found) if output is Format.json else print(
+        f"{printable(topic)} is removed from the registry of {server}"
+    )
+
+
+@registry_app.command()
+@with_connection
+def clusters(
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """List the clusters with their registered nodes and shards.
+
+    \b
+    Examples:
+      chronos registry clusters
+    """
+    with connect(server) as client:
+        found = client.call(servers.clusters())
+    if output is Format.json:
+        put_json(found)
+        return
+    rows = [
+        [
+            printable(each["cluster"]),
+            ", ".join(map(printable, each["nodes"])),
+            ranges(each["shards"]),
+        ]
+        for each in found["clusters"]
+    ]
+    put(table([("CLUSTER", "left"), ("NODES", "left"), ("SHARDS", "left")], rows))
+
+
+@registry_app.command(name="wipe-write")
+@with_connection
+def wipe_write(
+    node: NodeArgument,
+    cluster: ClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Take the write permission from a node, so that clients write to other nodes; in a cluster the
+    node is drained too.
+
+    \b
+    Examples:
+      chronos registry wipe-write chronos-2
+    """
+    allow_writes(server, output, node, cluster, allowed=False)
+
+
+@registry_app.command(name="restore-write")
+@with_connection
+def restore_write(
+    node: NodeArgument,
+    cluster: ClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Give a node its write permission back, and end its drain.
+
+    \b
+    Examples:
+      chronos registry restore-write chronos-2
+    """
+    allow_writes(server, output, node, cluster, allowed=True)
+
+
+@config_app.command(name="get")
+@with_connection
+def get_config(
+    namespace: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAMESPACE", help="Namespace; without it, the namespaces are listed."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="Only this value, as it is.")
+    ] = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show the namespaces, the values of one, or one value, as the registry of the node asked has
+    them.
+
+    \b
+    Examples:
+      chronos registry config get
+      chronos registry config get shop currency
+    """
+    with connect(server) as client:
+        found = client.call(servers.config(namespace, key))
+    if output is Format.json:
+        put_json(found)
+    elif key is not None:
+        print(printable(found["value"]))
+    elif namespace is not None:
+        put(
+            table(
+                [("KEY", "left"), ("VALUE", "left")],
+                [[*map(printable, pair)] for pair in found["values"].items()],
+            )
+        )
+    else:
+        for name in found["namespaces"]:
+            print(printable(name))
+
+
+@config_app.command(name="set")
+@with_connection
+def set_config(
+    namespace: Namespace,
+    key: Key,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="At most 16,384 characters.")],
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Set a value in the registries of the node asked and of the nodes of its cluster that are
+    registered with it. Exit code 3 if one does not answer, or if another node answers at its
+    address.
+
+    \b
+    Examples:
+      chronos registry config set shop currency EUR
+    """
+    change_config(server, output, namespace, key, value)
+
+
+@config_app.command(name="delete")
+@with_connection
+def delete_config(
+    namespace: Namespace,
+    key: Key,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Delete a value from the registries of the node asked and of the nodes of its cluster that are
+    registered with it. Exit code 3 if one does not answer, or if another node answers at its
+    address.
+
+    \b
+    Examples:
+      chronos registry config delete shop currency
+    """
+    change_config(server, output, namespace, key, None)
 
 
 def _node(node: dict[str, Any]) -> list[str]:
@@ -58,26 +349,6 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join("-".join(map(str, each)) for each in found) or "-"
 
 
-def show_routes(server: str, output: Format, query: dict[str, Any]) -> None:
-    """One line for each shard."""
-    with connect(server) as client:
-        found = client.call(servers.routes(**query))
-    if output is Format.json:
-        put_json(found)
-        return
-    columns = [
-        ("SHARD", "right"),
-        ("MASTER", "left"),
-        ("ADDRESS", "left"),
-        ("FOLLOWERS", "left"),
-        ("PERMITS", "left"),
-    ]
-    put(table(columns, [_route(route) for route in found["routes"]]))
-    missing = found["partitions"] - len(found["routes"])
-    if missing and query["shard"] is None:
-        note(f"no node is registered for {missing} of {found['partitions']} shards")
-
-
 def _route(route: dict[str, Any]) -> list[str]:
     master = route["master"] or {"node": "-", "address": "-"}
     followers = ", ".join(printable(follower["node"]) for follower in route["followers"]) or "-"
@@ -91,53 +362,6 @@ def _route(route: dict[str, Any]) -> list[str]:
     ]
 
 
-def show_topics(server: str, output: Format, cluster: str | None) -> None:
-    """One line for each registered topic."""
-    with connect(server) as client:
-        found = client.call(servers.topics(cluster))
-    if output is Format.json:
-        put_json(found)
-        return
-    columns = [("TOPIC", "left"), ("CLUSTER", "left"), ("PARTITIONS", "right"), ("PERMITS", "left")]
-    rows = [
-        [
-            printable(each["topic"]),
-            printable(each["cluster"]),
-            str(each["partitions"]),
-            ", ".join(each["permissions"]),
-        ]
-        for each in found["topics"]
-    ]
-    put(table(columns, rows))
-
-
-def remove_topic(server: str, output: Format, topic: str, cluster: str | None) -> None:
-    """Remove a topic from one registry."""
-    with connect(server) as client:
-        found = client.call(servers.remove_topic(topic, cluster))
-    put_json(found) if output is Format.json else print(
-        f"{printable(topic)} is removed from the registry of {server}"
-    )
-
-
-def show_clusters(server: str, output: Format) -> None:
-    """One line for each cluster."""
-    with connect(server) as client:
-        found = client.call(servers.clusters())
-    if output is Format.json:
-        put_json(found)
-        return
-    rows = [
-        [
-            printable(each["cluster"]),
-            ", ".join(map(printable, each["nodes"])),
-            ranges(each["shards"]),
-        ]
-        for each in found["clusters"]
-    ]
-    put(table([("CLUSTER", "left"), ("NODES", "left"), ("SHARDS", "left")], rows))
-
-
 def allow_writes(
     server: str, output: Format, node: str, cluster: str | None, *, allowed: bool
 ) -> None:
@@ -148,26 +372,6 @@ def allow_writes(
         put_json(found)
     else:
         print(f"{printable(found['what'])}: {found['result']}")
-
-
-def show_config(server: str, output: Format, namespace: str | None, key: str | None) -> None:
-    """The namespaces, the values of one, or one value."""
-    with connect(server) as client:
-        found = client.call(servers.config(namespace, key))
-    if output is Format.json:
-        put_json(found)
-    elif key is not None:
-        print(printable(found["value"]))
-    elif namespace is not None:
-        put(
-            table(
-                [("KEY", "left"), ("VALUE", "left")],
-                [[*map(printable, pair)] for pair in found["values"].items()],
-            )
-        )
-    else:
-        for name in found["namespaces"]:
-            print(printable(name))
 
 
 def change_config(server: str, output: Format, namespace: str, key: str, value: str | None) -> None:

@@ -5,9 +5,7 @@ It keeps liveness (every shard has a master) and moves as little as possible. A 
 never a message: the log fences all masters but one (law 5)."""
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -26,8 +24,10 @@ from chronos.core.cluster.health import (
     mode_of,
     was_moved,
 )
+from chronos.core.cluster.placement import EXCESS_MIN, Placement
 from chronos.core.cluster.registry import Configuration, Full, configured
 from chronos.core.cluster.replication import is_in_sync
+from chronos.core.cluster.reports import LAG_MAX, MASTER, Reports
 from chronos.core.cluster.roles import (
     AWAY_MS,
     HISTORY_MAX,
@@ -35,7 +35,6 @@ from chronos.core.cluster.roles import (
     UNREACHABLE,
     Change,
     ClusterView,
-    ReplicaReport,
     Request,
     Roles,
     ShardRoles,
@@ -53,16 +52,6 @@ REBALANCE_PAUSE_MS = 5_000
 """Time between two moves that only spread masters, and after any other change of master: each move
 delays deliveries."""
 
-LAG_MAX = 1_000
-"""Progress records by which a replica may lag and still count as caught up: it reads them in well
-under a second."""
-
-MASTER = "master"
-"""The role that a replica reports while it leads (`workers.replica.state`)."""
-
-NOT_HELD = "none"
-"""The role that a replica reports on a node that does not hold the shard."""
-
 ASKED = "asked for by an operator"
 
 CUT_OFF = "the log does not answer it"
@@ -77,15 +66,13 @@ FAR_BEHIND = "far behind, and another replica is not"
 REASON_CHARS = 200
 """Most characters of a replica's reason in the history of roles, which every node receives."""
 
-EXCESS_MIN = 2
-"""Least difference between two nodes, in masters or replicas, that a move makes smaller."""
-
-NO_REPORT = ReplicaReport()
-
-last_seen = attrgetter("role_epoch", "role_node", "role_instance")
-
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
+
+REPLAN_MS = 250
+"""Time after which a view is planned again that has not changed, or only in the reports of its
+members: its deadlines are seconds away or more, and a plan for 1,000 shards on 50 nodes takes some
+30 ms."""
 
 
 def refused(request: Request) -> str:
@@ -129,24 +116,48 @@ def plan(view: ClusterView) -> Roles:
     return table.roles()  # 6
 
 
+class RolePlanner:
+    """Plans again at once when the view has changed, but only after REPLAN_MS when nothing has
+    changed but the reports of the members and the time: reports change all the time, because they
+    tell progress, and deadlines pass."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ClusterView, Roles] | None = None
+
+    def plan(self, view: ClusterView) -> Roles:
+        """Return the roles to publish now."""
+        if self._last is not None:
+            before, roles = self._last
+            if 0 <= view.now_ms - before.now_ms < REPLAN_MS and _same_but_reports(before, view):
+                return roles
+        roles = plan(view)
+        self._last = view, roles
+        return roles
+
+
+def _same_but_reports(before: ClusterView, view: ClusterView) -> bool:
+    same = replace(
+        view, now_ms=before.now_ms, members=before.members, in_sync_from=before.in_sync_from
+    )
+    return (
+        same == before
+        and view.members.keys() == before.members.keys()
+        and all(
+            replace(member, replicas=before.members[node].replicas) == before.members[node]
+            for node, member in view.members.items()
+        )
+    )
+
+
 class _Table:
     """The roles under construction, within one call of `plan`."""
 
     def __init__(self, view: ClusterView) -> None:
         self.view = view
         self.members = view.members
-        self.furthest: dict[int, int] = {}
-        """Shard -> the greatest progress that a member reports."""
-        self.seen: dict[int, set[tuple[int, str, str]]] = {}
-        """Shard -> the greatest role epochs that members have seen in its progress log, each with
-        its node and the id of that node's data directory."""
-        self.suspected: set[int] = set()
-        """Shards whose master a member finds unhealthy."""
-        self._read_reports()
+        self.reports = Reports(view.members)
         self.unhealthy: dict[tuple[int, int], bool] = {}
         """Shard and role epoch -> whether a quorum finds its master unhealthy."""
-        self.sorted: dict[frozenset[str], list[str]] = {}
-        """Sets of nodes in order: most shards have the same replicas."""
         self.shards = {
             shard: view.roles.shards.get(shard, ShardRoles()) for shard in range(view.shards)
         }
@@ -154,7 +165,7 @@ class _Table:
             node: host for node, host in view.roles.hosts.items() if node not in self.members
         } | {node: member.host for node, member in self.members.items() if member.host}
         """Nodes that share their machines with others -> the machine."""
-        self.retiring = {node for node, member in self.members.items() if member.retiring}
+        self.placement = Placement(view, self.hosts, self.reports)
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
@@ -176,22 +187,6 @@ class _Table:
         shard of one another."""
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
-
-    def _read_reports(self) -> None:
-        # Half of the time of a plan. Member by member, as they lie in memory: shard by shard it
-        # takes more than twice as long (measured with 1,000 shards on 50 nodes).
-        furthest, seen = self.furthest, self.seen
-        for member in self.members.values():
-            for shard, replica in member.replicas.items():
-                applied, last = replica.applied, last_seen(replica)
-                if applied is not None and applied > furthest.get(shard, -1):
-                    furthest[shard] = applied
-                if shard not in seen:
-                    seen[shard] = {last}
-                elif last not in seen[shard]:
-                    seen[shard].add(last)
-                if replica.unhealthy:
-                    self.suspected.add(shard)
 
     def decided(self) -> tuple[object, ...]:
         """Return all that a pass may change, as a value: the next pass does the same if this one
@@ -240,22 +235,14 @@ class _Table:
         announced = min((member.rules for member in self.members.values()), default=0)
         return max(self.view.roles.rules, 0 if self.away else announced)
 
-    def replica(self, shard: int, node: str | None) -> ReplicaReport:
-        """Return the node's report of its replica; an empty one if there is none."""
-        member = self.members.get(node or "")
-        return NO_REPORT if member is None else member.replicas.get(shard, NO_REPORT)
-
     def awaits_reports(self) -> bool:
         """Return whether shards had masters that these roles do not know, and more members may
         report them in a moment."""
         return (
             self.view.awaits_reports
             and self.view.roles.are_empty
-            and any(self._latest_epoch(shard) for shard in self.seen)
+            and any(map(self.reports.latest_epoch, self.reports.seen))
         )
-
-    def _latest_epoch(self, shard: int) -> int:
-        return max((epoch for epoch, _, _ in self.seen.get(shard, ())), default=0)
 
     def record_progress(self) -> None:
         """Record the greatest progress of each shard, and since when nodes are away; forget those
@@ -272,17 +259,9 @@ class _Table:
             self.forget(node)
 
     def _with_progress(self, shard: int, given: ShardRoles) -> ShardRoles:
-        known = 0 if self._leads(shard, given) else given.applied
-        applied = max(known, self.furthest.get(shard, 0))
+        known = 0 if self.reports.is_led(shard, given) else given.applied
+        applied = max(known, self.reports.furthest.get(shard, 0))
         return given if applied == given.applied else replace(given, applied=applied)
-
-    def _leads(self, shard: int, given: ShardRoles) -> bool:
-        """Return whether the master reports that it leads under the present role."""
-        replica = self.replica(shard, given.master)
-        return replica.role == MASTER and (replica.role_epoch, replica.role_node) == (
-            given.epoch,
-            given.master,
-        )
 
     def _record_away(self) -> None:
         now_ms = self.view.now_ms
@@ -292,210 +271,27 @@ class _Table:
 
     def forget(self, node: str) -> None:
         """Keep nothing for the node any longer: no replica, no drain, no time of absence."""
-        for shard, given in self.shards.items():
-            self._set_replicas(shard, [each for each in given.replicas if each != node])
+        self.shards = self.placement.without(node, self.shards)
         self.drained.discard(node)
         self.away.pop(node, None)
 
     # --- replicas
 
     def place_replicas(self) -> None:
-        """Keep replicas where they are, add missing ones, then start at most one move towards an
-        even spread.
-
-        Without a number of replicas each machine gets one."""
-        count = self.view.replication
-        if count is None and not self.hosts:
-            self._place_on_all_nodes()
-        else:
-            count = count or len(machines(self.members, self.view.roles))
-            held = self._replica_counts()
-            for shard, given in self.shards.items():
-                nodes = self._on_some_nodes(shard, given, count, held)
-                if len(nodes) != len(given.replicas) or not nodes.issuperset(given.replicas):
-                    held.subtract(given.replicas)
-                    held.update(nodes)
-                self._set_replicas(shard, nodes)
-            self._even_out(count)
-            if self.retiring:
-                # A node that comes back under the name of one that retired is not drained.
-                replicas = (given.replicas for given in self.shards.values())
-                self.drained -= self.retiring.difference(*replicas)
+        """Place the replicas of all shards; see `Placement.place`."""
+        self.shards = self.placement.place(self.shards, self.away, self._has_successor)
+        if retiring := {node for node, member in self.members.items() if member.retiring}:
+            # A node that comes back under the name of one that retired is not drained.
+            replicas = (given.replicas for given in self.shards.values())
+            self.drained -= retiring.difference(*replicas)
         self._record_away()
 
-    def _place_on_all_nodes(self) -> None:
-        # Most shards have the same replicas in one of a few orders.
-        nodes = {
-            replicas: frozenset(replicas).union(self.members)
-            for replicas in {given.replicas for given in self.shards.values()}
-        }
-        for shard, given in self.shards.items():
-            self._set_replicas(shard, nodes[given.replicas])
-
-    def _on_some_nodes(
-        self, shard: int, given: ShardRoles, count: int, held: Counter[str]
-    ) -> set[str]:
-        """Return `count` nodes, on different machines as far as there are, and the one that is to
-        be dropped until the others have caught up. `held`: the number of replicas that each node
-        has."""
-        nodes = {
-            node
-            for node in given.replicas
-            if node in self.members or not self._is_away_too_long(node)
-        }
-        lasting = nodes - self.retiring
-        if len(nodes) == len(lasting) == count:
-            return nodes
-        order = self._preferred(shard, self.members)
-        leader = None if given.epoch else self._leader(shard, order)
-        if not given.epoch:
-            # With roles that were lost, what a retiring node holds is not known otherwise.
-            nodes |= {node for node in self.retiring if self.replica(shard, node).role != NOT_HELD}
-        spare = [node for node in order if node not in nodes and self.members[node].stays]
-        while len(lasting) < count:
-            used = {self._machine(node) for node in lasting}
-            if self.view.replication is None:
-                spare = [node for node in spare if self._machine(node) not in used]
-            if not spare:
-                count = max(1, len(lasting))  # a retiring node does not wait for others to come
-                break
-            # With roles that were lost, the master is kept, and those that held the shard go before
-            # those that did not.
-            taker = min(
-                spare,
-                key=lambda node: (
-                    node != leader,
-                    self._machine(node) in used,
-                    self.replica(shard, node).role == NOT_HELD,
-                    held[node],
-                ),
-            )
-            spare.remove(taker)
-            lasting.add(taker)
-        nodes |= lasting
-        # A master that retires is kept until another node leads.
-        retires = given.master in self.retiring & nodes
-        if len(nodes) > count + retires and all(
-            self._caught_up(shard, node) for node in nodes if node in self.members
-        ):
-            # The master is kept first, unless it holds the only replica; then members that stay,
-            # then those that have a machine for themselves, then nodes that hold few replicas.
-            on = Counter(map(self._machine, nodes))
-            drop = max(
-                nodes if count == 1 else nodes - {given.master or ""},
-                key=lambda node: (
-                    node in self.retiring,
-                    on[self._machine(node)],
-                    node not in self.members,
-                    held[node],
-                    node,
-                ),
-            )
-            if drop != given.master or any(
-                self._can_continue(shard, drop, node) for node in self._fit_candidates(shard)
-            ):
-                nodes.discard(drop)
-        return nodes
-
-    def _even_out(self, count: int) -> None:
-        """Begin to move a replica from a machine with two replicas of the shard to one without, or
-        else from a node with many replicas to the one with the fewest: the old one is dropped once
-        the new one has caught up."""
-        if any(len(given.replicas) > count for given in self.shards.values()):
-            return
-        held = self._replica_counts()
-        takers = [node for node in sorted(self.members) if self.members[node].stays]
-        if move := self._apart(takers, held) or self._lighter(takers, held):
-            shard, node = move
-            self._set_replicas(shard, {*self.shards[shard].replicas, node})
-
-    def _apart(self, takers: list[str], held: Counter[str]) -> tuple[int, str] | None:
-        """Return the first shard with two replicas on one machine, and the best node on a machine
-        without; None if there is none."""
-        if not self.hosts:
-            return None
-        on = {node: self._machine(node) for node in {*takers, *held}}
-        free: dict[frozenset[str], str | None] = {}
-        for shard, given in self.shards.items():
-            used = frozenset(on[node] for node in given.replicas)
-            if len(used) == len(given.replicas) or not self._all_present(given):
-                continue
-            if used not in free:
-                fit = [node for node in takers if on[node] not in used]
-                free[used] = min(fit, key=lambda node: held[node], default=None)
-            if (node := free[used]) is not None:
-                return shard, node
-        return None
-
-    def _lighter(self, takers: list[str], held: Counter[str]) -> tuple[int, str] | None:
-        """Return the shard whose move makes the greatest difference smaller, and the node that
-        takes it; None if there is none. Its replicas lie on as many machines as before.
-
-        A master is moved only if it holds the only replica, and to a node that has stayed."""
-        fewest = min((held[node] for node in takers), default=0)
-        moves = [
-            (held[given_up] - held[node], -shard, node)
-            for shard, given in self.shards.items()
-            for given_up in given.replicas
-            if held[given_up] - fewest >= EXCESS_MIN
-            and (given_up != given.master or len(given.replicas) == 1)
-            and self._all_present(given)
-            for node in takers
-            if held[given_up] - held[node] >= EXCESS_MIN
-            and node not in given.replicas
-            and (given_up != given.master or self._has_stayed(node))
-            and not (self.hosts and self._narrows(given, node, given_up))
-        ]
-        _, shard, node = max(moves, default=(0, 0, ""))
-        return (-shard, node) if moves else None
-
-    def _narrows(self, given: ShardRoles, node: str, given_up: str) -> bool:
-        """Return whether the replicas would lie on fewer machines with the one node instead of the
-        other."""
-        before = set(map(self._machine, given.replicas))
-        after = {self._machine(each) for each in (*given.replicas, node) if each != given_up}
-        return len(after) < len(before)
-
-    def _all_present(self, given: ShardRoles) -> bool:
-        """Return whether all nodes with a replica are members: the place of one that is away is
-        kept, and moves would take it."""
-        return all(node in self.members for node in given.replicas)
-
-    def _has_stayed(self, node: str) -> bool:
-        """Return whether a member has been present for so long that masters are moved to it only to
-        spread them."""
-        since_ms = self.view.since_ms.get(node, self.view.now_ms)
-        return self.view.now_ms - since_ms >= self.view.rebalance_after_ms
-
-    def _machine(self, node: str) -> str:
-        return self.hosts.get(node, node)
-
-    def _set_replicas(self, shard: int, nodes: Iterable[str]) -> None:
-        replicas = tuple(self._preferred(shard, nodes))
-        if replicas != self.shards[shard].replicas:
-            self.shards[shard] = replace(self.shards[shard], replicas=replicas)
-
-    def _preferred(self, shard: int, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes in the order of preference for a shard; consecutive shards prefer
-        different nodes."""
-        nodes = frozenset(nodes)
-        ordered = self.sorted.get(nodes)
-        if ordered is None:
-            ordered = self.sorted[nodes] = sorted(nodes)
-        first = shard % len(ordered) if ordered else 0
-        return ordered[first:] + ordered[:first]
-
-    def _replica_counts(self) -> Counter[str]:
-        return Counter(node for given in self.shards.values() for node in given.replicas)
-
-    def _is_away_too_long(self, node: str) -> bool:
-        return (
-            self.view.now_ms - self.away.get(node, self.view.now_ms) >= self.view.replace_after_ms
+    def _has_successor(self, shard: int) -> bool:
+        """Return whether another replica could take the shard over from its master and go on."""
+        master = self.shards[shard].master
+        return master is not None and any(
+            self._can_continue(shard, master, node) for node in self._fit_candidates(shard)
         )
-
-    def _caught_up(self, shard: int, node: str) -> bool:
-        applied = self.replica(shard, node).applied
-        return applied is not None and applied >= self.shards[shard].applied - LAG_MAX
 
     # --- masters
 
@@ -546,8 +342,9 @@ class _Table:
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)
         given = self.shards.get(request.shard, ShardRoles())
-        replica = self.replica(request.shard, request.node)
-        behind = (self.replica(request.shard, given.master).applied or 0) - (replica.applied or 0)
+        replica = self.reports.replica(request.shard, request.node)
+        ahead = self.reports.replica(request.shard, given.master)
+        behind = (ahead.applied or 0) - (replica.applied or 0)
         reasons = {
             "it is a member: stop it first": request.kind == "forget",
             "there is no such request": request.kind not in ("transfer", "arm"),
@@ -572,7 +369,7 @@ class _Table:
         for shard, given in self.shards.items():
             if (
                 not (given.epoch or given.master)
-                and (leader := self._leader(shard, given.replicas)) is not None
+                and (leader := self.reports.leader(shard, given.replicas)) is not None
             ):
                 self._keep_leader(shard, leader)
             elif given.master is None or given.master not in self.members:
@@ -594,28 +391,12 @@ class _Table:
             elif self._is_unhealthy(shard, given):
                 self._fail_over(shard, given)
         for shard, given in self.shards.items():
-            if given.master is not None and self._is_stale(shard, given.master, given.epoch):
+            if given.master is not None and self.reports.is_stale(shard, given.master, given.epoch):
                 self._assign_master(shard, given.master, "the progress log contains a later role")
-
-    def _leader(self, shard: int, nodes: Iterable[str]) -> str | None:
-        """Return which of the nodes leads a shard of which the roles know nothing, by its report;
-        None if another one wrote later."""
-        epoch = self._latest_epoch(shard)
-        leaders = []
-        for node in nodes:
-            replica = self.replica(shard, node)
-            leads = (
-                replica.role == MASTER
-                and replica.role_epoch == epoch > 0
-                and replica.applied is not None
-            )
-            if leads and self.members[node].eligible and not self._is_stale(shard, node, epoch):
-                leaders.append(node)
-        return next(iter(leaders), None)
 
     def _keep_leader(self, shard: int, node: str) -> None:
         """Leave the shard to its master, which goes on under its epoch."""
-        epoch = self.replica(shard, node).role_epoch
+        epoch = self.reports.replica(shard, node).role_epoch
         new = replace(self.shards[shard], master=node, epoch=epoch, since_ms=self.view.now_ms)
         self.masters[node] += 1
         self.shards[shard] = self._with_progress(shard, new)
@@ -634,7 +415,7 @@ class _Table:
         fit = [node for node in candidates if self._may_stay(node)]
         candidates = fit or [node for node in candidates if not self.members[node].leaving]
         behind = all(
-            (self.replica(shard, node).applied or 0) < vacant.applied
+            (self.reports.replica(shard, node).applied or 0) < vacant.applied
             and not self._is_in_sync(shard, node)
             for node in candidates
         )
@@ -654,7 +435,7 @@ class _Table:
         It was the only one that was there, or lost its disk: it would read its logs, or fetch a
         checkpoint, for minutes or hours."""
         assert given.master is not None
-        master, now_ms = self.replica(shard, given.master), self.view.now_ms
+        master, now_ms = self.reports.replica(shard, given.master), self.view.now_ms
         since_ms = max(given.since_ms, self.view.since_ms.get(given.master, now_ms))
         if master.role == MASTER or now_ms - since_ms < PATIENCE_MS:
             return []
@@ -662,12 +443,12 @@ class _Table:
         return [
             node
             for node in self._fit_candidates(shard)
-            if (self.replica(shard, node).applied or 0) > needed
+            if (self.reports.replica(shard, node).applied or 0) > needed
         ]
 
     def _is_unhealthy(self, shard: int, given: ShardRoles) -> bool:
         """Return whether a quorum of observers finds the master unhealthy that these roles name."""
-        if shard not in self.suspected:
+        if shard not in self.reports.suspected:
             return False
         found = self.unhealthy.get((shard, given.epoch))
         if found is None:
@@ -703,7 +484,7 @@ class _Table:
     def _is_fit(self, shard: int, node: str) -> bool:
         """Return whether the replica of a node that is not master works: a deposed master may hang
         and still report that it is one."""
-        replica = self.replica(shard, node)
+        replica = self.reports.replica(shard, node)
         return (
             node != self.shards[shard].master and replica.reason is None and replica.role != MASTER
         )
@@ -742,8 +523,9 @@ class _Table:
     def _can_continue(self, shard: int, master: str, node: str) -> bool:
         """Return whether the replica of another node works and has nearly all that the master
         has."""
-        ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
-        return behind is not None and behind >= (ahead or 0) - LAG_MAX and self._is_fit(shard, node)
+        ahead = self.reports.replica(shard, master).applied or 0
+        behind = self.reports.replica(shard, node).applied
+        return behind is not None and behind >= ahead - LAG_MAX and self._is_fit(shard, node)
 
     def _may_be_master(self, node: str) -> bool:
         return self._may_stay(node) and self.members[node].log == OK
@@ -769,7 +551,7 @@ class _Table:
             for node in self.shards[shard].replicas
             if node in self.members and self.members[node].eligible
         ]
-        return [node for node in nodes if self.replica(shard, node).applied is not None]
+        return [node for node in nodes if self.reports.replica(shard, node).applied is not None]
 
     def _fit_candidates(self, shard: int) -> list[str]:
         """Return the candidates that could lead at once, besides the present master, in preferred
@@ -790,7 +572,7 @@ class _Table:
         best = choose(
             Candidate(
                 node=node,
-                applied=self.replica(shard, node).applied,
+                applied=self.reports.replica(shard, node).applied,
                 masters=self.masters[node],
                 in_sync=self._is_in_sync(shard, node),
                 steady=self._is_steady(node),
@@ -803,21 +585,11 @@ class _Table:
     def _is_held_up(self, shard: int, node: str) -> bool:
         """Return whether the replica has not caught up, and is paused or reads its log in bounded
         memory."""
-        replica = self.replica(shard, node)
+        replica = self.reports.replica(shard, node)
         return replica.role in CATCHING_UP and replica.reason is not None
 
     def _is_in_sync(self, shard: int, node: str) -> bool:
         return is_in_sync(self.members[node], shard, self.view.in_sync_from.get(shard))
-
-    def _is_stale(self, shard: int, master: str, epoch: int) -> bool:
-        # A master whose data directory is not the one that wrote under its epoch is another node
-        # with the same id: it lost its disk and came back before its session ended.
-        instance = self.members[master].instance
-        return any(
-            seen > epoch or by not in ("", master) or in_instance not in ("", instance)
-            for seen, by, in_instance in self.seen.get(shard, ())
-            if seen >= epoch
-        )
 
     def spread(self) -> None:
         """Move one shard to a node that is master of at least two fewer, if nothing moved within
@@ -845,15 +617,15 @@ class _Table:
             self._assign_master(-shard, self.shards[-shard].replicas[-order], "spread evenly")
 
     def _may_gain(self, shard: int, master: str, node: str) -> bool:
-        if self.replica(shard, master).applied is None or not self._can_continue(
+        if self.reports.replica(shard, master).applied is None or not self._can_continue(
             shard, master, node
         ):
             return False
-        return self._may_be_master(node) and self._is_steady(node) and self._has_stayed(node)
+        return self._may_be_master(node) and self._is_steady(node) and self.view.has_stayed(node)
 
     def _assign_master(self, shard: int, node: str, why: str) -> None:
         given = self.shards[shard]
-        seen = self._latest_epoch(shard)
+        seen = self.reports.latest_epoch(shard)
         if given.master is not None:
             self.masters[given.master] -= 1
         self.masters[node] += 1

@@ -111,7 +111,11 @@ class ProgressWindows:
 
 def is_in_sync(member: Member, shard: int, needed: int | None) -> bool:
     """Return whether the member's replica could take the shard over soon. `needed`: see
-    `ProgressWindows`; None: not known."""
+    `ProgressWindows`; None: not known.
+
+    The replica of a node that retires counts: it is kept until the others have caught up, and takes
+    the shard over if no other node can. Otherwise each retirement would leave shards with too few
+    followers, and their messages would be refused, although there are as many copies as before."""
     replica = member.replicas.get(shard)
     if (
         replica is None
@@ -136,6 +140,12 @@ def followers_in_sync(
             if node != master and is_in_sync(member, shard, needed)
         )
     )
+
+
+def too_few(needed: int, missing: int, why: str = "") -> str:
+    """Return how many followers of a shard are in sync, of those it needs, for people. `why`: the
+    reason if it is not that nodes are down or behind."""
+    return f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{why})"
 
 
 def machines_in_sync(

@@ -329,3 +329,8 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     awaits_reports: bool = False
     """The roles were not there a moment ago: members that are not present yet may report
     masters."""
+
+    def has_stayed(self, node: str) -> bool:
+        """Return whether a member has been present for so long that masters are moved to it only to
+        spread them."""
+        return self.now_ms - self.since_ms.get(node, self.now_ms) >= self.rebalance_after_ms

@@ -75,7 +75,7 @@ class Lanes:
     def states(self) -> dict[Lane, LaneState]:
         """The state of every lane that is not empty. Raises Retry if the store cannot be read."""
         if self._states is None:
-            states = read_states(self._view)
+            states = read_states(self._view, self._parked)
             assert sum(state.length for state in states.values()) == self._parked, (
                 "lanes are counted wrongly"
             )
@@ -218,9 +218,12 @@ class Lanes:
                 self.states[lane] = state
 
 
-def read_states(view: StoreView) -> dict[Lane, LaneState]:
-    """Return the state of every lane that is not empty."""
+def read_states(view: StoreView, parked: int) -> dict[Lane, LaneState]:
+    """Return the state of every lane that is not empty. `parked`: number of parked messages in the
+    store; with 0 nothing is read. Raises Retry if the store cannot be read."""
     states: dict[Lane, LaneState] = {}
+    if not parked:
+        return states
     start, stop = LANE_STATE, bytes([LANE_STATE[0] + 1])
     while rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
         states |= {unpack_lane(key[1:]): unpack_lane_state(data) for key, data in rows}

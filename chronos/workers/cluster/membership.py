@@ -23,6 +23,7 @@ from chronos.core.cluster.replication import (
     ReplicationRules,
     followers_in_sync,
     machines_in_sync,
+    too_few,
 )
 from chronos.core.cluster.roles import (
     OK,
@@ -142,7 +143,7 @@ class InSyncWatch:
             why = "; the coordinator does not answer"
         elif len(self.followers(shard)) > needed - missing:
             why = "; of those on one machine one counts, and of the master's none"
-        return f"{needed - missing} of {needed} followers in sync (replication.min_in_sync{why})"
+        return too_few(needed, missing, why)
 
     def missing(self, shard: int) -> int:
         """Return how many followers in sync the shard has too few; 0 if it needs none."""

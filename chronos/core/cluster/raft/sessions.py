@@ -167,7 +167,14 @@ class Sessions:
         if known is None or known.incarnation != incarnation:
             self._seats += 1
             self._take(
-                incarnation, (self.revision[0], self._seats), member, now_ms, wall_ms, joined=True
+                Session(
+                    incarnation=incarnation,
+                    registration_number=(self.revision[0], self._seats),
+                    member=member,
+                    heard_ms=now_ms,
+                    since_ms=wall_ms,
+                    joined=True,
+                )
             )
         else:
             self._hear(known, member, now_ms)
@@ -186,14 +193,23 @@ class Sessions:
         known = self._sessions.get(member.node)
         if self.is_ended(incarnation):
             return False
-        if known is None:
-            self._take(incarnation, registration_number, member, now_ms, wall_ms)
-        elif known.incarnation == incarnation:
+        if known is not None and known.incarnation == incarnation:
             self._hear(known, member, now_ms)
-        elif registration_number > known.registration_number or self._had_the_name(
-            member, known, now_ms
+        elif (
+            known is None
+            or registration_number > known.registration_number
+            or self._had_the_name(member, known, now_ms)
         ):
-            self._take(incarnation, registration_number, member, now_ms, wall_ms)
+            self._take(
+                Session(
+                    incarnation=incarnation,
+                    registration_number=registration_number,
+                    member=member,
+                    heard_ms=now_ms,
+                    since_ms=wall_ms,
+                    joined=False,
+                )
+            )
         else:
             return False
         return True
@@ -225,26 +241,11 @@ class Sessions:
             session.member = member
             self._changed()
 
-    def _take(
-        self,
-        incarnation: str,
-        registration_number: RegistrationNumber,
-        member: Member,
-        now_ms: int,
-        wall_ms: int,
-        *,
-        joined: bool = False,
-    ) -> None:
-        if member.node in self._sessions:
-            self._end(member.node)
-        self._sessions[member.node] = Session(
-            incarnation=incarnation,
-            registration_number=registration_number,
-            member=member,
-            heard_ms=now_ms,
-            since_ms=wall_ms,
-            joined=joined,
-        )
+    def _take(self, session: Session) -> None:
+        node = session.member.node
+        if node in self._sessions:
+            self._end(node)
+        self._sessions[node] = session
         self._changed()
 
     def _end(self, node: str) -> None:
