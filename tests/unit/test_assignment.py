@@ -1214,13 +1214,27 @@ def test_a_retiring_node_keeps_what_it_leads_when_the_roles_are_lost() -> None:
     assert all(set(each.replicas) == {"a", "b"} for each in roles.shards.values())
 
 
-def test_a_retiring_node_takes_a_shard_over_if_no_other_can() -> None:
+def test_a_retiring_node_keeps_a_copy_while_all_others_are_away() -> None:
+    """The one that was to replace it may have come and gone without the records."""
+    given = ShardRoles(master=None, epoch=1, replicas=("a", "b"))
+    before = view(
+        member("a", retiring=True, leaving=True),
+        member("c", ReplicaReport(role=NOT_HELD)),
+        roles=Roles(shards={0: given}),
+        shards=1,
+        replication=1,
+    )
+    assert plan(before).shards[0].replicas == ("a", "b")
+
+
+@pytest.mark.parametrize("applied", [None, 1])
+def test_a_retiring_node_takes_a_shard_over_if_no_other_can(applied: int | None) -> None:
     """So its replica counts as one in sync: it is a copy until the new one has caught up."""
     given = ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))
     lost = view(
-        member("b", retiring=True),
-        member("c", applied=None),
-        roles=Roles(shards={0: given}),
+        member("b", retiring=True, applied=50_000),
+        member("c", applied=applied),
+        roles=Roles(shards={0: replace(given, applied=50_000)}),
         shards=1,
         replication=2,
     )

@@ -411,14 +411,14 @@ class _Table:
                 given, master=None, previous=given.master, since_ms=self.view.now_ms
             )
         vacant = self.shards[shard]
-        candidates = self._candidates(shard)
-        fit = [node for node in candidates if self._may_stay(node)]
-        candidates = fit or [node for node in candidates if not self.members[node].leaving]
-        behind = all(
-            (self.reports.replica(shard, node).applied or 0) < vacant.applied
-            and not self._is_in_sync(shard, node)
-            for node in candidates
-        )
+        present = [node for node in self._candidates(shard) if not self.members[node].leaving]
+        candidates = [node for node in present if self._may_stay(node)] or present
+        behind = self._are_behind(vacant, shard, candidates)
+        if behind:
+            # One that retires is replaced again as soon as another one has caught up.
+            retiring = [node for node in present if self.members[node].retiring]
+            if not self._are_behind(vacant, shard, retiring):
+                candidates, behind = retiring, False
         patient = 0 <= self.view.now_ms - vacant.since_ms < PATIENCE_MS
         if candidates and not (behind and patient):
             why = "lost its session" if vacant.previous else "first"
@@ -427,6 +427,14 @@ class _Table:
             self._record_change(
                 shard, vacant, None, "lost its session; no replica can take over yet"
             )
+
+    def _are_behind(self, vacant: ShardRoles, shard: int, nodes: list[str]) -> bool:
+        """Return whether none of the nodes has every record or is in sync."""
+        return all(
+            (self.reports.replica(shard, node).applied or 0) < vacant.applied
+            and not self._is_in_sync(shard, node)
+            for node in nodes
+        )
 
     def _further(self, shard: int, given: ShardRoles) -> list[str]:
         """Return the candidates that could lead at once, if the present master has not begun to

@@ -124,7 +124,9 @@ class Placement:
         self, shard: int, given: ShardRoles, nodes: set[str], count: int, held: Counter[str]
     ) -> str | None:
         """Return the node that is to be dropped because there are more than `count`; None before
-        all of them have caught up."""
+        all of them have caught up, and before there is a master."""
+        if not given.epoch:
+            return None
         # A retiring node does not wait for others to come.
         count = max(1, min(count, len(nodes - self._retiring)))
         # A master that retires is kept until another node leads.
@@ -136,7 +138,7 @@ class Placement:
         # The master is kept first, unless it holds the only replica; then members that stay, then
         # those that have a machine for themselves, then nodes that hold few replicas.
         on = Counter(map(self._machine, nodes))
-        return max(
+        drop = max(
             nodes if count == 1 else nodes - {given.master or ""},
             key=lambda node: (
                 node in self._retiring,
@@ -146,6 +148,9 @@ class Placement:
                 node,
             ),
         )
+        # Those that are away may not have caught up.
+        is_last = self._members.keys().isdisjoint(nodes - {drop})
+        return None if drop in self._retiring and is_last else drop
 
     def _caught_up(self, shard: int, given: ShardRoles, node: str) -> bool:
         applied = self._reports.replica(shard, node).applied
