@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.topics import RENEW_S
 from chronos.errors import LogUnavailable
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -92,6 +93,27 @@ def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> 
     append(b"after", 30.0)
     log.close()
     assert [got.key for got in read_all(own_broker.bootstrap, topic)] == [b"before", b"after"]
+
+
+@pytest.mark.slow
+def test_a_ping_is_answered_by_a_broker_that_was_frozen_for_long(own_broker: Broker) -> None:
+    """The client is replaced meanwhile, and the new one serves all other requests too."""
+    topic = own_broker.create_topic("t")
+    log = KafkaLog(
+        bootstrap_servers=own_broker.bootstrap,
+        properties={},
+        progress_topic=topic,
+        transaction_timeout_s=1.0,
+    )
+    assert log.ping(30.0)
+    own_broker.freeze()
+    until_s = time.monotonic() + 1.2 * RENEW_S
+    while time.monotonic() < until_s:
+        assert not log.ping(1.0)
+    own_broker.thaw()
+    wait_until(lambda: log.ping(1.0), "answer a ping")
+    assert log.describe([topic])[topic] is not None
+    log.close()
 
 
 def check_outcome(flow: KafkaFlow, service: Service) -> None:

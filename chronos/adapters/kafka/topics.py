@@ -42,13 +42,22 @@ REQUIRED_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 others."""
 
 
+RENEW_S = 10.0
+"""Time without an answer after which the client is replaced. One that had waited for a frozen
+broker found none for a minute, while all others of the node had found it again (measured, once in
+forty freezes)."""
+
+
 class KafkaTopics:
     """The topics of a cluster. Any thread may call."""
 
     def __init__(self, connection: Connection, progress_topic: str) -> None:
         self._connection = connection
         self._progress_topic = progress_topic
-        self._admin = AdminClient(connection.asking({**ADMIN, "error_cb": connection.refused}))
+        self._admin = self._new_admin()
+        self._silent_s: float | None = None
+        """When a ping was first not answered, since the last answer or since the client was made.
+        """
         # No producer has this callback: with it, a fatal error would be raised by whatever call
         # polls next.
         connection.poll = lambda: self._admin.poll(0)
@@ -67,6 +76,9 @@ class KafkaTopics:
         """Those that lead a partition of a described topic."""
         self._warned: set[str] = set()
         """Topics with one replica that were logged."""
+
+    def _new_admin(self) -> AdminClient:
+        return AdminClient(self._connection.asking({**ADMIN, "error_cb": self._connection.refused}))
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         """Create missing topics and check all."""
@@ -348,11 +360,16 @@ class KafkaTopics:
 
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time. Asks for the progress topic only, not
-        for all there are."""
+        for all there are, and through another client after RENEW_S without an answer."""
+        now_s = time.monotonic()
         try:
+            if self._silent_s is not None and now_s - self._silent_s > RENEW_S:
+                self._admin, self._silent_s = self._new_admin(), None
             self._admin.list_topics(self._progress_topic, timeout=timeout_s)
         except KafkaException:
+            self._silent_s = now_s if self._silent_s is None else self._silent_s
             return False
+        self._silent_s = None
         return True
 
     def delete_records(self, topic: str, partition: int, offset: int) -> None:
