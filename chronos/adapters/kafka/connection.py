@@ -179,9 +179,9 @@ COMMON: Mapping[str, Any] = {
     "topic.metadata.refresh.interval.ms": 1_000,
     # The clients of a frozen broker connect again and again, until more connections wait for it
     # than it keeps (50). What the others send is dropped, and TCP repeats it after 1, 3, 7 and 15 s
-    # from the first time on: a client that begins anew after 5 s finds the broker within 2 s after
-    # it wakes.
-    "socket.connection.setup.timeout.ms": 5_000,
+    # from the first time on. A client that begins anew soon after one of these finds the broker
+    # within 2 s after it wakes.
+    "socket.connection.setup.timeout.ms": 3_500,
     "reconnect.backoff.max.ms": 1_000,
 }
 """Settings of every client."""

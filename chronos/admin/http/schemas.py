@@ -59,6 +59,8 @@ ADDRESS_PATTERN = r"^https?://[0-9A-Za-z_.~%\[\]:-]+(/[0-9A-Za-z_.~%/:-]*)?$"
 INSTANT_PATTERN = (
     r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 )
+POSITION_PATTERN = r"^[0-9]{1,10}:[0-9]{1,19}$"
+"""The position of a record in its topic: partition:offset."""
 
 PATTERN_TEXTS = {
     DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
@@ -68,6 +70,7 @@ PATTERN_TEXTS = {
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
     ADDRESS_PATTERN: "is not the URL of a node without credentials, such as http://chronos-1:7700",
+    POSITION_PATTERN: "is not a position; write partition:offset, such as 0:17",
 }
 """Error texts for values that do not match a pattern; no error shows a regular expression."""
 
@@ -2250,7 +2253,7 @@ Resolution = Literal["replayed", "discarded"]
 LetterPosition = Annotated[
     str,
     Meta(
-        pattern=r"^[0-9]{1,10}:[0-9]{1,19}$",
+        pattern=POSITION_PATTERN,
         title="position",
         description="The position of a dead letter in its topic, partition:offset.",
         examples=["0:17"],

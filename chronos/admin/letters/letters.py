@@ -28,6 +28,8 @@ from chronos.admin.http.encoding import (
 )
 from chronos.admin.http.problems import ProblemError, converted, decode_body, invalid, wrong_field
 from chronos.admin.http.schemas import (
+    PATTERN_TEXTS,
+    POSITION_PATTERN,
     DeadLetter,
     DeadLetterCount,
     DeadLetterCountQuery,
@@ -68,9 +70,6 @@ from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing
-
-POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,19})", re.ASCII)
-"""A position as requests give it: partition:offset."""
 
 PART_BYTES = 8_000_000
 """Bytes of the letters that one request reads whole, at least one letter."""
@@ -533,10 +532,10 @@ def _check(selection: DeadLetterSelection) -> None:
 
 def position_of(text: str) -> tuple[int, int]:
     """Partition and offset of a position; ValueError with a text for users."""
-    found = POSITION.fullmatch(text)
-    if found is None:
-        raise ValueError("is not a position; write partition:offset, such as 0:17")
-    return int(found[1]), min(int(found[2]), OFFSET_MAX)
+    if re.fullmatch(POSITION_PATTERN, text, re.ASCII) is None:
+        raise ValueError(PATTERN_TEXTS[POSITION_PATTERN])
+    partition, offset = text.split(":")
+    return int(partition), min(int(offset), OFFSET_MAX)
 
 
 def _positions_in(selection: DeadLetterSelection) -> frozenset[tuple[int, int]] | None:
