@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chronos.client import Client, Refused
+from chronos.client.requests import Request
 from chronos.core.values import printable as printable
 from chronos.core.values import printable_json
 from chronos.errors import ChronosError
@@ -277,6 +278,16 @@ OPTIONS = {
 def connect(server: str, retries: int = RETRIES) -> Client:
     """A client for a service."""
     return Client(server, retries=retries)
+
+
+def fetch(server: str, output: Format, request: Request) -> Any:
+    """The answer of a service, for people; None once it was written as JSON."""
+    with connect(server) as client:
+        found = client.call(request)
+    if output is Format.json:
+        put_json(found)
+        return None
+    return found
 
 
 def given(argument: str) -> str | bytes:

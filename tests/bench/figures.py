@@ -403,6 +403,13 @@ def _steady(bench: Bench, rate: int, seconds: float, *, missing_rate: int = 0) -
     return found
 
 
+def start_s(service: Service) -> float:
+    """Start a service, and return how long it takes to be ready."""
+    started = time.perf_counter()
+    service.start()
+    return time.perf_counter() - started
+
+
 def start_steady(
     bench: Bench, bootstrap: str, prefix: str, target: str, rate: int, seconds: float
 ) -> tuple[Callable[[], dict[str, float]], int]:

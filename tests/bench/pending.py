@@ -7,7 +7,7 @@ import shutil
 import time
 
 from tests.bench import load
-from tests.bench.figures import Bench, progress_of, start_steady
+from tests.bench.figures import Bench, progress_of, start_s, start_steady
 from tests.harness.service import Service
 from tests.integration.foreign import delete_topic
 
@@ -178,12 +178,12 @@ def _add_cost(
         runs=[beside, alone],
     )
     service.stop()
-    clean_s = _start_s(service)
+    clean_s = start_s(service)
     bench.add(f"start with {named}, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0)
     _write(bench, prefix, REPLAYED)
     service.wait_until(lambda: service.pending() >= count + REPLAYED, "ingest", timeout_s=120)
     service.kill()
-    killed_s = _start_s(service)
+    killed_s = start_s(service)
     bench.add(f"start with {named}, after kill -9", f"{killed_s:.1f} s", "<= 30 s", killed_s <= 30)
     service.stop()
 
@@ -200,9 +200,3 @@ def _took_ms(service: Service, path: str) -> float:
     started = time.perf_counter()
     service.get(path)
     return (time.perf_counter() - started) * 1_000
-
-
-def _start_s(service: Service) -> float:
-    started = time.perf_counter()
-    service.start()
-    return time.perf_counter() - started

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from tests.bench.figures import Bench
+from tests.bench.figures import Bench, start_s
 from tests.harness.service import Service
 
 SHARDS = (16, 64)
@@ -45,8 +45,8 @@ def figure_restart(bench: Bench) -> None:
                 highest_ms=3_000,
             )
             for _ in range(TURNS):
-                stopped_s.append(_start_s(service, killed=False))
-                killed_s.append(_start_s(service, killed=True))
+                stopped_s.append(_restart_s(service, killed=False))
+                killed_s.append(_restart_s(service, killed=True))
             takeovers = service.events("master")[-shards:]
             load.kill()
             load.wait()
@@ -65,13 +65,11 @@ def figure_restart(bench: Bench) -> None:
         )
 
 
-def _start_s(service: Service, *, killed: bool) -> float:
+def _restart_s(service: Service, *, killed: bool) -> float:
     """End a node that has run for a while, and return how long it takes to be ready again."""
     time.sleep(RUNNING_S)
     if killed:
         service.kill()
     else:
         service.stop()
-    began_s = time.monotonic()
-    service.start()
-    return time.monotonic() - began_s
+    return start_s(service)

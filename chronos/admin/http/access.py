@@ -338,6 +338,14 @@ def check_targets(sender: Sender, pattern: str) -> None:
         check_target(sender, pattern)
 
 
+def check_headers(sender: Sender) -> None:
+    """403 for a condition on headers, or a count by one, of a sender that may not see them."""
+    if not sender.sees_payloads:
+        raise forbidden(
+            sender, "may not see headers", hint="a condition on headers needs the role payload"
+        )
+
+
 def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
     return forbidden(
         sender, f"is not for the id {id_text(message_id)[:200]}",

@@ -121,6 +121,12 @@ def headers_out(
     return out
 
 
+def header_conditions(given: Sequence[str] | UnsetType) -> list[tuple[str, str]]:
+    """Names and values of the conditions `NAME=VALUE` of a request."""
+    parts = (text.partition("=") for text in ([] if given is UNSET else given))
+    return [(name, value) for name, _, value in parts]
+
+
 def _header_out(data: bytes | None) -> HeaderValue:
     if data is None:
         return None

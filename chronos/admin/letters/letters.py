@@ -17,9 +17,10 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.http.access import check_id, check_targets, forbidden
+from chronos.admin.http.access import check_headers, check_id, check_targets
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import (
+    header_conditions,
     headers_out,
     id_text,
     text_or_base64,
@@ -683,14 +684,10 @@ def _headers_in(
 ) -> tuple[tuple[str, bytes], ...]:
     """The headers that a request asks for. ProblemError with status 403 if its sender may not see
     headers."""
-    conditions = [] if query.header is UNSET else query.header
-    is_counted = isinstance(query, RejectedCountQuery) and query.by_header is not UNSET
-    if (conditions or is_counted) and not sender.sees_payloads:
-        raise forbidden(
-            sender, "may not see headers", hint="a condition on headers needs the role payload"
-        )
-    pairs = (text.partition("=") for text in conditions)
-    return tuple((name, converted("header", to_bytes, value)) for name, _, value in pairs)
+    conditions = header_conditions(query.header)
+    if conditions or (isinstance(query, RejectedCountQuery) and query.by_header is not UNSET):
+        check_headers(sender)
+    return tuple((name, converted("header", to_bytes, value)) for name, value in conditions)
 
 
 def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:

@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
-from chronos.admin.http.access import check_targets, forbidden
+from chronos.admin.http.access import check_headers, check_targets
 from chronos.admin.http.context import Call, Context
-from chronos.admin.http.encoding import begin_again, id_bytes, to_bytes
+from chronos.admin.http.encoding import begin_again, header_conditions, id_bytes, to_bytes
 from chronos.admin.http.problems import converted, wrong_field
 from chronos.admin.http.schemas import MessageInfo, Page, PageQuery, SavedFilter, SavedFilters
 from chronos.admin.http.tokens import Sender
@@ -46,10 +46,8 @@ def to_filter(
     headers = tuple(headers)
     if target is not UNSET:
         check_targets(sender, target)
-    if (headers or contains is not UNSET) and not sender.sees_payloads:
-        raise forbidden(
-            sender, "may not see headers", hint="a condition on headers needs the role payload"
-        )
+    if headers or contains is not UNSET:
+        check_headers(sender)
     from_ms = 0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from)
     to_ms = MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to)
     if from_ms > to_ms:
@@ -109,9 +107,7 @@ class Listing:
             due_to=query.due_to,
             id_prefix=query.id_prefix,
             key=query.key,
-            headers=[]
-            if query.header is UNSET
-            else [_header_condition(text) for text in query.header],
+            headers=header_conditions(query.header),
             contains=query.contains,
             is_series=query.series,
         )
@@ -265,11 +261,6 @@ def _from_plain(text: str) -> PageKey:
         raise begin_again()
     due_ms, shard, offset = map(int, match.groups())
     return due_ms, shard, offset
-
-
-def _header_condition(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
 
 
 class Filters:

@@ -16,6 +16,7 @@ from chronos.cli.output import (
     Format,
     connect,
     counted,
+    fetch,
     given,
     local,
     note,
@@ -142,10 +143,8 @@ def show(server: str, output: Format, id: str | None, position: str | None) -> N
         asked = dead_letters.at(_position(position))
     else:
         raise typer.BadParameter("give an ID, or --position")
-    with connect(server) as client:
-        found = client.call(asked.as_json())
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, asked.as_json())
+    if found is None:
         return
     put(table(None, list(_facts(msgspec.convert(found, WholeDeadLetter)))))
 

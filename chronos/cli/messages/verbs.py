@@ -11,6 +11,7 @@ from chronos.cli.output import (
     Format,
     complain,
     connect,
+    fetch,
     given,
     local,
     note,
@@ -36,10 +37,8 @@ from chronos.client import (
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
     """Everything known about a message."""
-    with connect(server) as client:
-        found = client.call(requests.get(given(id), payload=payload).as_json())
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, requests.get(given(id), payload=payload).as_json())
+    if found is None:
         return
     put(table(None, list(_facts(msgspec.convert(found, MessageInfo), payload=payload))))
     if payload and found["target"] is None:

@@ -10,6 +10,7 @@ from chronos.cli.output import (
     RETRIES,
     Format,
     connect,
+    fetch,
     note,
     printable,
     put,
@@ -76,10 +77,8 @@ def nodes(
       chronos registry nodes
       chronos registry nodes --server http://chronos-2:7700 -o json
     """
-    with connect(server) as client:
-        found = client.call(servers.nodes(cluster))
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, servers.nodes(cluster))
+    if found is None:
         return
     columns = [
         ("NODE", "left"),
@@ -114,10 +113,8 @@ def routes(
       chronos registry routes
       chronos registry routes --topic chronos.progress --shard 0
     """
-    with connect(server) as client:
-        found = client.call(servers.routes(topic=topic, shard=shard, cluster=cluster))
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, servers.routes(topic=topic, shard=shard, cluster=cluster))
+    if found is None:
         return
     columns = [
         ("SHARD", "right"),
@@ -145,10 +142,8 @@ def topics(
     Examples:
       chronos registry topics
     """
-    with connect(server) as client:
-        found = client.call(servers.topics(cluster))
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, servers.topics(cluster))
+    if found is None:
         return
     columns = [("TOPIC", "left"), ("CLUSTER", "left"), ("PARTITIONS", "right"), ("PERMITS", "left")]
     rows = [
@@ -197,10 +192,8 @@ def clusters(
     Examples:
       chronos registry clusters
     """
-    with connect(server) as client:
-        found = client.call(servers.clusters())
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, servers.clusters())
+    if found is None:
         return
     rows = [
         [

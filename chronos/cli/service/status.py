@@ -16,6 +16,7 @@ from chronos.cli.output import (
     Format,
     connect,
     console,
+    fetch,
     local,
     note,
     number,
@@ -34,10 +35,8 @@ from chronos.core.values import shards_text
 
 def show_failover(server: str, output: Format) -> None:
     """All shards."""
-    with connect(server) as client:
-        found = client.ask("/v1/failover")
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, requests.ask("/v1/failover", {}))
+    if found is None:
         return
     print(f"failover.on_unhealthy: {found['on_unhealthy']}")
     columns = [
@@ -116,10 +115,8 @@ def arm(
 
 def show_token(server: str, output: Format) -> None:
     """The token that is sent, and what it permits."""
-    with connect(server) as client:
-        found = client.ask("/v1/whoami")
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, requests.ask("/v1/whoami", {}))
+    if found is None:
         return
     if not found["tokens"]:
         note("the service has no tokens: whoever can reach it may do everything")
@@ -146,10 +143,8 @@ OFF = "off"
 
 def show_rates(server: str, output: Format, topic: str | None) -> None:
     """All limits and lanes, or those of one topic."""
-    with connect(server) as client:
-        found = client.call(requests.rates(topic))
-    if output is Format.json:
-        put_json(found)
+    found = fetch(server, output, requests.rates(topic))
+    if found is None:
         return
     if found["rates"]:
         put(

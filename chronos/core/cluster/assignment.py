@@ -413,11 +413,11 @@ class _Table:
         vacant = self.shards[shard]
         present = [node for node in self._candidates(shard) if not self.members[node].leaving]
         candidates = [node for node in present if self._may_stay(node)] or present
-        behind = self._are_behind(vacant, shard, candidates)
+        behind = self._are_behind(shard, candidates)
         if behind:
             # One that retires is replaced again as soon as another one has caught up.
             retiring = [node for node in present if self.members[node].retiring]
-            if not self._are_behind(vacant, shard, retiring):
+            if not self._are_behind(shard, retiring):
                 candidates, behind = retiring, False
         patient = 0 <= self.view.now_ms - vacant.since_ms < PATIENCE_MS
         if candidates and not (behind and patient):
@@ -428,10 +428,11 @@ class _Table:
                 shard, vacant, None, "lost its session; no replica can take over yet"
             )
 
-    def _are_behind(self, vacant: ShardRoles, shard: int, nodes: list[str]) -> bool:
+    def _are_behind(self, shard: int, nodes: list[str]) -> bool:
         """Return whether none of the nodes has every record or is in sync."""
+        needed = self.shards[shard].applied
         return all(
-            (self.reports.replica(shard, node).applied or 0) < vacant.applied
+            (self.reports.replica(shard, node).applied or 0) < needed
             and not self._is_in_sync(shard, node)
             for node in nodes
         )
