@@ -38,11 +38,12 @@ def batch_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) ->
     """Return an upper bound of `batch_bytes`, for a record below 256 MiB, at a fifth of its cost.
 
     61 bytes of the batch, 3 of deltas and attributes, 5 varints of at most 5 bytes, and for each
-    header two of them and a name of at most 3 bytes a character. Rounded up to 100 and 10."""
+    header two of them and a name of at most 4 bytes a character (UTF-8). Rounded up to 100 and
+    10."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     size = 100 + len(key or b"") + len(value or b"")
     for name, content in pairs:
-        size += 10 + 3 * len(name) + len(content or b"")
+        size += 10 + 4 * len(name) + len(content or b"")
     return size
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chronos.cli.service.serve import ORDERLY
 from tests.harness.broker import Broker, wait_until
 from tests.harness.process import is_running
 from tests.harness.service import Service, consecutive_ports
@@ -78,9 +79,11 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     flow.cancel(pending)
     flow.wait_settled(service)
     assert flow.complaints() == []
-    # As systemd does by default: to all processes at once.
+    # As systemd does by default: to all processes at once, so that a node may see both signals
+    # in either order.
     for pid in children(service).values():
-        os.kill(pid, signal.SIGTERM)
+        for number in (signal.SIGSTOP, ORDERLY, signal.SIGTERM, signal.SIGCONT):
+            os.kill(pid, number)
     assert service.stop() == 0
     assert "stopped at once" not in service.log_path.read_text()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chronos.core.size import batch_bytes, batch_bytes_max, count_within, memory_bytes
@@ -40,6 +40,7 @@ def test_a_batch_of_one_record_has_its_exact_size(key, value, pairs):
 
 
 @given(key=contents, value=contents, pairs=headers)
+@example(key=None, value=None, pairs=[("\U0001f4b3" * 40, None)])
 def test_the_upper_bound_is_never_below_the_exact_size(key, value, pairs):
     """Headers as pairs or as a mapping."""
     assert batch_bytes_max(key, value, pairs) >= batch_bytes(key, value, pairs)

@@ -34,7 +34,7 @@ GC_THRESHOLDS = (200_000, 20, 100)
 
 ORDERLY = signal.SIGUSR2
 """What `processes` sends to its nodes: the system, or an operator, may send SIGTERM to all of them
-besides, which is no second request."""
+besides, in any order, which is no second request."""
 
 FAILURE_LOOK_S = 0.2
 """How often to check for a failure of the node."""
@@ -42,10 +42,10 @@ FAILURE_LOOK_S = 0.2
 
 class _Signals:
     """SIGINT and SIGTERM, from the start to the very end: the first one stops in order, a second
-    one at once. ORDERLY stops in order too, however often it comes."""
+    one at once. ORDERLY stops in order too, and does not count."""
 
     def __init__(self) -> None:
-        self._stopping = False
+        self._stopping = self._was_requested = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         for number in (signal.SIGINT, signal.SIGTERM, ORDERLY):
@@ -56,11 +56,13 @@ class _Signals:
         self._loop, self._stop = loop, stop
 
     def _handle(self, number: int, _: object) -> None:
-        if self._stopping and number == ORDERLY:
-            return
+        if number != ORDERLY:
+            if self._was_requested:
+                complain("stopped at once; the next start completes the work that was interrupted")
+                os._exit(1)
+            self._was_requested = True
         if self._stopping:
-            complain("stopped at once; the next start completes the work that was interrupted")
-            os._exit(1)
+            return
         self._stopping = True
         if self._loop is None or self._stop is None:
             raise KeyboardInterrupt
