@@ -60,19 +60,42 @@ class Link:
         """Forward again."""
         self._network.run(self.open())
 
+    def refuse_new(self) -> None:
+        """Refuse new connections from now on; those that are there stay."""
+        self._network.run(self._stop_listening())
+
+    def mend_old(self) -> None:
+        """Forward the connections that are there again, and accept no new ones."""
+        self._network.run(self._flow())
+
+    def strand(self) -> None:
+        """Keep the connections that are there silent for good, and forward new ones."""
+        self._network.run(self._strand())
+
     async def open(self) -> None:
         """Listen and forward."""
-        self._flows.set()
+        await self._flow()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def _flow(self) -> None:
+        self._flows.set()
 
     async def _silence(self) -> None:
         self._flows.clear()
 
-    async def _refuse(self) -> None:
+    async def _strand(self) -> None:
+        self._flows.clear()
+        self._flows = asyncio.Event()
+        self._flows.set()
+
+    async def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    async def _refuse(self) -> None:
+        await self._stop_listening()
         for transport in list(self._transports):
             transport.abort()
 
@@ -89,11 +112,14 @@ class Link:
         self._tasks.add(task)
         self._transports.add(writer.transport)
         beyond: asyncio.StreamWriter | None = None
+        flows = self._flows
         try:
-            await self._flows.wait()
+            await flows.wait()
             source, beyond = await asyncio.open_connection("127.0.0.1", self._target_port)
             self._transports.add(beyond.transport)
-            await asyncio.gather(self._pump(reader, beyond), self._pump(source, writer))
+            await asyncio.gather(
+                self._pump(reader, beyond, flows), self._pump(source, writer, flows)
+            )
         except OSError:
             pass  # One end has closed: the other is closed below.
         except asyncio.CancelledError:
@@ -105,24 +131,28 @@ class Link:
                     end.transport.abort()
             self._tasks.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event
+    ) -> None:
         # Without a delay, bytes of a silent link are not read: its sender notices.
         if self._delay_s:
-            await self._pump_late(reader, writer)
+            await self._pump_late(reader, writer, flows)
         else:
             while chunk := await reader.read(CHUNK_BYTES):
-                await self._forward(writer, chunk)
+                await self._forward(writer, chunk, flows)
         with suppress(OSError):
             writer.write_eof()
 
-    async def _pump_late(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump_late(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event
+    ) -> None:
         clock = asyncio.get_running_loop().time
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(UNDER_WAY_MAX)
 
         async def arrive() -> None:
             while (found := await under_way.get())[1]:
                 await asyncio.sleep(max(0.0, found[0] - clock()))
-                await self._forward(writer, found[1])
+                await self._forward(writer, found[1], flows)
 
         arriving = asyncio.create_task(arrive())
         try:
@@ -133,8 +163,9 @@ class Link:
         finally:
             arriving.cancel()
 
-    async def _forward(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
-        await self._flows.wait()
+    @staticmethod
+    async def _forward(writer: asyncio.StreamWriter, chunk: bytes, flows: asyncio.Event) -> None:
+        await flows.wait()
         writer.write(chunk)
         await writer.drain()
 

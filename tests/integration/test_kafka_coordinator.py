@@ -21,7 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
 from chronos.adapters.kafka import coordinator as loop_module
-from chronos.adapters.kafka.cluster_topic import inspect
+from chronos.adapters.kafka.cluster_topic import HeartbeatWriter, inspect
+from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.core.cluster.assignment import plan
 from chronos.core.cluster.heartbeats import (
@@ -36,6 +37,8 @@ from chronos.core.cluster.roles import NUMBER_MAX, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
+from tests.harness.ports import free_port
+from tests.harness.proxy import Link, Network
 from tests.harness.zookeeper import member
 from tests.integration.foreign import Sent, produce
 
@@ -298,3 +301,79 @@ def test_a_missing_topic_is_not_created_where_topics_are_not(nodes: Nodes) -> No
     """With `topics.create: off`."""
     with pytest.raises(ConfigurationError, match="these topics are missing"):
         nodes.coordinator("a", create=False).join(member("a"))
+
+
+class Writing:
+    """A writer of heartbeats whose only way to the broker is a link; one heartbeat at a time."""
+
+    def __init__(self, link: Link) -> None:
+        self._writer = HeartbeatWriter(
+            Connection(link.address, {}), "heartbeats", TIMING.timeout_ms
+        )
+        self._number = 0
+        self._is_under_way = False
+        self.acknowledged = self.failed = 0
+
+    def until(self, count: str, more: int) -> None:
+        """Write heartbeats until so many more are `acknowledged` or `failed`."""
+        enough = getattr(self, count) + more
+
+        def write() -> bool:
+            if not self._is_under_way:
+                self._number += 1
+                self._is_under_way = True
+                self._writer.write(
+                    Heartbeat(
+                        member=member("a"), incarnation="i", number=self._number, generation=1
+                    ),
+                    self._settled,
+                )
+            self._writer.poll()
+            return getattr(self, count) >= enough
+
+        assert wait_until(write, deadline=time.monotonic() + WAIT_S)
+
+    def _settled(self, offset: int | None, why: str) -> None:
+        self._is_under_way = False
+        self.acknowledged += offset is not None
+        self.failed += offset is None
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()
+
+
+@pytest.fixture
+def beyond_a_link() -> Iterator[tuple[Link, Writing]]:
+    """A writer with a connection through the link."""
+    with Network() as network:
+        link = network.link(port := free_port())
+        with Broker(doors={"LINK": (port, link.port)}, heap_mb=256) as broker:
+            broker.create_topic("heartbeats")
+            writing = Writing(link)
+            writing.until("acknowledged", 1)
+            yield link, writing
+            writing.close()
+
+
+def test_heartbeats_go_on_over_the_connection_from_before_a_silence(
+    beyond_a_link: tuple[Link, Writing],
+) -> None:
+    """A broker that wakes takes seconds for new connections, here for ever."""
+    link, writing = beyond_a_link
+    link.cut(silent=True)
+    link.refuse_new()
+    writing.until("failed", 2)
+    link.mend_old()
+    writing.until("acknowledged", 3)
+
+
+def test_heartbeats_go_on_over_another_connection_where_the_old_one_stays_silent(
+    beyond_a_link: tuple[Link, Writing],
+) -> None:
+    """As if the host were gone; and a second time."""
+    link, writing = beyond_a_link
+    for _ in range(2):
+        link.strand()
+        writing.until("failed", 1)
+        writing.until("acknowledged", 3)
