@@ -243,32 +243,40 @@ starts() {
     return $shown
 }
 
-# fetch_browser: .cache/chromium-<version> with Debian's chromium, and the libraries it needs that are not installed. It reads
-# the package sources of this machine, keeps the lists in .cache, and installs nothing.
+# fetch_debian INTO PACKAGE...: Debian's packages, and the libraries they need that are not installed, unpacked into INTO/tree.
+# It reads the package sources of this machine, keeps the lists in INTO, and installs nothing.
+fetch_debian() {
+    local into=$1 apt packages attempt package
+    shift
+    mkdir -p "$into"/state/lists/partial "$into"/cache/archives/partial "$into"/packages "$into"/tree
+    apt=(apt-get -qq -o Dir::State="$into/state" -o Dir::Cache="$into/cache" -o Dir::State::status=/var/lib/dpkg/status
+        -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=3)
+    for attempt in 1 2 3; do
+        if "${apt[@]}" update >&2 </dev/null &&
+            packages=$("${apt[@]}" --no-install-recommends --reinstall --simulate install "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p') &&
+            [[ -n "$packages" ]] && (cd "$into/packages" && "${apt[@]}" download $packages >&2 </dev/null); then
+            rm -rf "$into"/{state,cache}
+            for package in "$into"/packages/*.deb; do dpkg-deb -x "$package" "$into/tree" || return 1; done
+            return
+        fi
+        sleep $((attempt * 5))
+    done
+    rm -rf "$into"
+    return 1
+}
+
+# fetch_browser: .cache/chromium-<version> with Debian's chromium.
 fetch_browser() {
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
         fail "there is no Chromium, and no apt-get to fetch Debian's: tests/browser needs one." \
             "Install a Chromium and name it: CHROMIUM=<path>. Without it: ./scripts/test fast"
-    local partial apt packages version attempt
+    local partial version
     mkdir -p "$CACHE"
     partial=$(mktemp -d "$CACHE/browser-partial.XXXXXX")
-    mkdir -p "$partial"/state/lists/partial "$partial"/cache/archives/partial "$partial"/packages "$partial"/tree
-    apt=(apt-get -qq -o Dir::State="$partial/state" -o Dir::Cache="$partial/cache" -o Dir::State::status=/var/lib/dpkg/status
-        -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=3)
     say "fetching Debian's chromium into .cache (some 100 MB)"
-    for attempt in 1 2 3; do
-        if "${apt[@]}" update >&2 </dev/null &&
-            packages=$("${apt[@]}" --no-install-recommends --reinstall --simulate install chromium chromium-common | sed -n 's/^Inst \([^ ]*\).*/\1/p') &&
-            [[ -n "$packages" ]] && (cd "$partial/packages" && "${apt[@]}" download $packages >&2 </dev/null); then break; fi
-        [[ $attempt -lt 3 ]] || {
-            rm -rf "$partial"
-            fail "could not fetch Debian's package chromium; apt-get's reason is above." \
-                "Install a Chromium and name it: CHROMIUM=<path>. Without it: ./scripts/test fast"
-        }
-        sleep $((attempt * 5))
-    done
-    local package
-    for package in "$partial"/packages/*.deb; do dpkg-deb -x "$package" "$partial/tree"; done
+    fetch_debian "$partial" chromium chromium-common ||
+        fail "could not fetch Debian's package chromium; apt-get's reason is above." \
+            "Install a Chromium and name it: CHROMIUM=<path>. Without it: ./scripts/test fast"
     version=$(dpkg-deb -f "$partial"/packages/chromium_*.deb Version)
     # Debian's own start script looks for the program below /usr.
     cat >"$partial/chromium" <<'START'
@@ -281,9 +289,26 @@ export LD_LIBRARY_PATH
 exec "$tree/usr/lib/chromium/chromium" "$@"
 START
     chmod +x "$partial/chromium"
-    rm -rf "$partial"/{state,cache,packages}
+    rm -rf "$partial/packages"
     starts "$partial/chromium" || fail "Debian's chromium was fetched into $partial, and does not start." \
         "Its reason: $("$partial/chromium" --version 2>&1 | tail -n 1)"
     rm -rf "$CACHE/chromium-$version"
     mv "$partial" "$CACHE/chromium-$version"
+}
+
+# ------------------------------------------------------------------------------------------- Peers
+
+# set_up_peers: beanstalkd and Redis for `bench --peers`, Debian's packages in .cache/peers/tree.
+set_up_peers() {
+    [[ -d "$CACHE/peers/tree" ]] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+        fail "bench --peers needs apt-get, to fetch Debian's beanstalkd and redis-server."
+    local partial
+    mkdir -p "$CACHE/peers"
+    partial=$(mktemp -d "$CACHE/peers-partial.XXXXXX")
+    say "fetching Debian's beanstalkd and redis-server into .cache/peers"
+    fetch_debian "$partial" beanstalkd redis-server ||
+        fail "could not fetch Debian's packages beanstalkd and redis-server; apt-get's reason is above."
+    mv "$partial/tree" "$CACHE/peers/tree"
+    rm -rf "$partial"
 }

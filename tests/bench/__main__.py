@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.figures import FIGURES, Bench, machine
+from tests.bench.peers import campaign
+from tests.bench.peers.systems import SYSTEMS
+from tests.clients.programs import missing_tools
 from tests.harness.broker import Broker
 from tests.harness.java import pinned_version
 
@@ -59,7 +62,26 @@ def main() -> int:
     parser.add_argument(
         "--keep", action="store_true", help="write the table into docs/benchmarks.md"
     )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="NAME",
+        help=(
+            "instead of the figures: the same load for Chronos and for other services, or for some "
+            f"of {', '.join(each.name.lower() for each in SYSTEMS)}; --messages in a burst"
+        ),
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of --peers; the median counts (default 1)"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help=f"--peers also at a load average above {campaign.LOAD_MAX:g}; the table says so",
+    )
     arguments = parser.parse_args()
+    if arguments.peers is not None:
+        return _peers(parser, arguments)
     unknown = [name for name in arguments.figures if name not in FIGURES]
     if unknown:
         parser.error(f"unknown figures: {', '.join(unknown)}; known: {', '.join(FIGURES)}")
@@ -91,6 +113,46 @@ def main() -> int:
     if arguments.keep:
         _keep(bench, where)
     return 0 if all(row.passed for row in bench.rows) else 1
+
+
+def _peers(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    known = [each.name.lower() for each in SYSTEMS]
+    if unknown := [name for name in arguments.peers if name not in known]:
+        parser.error(f"unknown services: {', '.join(unknown)}; known: {', '.join(known)}")
+    if lacks := missing_tools("go", "node", "npm"):
+        parser.error(f"--peers builds the drivers of the other services: {lacks}")
+    load = campaign.load_average()
+    if load > campaign.LOAD_MAX and not arguments.busy:
+        parser.error(
+            f"the load average is {load:.1f}, and other programs would be measured too: wait "
+            "until it is below 1, or add --busy"
+        )
+    console = Console(stderr=True, highlight=False)
+    measured = campaign.compare(
+        arguments.peers,
+        messages=arguments.messages,
+        rounds=arguments.rounds,
+        say=console.print,
+    )
+    heading, *rows = campaign.rows(measured)
+    table = Table(*heading)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    if arguments.keep:
+        _write_between(
+            "peers",
+            [
+                f"Measured on {datetime.date.today()} by `./scripts/bench --peers --messages "
+                f"{arguments.messages} --rounds {arguments.rounds} --keep`: {machine()}; load "
+                f"average before it {load:.1f}.",
+                "",
+                "| " + " | ".join(heading) + " |",
+                "|---" * len(heading) + "|",
+                *("| " + " | ".join(row) + " |" for row in rows),
+            ],
+        )
+    return 0
 
 
 def _print(bench: Bench) -> None:

@@ -202,6 +202,7 @@ def run(
             rate=rate,
             seconds_max=left_s + LEG_S,
             warm_s=scene.warm_s,
+            reference=scene.reference,
         ) as drill:
             for at, fault in enumerate(faults):
                 if time.monotonic() > deadline:

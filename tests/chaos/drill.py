@@ -39,6 +39,8 @@ class Window:
     start_ms: int
     end_ms: int = 0
     worst_ms: float = 0.0
+    reference_ms: float | None = None
+    """The same of a bare transactional producer; None where there is none."""
 
 
 @dataclass
@@ -54,7 +56,8 @@ class Result:
 
 
 class Drill:
-    """Load and reader, each in a separate process, around the faults of a `with` block."""
+    """Load and reader, and a bare transactional producer if wanted, each in a separate process,
+    around the faults of a `with` block."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Drill:
         seconds_max: float,
         warm_s: float = WARM_S,
         gap_s: float = GAP_S,
+        reference: bool = False,
     ) -> None:
         """The load ends with `result`, or with an error after `seconds_max`.
 
@@ -86,6 +90,11 @@ class Drill:
             "highest_ms": HIGHEST_MS,
         }
         self._load = _launch("write", writing)
+        self._reference: subprocess.Popen[str] | None = None
+        if reference:
+            topic = kafka.create_topic(f"{target}-reference")
+            committing = {"bootstrap": kafka.bootstrap, "topic": topic}
+            self._reference = _launch("commit", committing)
 
     def fault(self, name: str, act: Callable[[], None]) -> None:
         """Run a fault in a new window; the window is kept if the fault raises."""
@@ -103,10 +112,13 @@ class Drill:
         windows."""
         count = _output(self._load, "")["count"]
         found = _output(self._reader, f"{count}\n")
-        worst = {int(second): late for second, late in found["worst_ms"].items()}
+        worst = _by_second(found)
         for window in self.windows:
-            seconds = range(window.start_ms // 1_000, window.end_ms // 1_000 + 2)
-            window.worst_ms = max((worst.get(second, 0.0) for second in seconds), default=0.0)
+            window.worst_ms = _worst(worst, window)
+        if self._reference is not None:
+            reference = _by_second(_output(self._reference, ""))
+            for window in self.windows:
+                window.reference_ms = _worst(reference, window)
         return Result(
             messages=count,
             early=found["early"],
@@ -126,10 +138,19 @@ class Drill:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in (self._load, self._reader):
-            if process.poll() is None:
+        for process in (self._load, self._reader, self._reference):
+            if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _by_second(found: dict[str, Any]) -> dict[int, float]:
+    return {int(second): late for second, late in found["worst_ms"].items()}
+
+
+def _worst(worst_ms: dict[int, float], window: Window) -> float:
+    seconds = range(window.start_ms // 1_000, window.end_ms // 1_000 + 2)
+    return max((worst_ms.get(second, 0.0) for second in seconds), default=0.0)
 
 
 def _launch(function: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:

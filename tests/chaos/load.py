@@ -1,21 +1,38 @@
-"""The load of a drill and its reader, each in a separate process that is ended through its standard
-input.
+"""The load of a drill, its reader and its reference, each in a separate process that is ended
+through its standard input.
 
 `write` produces until its input ends, and prints how many messages it wrote. `trace` gets that
-number as one line of input, reads until it has found them all, and prints what it found."""
+number as one line of input, reads until it has found them all, and prints what it found. `commit`
+commits transactions until its input ends, and prints how long they took."""
 
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from tests.bench.load import PRODUCER, VALUE_BYTES, headers, read
 
 FLUSH_S = 120.0
 """How long the acknowledgement of the last messages may take."""
+
+COMMIT_S = 0.1
+"""Pause between two transactions of the reference."""
+
+
+def _input_ended() -> threading.Event:
+    """Return what is set once the standard input has ended."""
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    return ended
 
 
 def write(
@@ -29,13 +46,7 @@ def write(
 ) -> dict[str, int]:
     """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its
     value begins with its number."""
-    ended = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    ended = _input_ended()
     # Idempotent: a record that the client sends again after a broker failure must be written once.
     # Few batches: while five of them are in flight to a broker, the most that idempotence allows,
     # the client busy-waits (measured).
@@ -114,6 +125,46 @@ def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
     }
 
 
+def commit(bootstrap: str, topic: str) -> dict[str, object]:
+    """The least that a service which delivers in transactions does: one record in a transaction,
+    every COMMIT_S, with the client's default settings. The longest time until a record was
+    committed, by the second in which it was to be."""
+    ended = _input_ended()
+    settings = {"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 2}
+    worst_ms: dict[int, float] = {}
+    producer: Producer | None = None
+    while not ended.is_set():
+        due_s = time.time()
+        is_committed = False
+        while not is_committed and not ended.is_set():
+            try:
+                if producer is None:
+                    producer = Producer(settings)
+                    producer.init_transactions(FLUSH_S)
+                producer.begin_transaction()
+                producer.produce(topic, b"reference")
+                producer.commit_transaction(FLUSH_S)
+                is_committed = True
+            except KafkaException as error:
+                producer = _after(producer, error)
+        late_ms = round((time.time() - due_s) * 1_000, 1)
+        worst_ms[int(due_s)] = max(worst_ms.get(int(due_s), 0.0), late_ms)
+        ended.wait(COMMIT_S)
+    return {"worst_ms": worst_ms}
+
+
+def _after(producer: Producer | None, error: KafkaException) -> Producer | None:
+    """Return the producer for the next attempt; None: a new one."""
+    if producer is None or not error.args[0].txn_requires_abort():
+        return None
+    try:
+        producer.abort_transaction(FLUSH_S)
+    except KafkaException:
+        return None
+    return producer
+
+
 if __name__ == "__main__":
-    run = write if sys.argv[1] == "write" else trace
+    verbs: dict[str, Callable[..., object]] = {"write": write, "trace": trace, "commit": commit}
+    run = verbs[sys.argv[1]]
     print(json.dumps(run(**json.loads(sys.argv[2]))))

@@ -71,6 +71,23 @@ class Report:
             f"complaint{'s' if len(self.failures) != 1 else ''}"
         )
 
+    def beyond_the_reference(self) -> str | None:
+        """How much later than a bare transactional producer's records messages were, in one
+        sentence; None where there was none."""
+        beyond_s = sorted(
+            (window.worst_ms - window.reference_ms) / 1_000
+            for window in self._windows
+            if window.reference_ms is not None
+        )
+        if not beyond_s:
+            return None
+        references = [window.reference_ms for window in self._windows if window.reference_ms]
+        return (
+            f"A bare transactional producer was late by {median(references) / 1_000:.2f} s, worst "
+            f"{max(references) / 1_000:.2f} s, beside the same faults; Chronos by "
+            f"{median(beyond_s):.2f} s more, worst {beyond_s[-1]:.2f} s"
+        )
+
     def taking_over(self) -> str:
         """The parts of taking over in one sentence."""
         found = {part: sorted(each[part] for each in self.take_overs) for part in TAKE_OVER_PARTS}
@@ -93,6 +110,8 @@ class Report:
         out.print(table)
         out.print(self.summary(), highlight=False)
         out.print(self.taking_over(), highlight=False)
+        if (beyond := self.beyond_the_reference()) is not None:
+            out.print(beyond, highlight=False)
         for complaint in self.failures:
             out.print(complaint, highlight=False, markup=False)
 

@@ -159,7 +159,7 @@ def set_up(clients: Sequence[Client], folder: Path) -> list[Program]:
     return [makers[client.tool](client, folder) for client in clients]
 
 
-def _made(folder: Path, name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+def made(folder: Path, name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
     """The directory that `make` filled from these sources."""
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     into = folder / f"{name}-{digest}"
@@ -174,7 +174,7 @@ def _made(folder: Path, name: str, sources: Sequence[Path], make: Callable[[Path
     return into
 
 
-def _step(command: Sequence[str | Path], directory: Path, **environ: str) -> None:
+def run_step(command: Sequence[str | Path], directory: Path, **environ: str) -> None:
     """Run one step of a set-up."""
     ran = subprocess.run(
         command,
@@ -209,9 +209,9 @@ def _java(client: Client, folder: Path) -> Program:
             "-cp",
             path,
         ]
-        _step([*compiler, "-d", str(into), str(source)], HERE)
+        run_step([*compiler, "-d", str(into), str(source)], HERE)
 
-    classes = _made(folder, "java", [source], make)
+    classes = made(folder, "java", [source], make)
     logs = f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}"
     return Program(
         client,
@@ -239,9 +239,9 @@ def go_environ(folder: Path) -> dict[str, str]:
 
 def _go(client: Client, folder: Path) -> Program:
     def make(into: Path) -> None:
-        _step(["go", "build", "-o", into / "clients", "."], HERE / "go", **go_environ(folder))
+        run_step(["go", "build", "-o", into / "clients", "."], HERE / "go", **go_environ(folder))
 
-    built = _made(folder, "go", sorted((HERE / "go").iterdir()), make)
+    built = made(folder, "go", sorted((HERE / "go").iterdir()), make)
     return Program(client, [str(built / "clients"), client.name])
 
 
@@ -252,9 +252,9 @@ def node_packages(folder: Path) -> Path:
     def make(into: Path) -> None:
         for source in sources:
             shutil.copy(source, into)
-        _step(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], into)
+        run_step(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], into)
 
-    return _made(folder, "node", sources, make)
+    return made(folder, "node", sources, make)
 
 
 def _node(client: Client, folder: Path) -> Program:
@@ -276,7 +276,7 @@ def _python(client: Client, folder: Path) -> Program:
                 "--disable-pip-version-check",
                 "--no-input",
             ]
-            _step(
+            run_step(
                 [
                     *pip,
                     "--require-hashes",
@@ -291,7 +291,7 @@ def _python(client: Client, folder: Path) -> Program:
             )
 
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        path.insert(0, str(_made(folder, f"{client.name}-python{version}", [requirements], make)))
+        path.insert(0, str(made(folder, f"{client.name}-python{version}", [requirements], make)))
     command = [sys.executable, "-m", f"tests.clients.python.{client.module}", client.name]
     return Program(client, command, {"PYTHONPATH": os.pathsep.join(path)})
 

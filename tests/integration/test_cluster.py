@@ -5,6 +5,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ FAULT = {fault.name: fault for fault in FAULTS}
 QUORUM_LOST_S = 8.0
 """Two session timeouts; `./scripts/chaos` takes 30 s."""
 
-UNJUDGED = {"warm_s": 1.0, "gap_s": 0.5}
+UNJUDGED: dict[str, Any] = {"warm_s": 1.0, "gap_s": 0.5}
 """`./scripts/chaos` judges lateness; these tests look for lost, duplicated and early messages
 only."""
 

@@ -1,0 +1,1 @@
+"""The same load for Chronos and for other services of delayed messages: `scripts/bench --peers`."""
