@@ -356,12 +356,15 @@ class HeartbeatWriter:
             self._failed(number, str(error))
 
     def _failed(self, number: int, why: str) -> None:
+        """Settle a record; nothing if another producer's answer has settled it."""
+        settled = self._under_way.pop(number, None)
+        if settled is None:
+            return
         now_s = time.monotonic()
         if now_s - self._logged_s >= LINES_S:
             self._logged_s = now_s
             log.warning("heartbeat not written", topic=self._topic, why=why)
-        if number in self._under_way:
-            self._under_way.pop(number)(None, why)
+        settled(None, why)
 
     def _replace(self, producer: Producer, why: str) -> None:
         """Go on with another producer: the outcome of what is under way will not be known."""
