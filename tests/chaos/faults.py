@@ -54,6 +54,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     """Estimated time until the cluster has recovered, seconds."""
     late_s: float
     """The bar: the worst lateness allowed for messages due meanwhile, seconds."""
+    beyond_s: float | None = None
+    """Or so much more than a bare transactional producer needs in the same fault; None: no more
+    than `late_s` in any case."""
     act: Callable[[World, random.Random], None]
 
 
@@ -476,6 +479,7 @@ FAULTS = (
         count=30,
         takes_s=30,
         late_s=STALL_S + 3,
+        beyond_s=3,
         act=stall_broker,
     ),
 )

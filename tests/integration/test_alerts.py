@@ -207,15 +207,21 @@ def fleet(own_broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet
 
 
 def settle(fleet: Fleet) -> None:
-    """Wait until n1 is master of every shard, to the knowledge of all, and nothing is wrong."""
+    """Wait until n1 is master of every shard, to the knowledge of all, and nothing is wrong.
+
+    Masters that were just spread evenly, a minute after a node joined, are given to it again."""
     fleet.wait_placed()
-    give(fleet, "n1")
+    first = fleet.nodes["n1"]
 
-    def is_ours(node: Node) -> bool:
-        return is_settled(fleet, node, 2) and set(fleet.masters(asked=node).values()) == {"n1"}
+    def are_ours() -> bool:
+        if set(fleet.masters(asked=first).values()) != {"n1"}:
+            give(fleet, "n1")
+        return all(
+            is_settled(fleet, node, 2) and set(fleet.masters(asked=node).values()) == {"n1"}
+            for node in fleet.nodes.values()
+        )
 
-    for node in fleet.nodes.values():
-        node.wait_until(lambda node=node: is_ours(node), "be settled", timeout_s=GONE_S)  # type: ignore[misc]
+    first.wait_until(are_ours, "be settled", timeout_s=GONE_S)
 
 
 def is_settled(fleet: Fleet, node: Node, followers: int) -> bool:

@@ -158,6 +158,17 @@ def test_a_batch_has_all_of_its_ids(tmp_path):
         assert [one for each in batch for one in each["ids"]] == ids
 
 
+def test_dead_letters_that_are_named_by_their_positions_are_in_the_trail(tmp_path):
+    """What cannot be a position is left out: the request is refused."""
+    path = tmp_path / "audit.jsonl"
+    with Inside(tmp_path, audit__to="file", audit__path=path) as service:
+        for positions, status in ((["0:1", "0:2"], 200), (["0:3", 4], 422), ("0:5", 422)):
+            answer = service.ask("POST", "/v1/dead-letters/discard", {"positions": positions})
+            assert answer.status == status
+        found = outcomes(path, 3)
+    assert [each["ids"] for each in found] == [["0:1", "0:2"], ["0:3"], []]
+
+
 def test_the_intent_is_durable_before_a_request_is_executed(tmp_path):
     """A request that waits has its intent in the file; one that cannot be written down does
     nothing, and deliveries go on."""

@@ -78,6 +78,7 @@ class _Named(Struct):
     """An element of a body, or of an answer, as far as the trail needs it."""
 
     id: Any = None
+    positions: Any = None
     result: Any = None
     state: Any = None
     type: Any = None
@@ -351,10 +352,11 @@ def _named(data: bytes) -> _Named | list[_Named]:
 
 
 def _ids_in(body: bytes) -> list[str]:
-    """The ids that a body names; nothing of one that is not valid, which is refused."""
+    """The ids, or positions of dead letters, that a body names; nothing of one that is not valid,
+    which is refused."""
     found = _named(body)
-    return [
-        each.id
-        for each in (found if isinstance(found, list) else [found])
-        if isinstance(each.id, str)
-    ]
+    names: list[str] = []
+    for each in found if isinstance(found, list) else [found]:
+        given = [each.id, *(each.positions if isinstance(each.positions, list) else [])]
+        names += [name for name in given if isinstance(name, str)]
+    return names

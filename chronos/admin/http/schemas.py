@@ -2157,8 +2157,8 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
         list[str],
         Meta(
             description=(
-                "What the request names: ids of messages, or the other parameters of its path. At "
-                "most 200; a request with more has several entries."
+                "What the request names: ids of messages, positions of dead letters, or the other "
+                "parameters of its path. At most 200; a request with more has several entries."
             )
         ),
     ]
