@@ -63,6 +63,9 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     assert children(service)["1/2"] == first["1/2"]
     assert service.events("process ended")[0]["how"] == "SIGKILL"
     service.wait_until(lambda: service.pending() == len(pending), "deliver everything due")
+    service.wait_until(
+        lambda: len(service.events("listening")) == 3, "start the process again", timeout_s=60
+    )
 
     last = [Path(f"/proc/{pid}") for pid in children(service).values()]
     service.kill()
