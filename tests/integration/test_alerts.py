@@ -270,7 +270,12 @@ def test_a_cluster_that_loses_its_broker_and_a_node(
         "name the stuck master",
         timeout_s=GONE_S,
     )
-    assert prometheus.scrape_for(1) - {"ChronosStalled"} == {"ChronosMasterUnhealthy"}
+    fired = prometheus.scrape_for(1)
+    allowed = {"ChronosStalled"}
+    if set(fleet.masters(asked=second).values()) != {"n1"}:
+        # A minute after they joined, the others are given shards; a node that hangs follows none.
+        allowed.add("ChronosNoFollower")
+    assert fired - allowed == {"ChronosMasterUnhealthy"}
     first.unhang()
     settle(fleet)
 
