@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -121,7 +122,7 @@ def _peers(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> in
         parser.error(f"unknown services: {', '.join(unknown)}; known: {', '.join(known)}")
     if lacks := missing_tools("go", "node", "npm"):
         parser.error(f"--peers builds the drivers of the other services: {lacks}")
-    load = campaign.load_average()
+    load = os.getloadavg()[0]
     if load > campaign.LOAD_MAX and not arguments.busy:
         parser.error(
             f"the load average is {load:.1f}, and other programs would be measured too: wait "

@@ -245,9 +245,9 @@ def _go(client: Client, folder: Path) -> Program:
     return Program(client, [str(built / "clients"), client.name])
 
 
-def node_packages(folder: Path) -> Path:
-    """The directory with main.js and the packages that it needs."""
-    sources = [HERE / "node" / name for name in ("main.js", "package.json", "package-lock.json")]
+def node_packages(folder: Path, program: Path = HERE / "node") -> Path:
+    """The directory with the main.js of a program and the packages that it needs."""
+    sources = [program / name for name in ("main.js", "package.json", "package-lock.json")]
 
     def make(into: Path) -> None:
         for source in sources:

@@ -7,10 +7,8 @@ another process has the last one. Steady: messages at a constant rate, each due 
 lateness is the time of the reader minus the due time."""
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -131,9 +129,7 @@ def _run(
 
 
 def _start(system: System, verb: str, task: str) -> "subprocess.Popen[str]":
-    first, *rest = system.driver()
-    program = sys.executable if first == "python" else first
-    return subprocess.Popen([program, *rest, verb, task], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([*system.driver(), verb, task], stdout=subprocess.PIPE, text=True)
 
 
 def _result(process: "subprocess.Popen[str]") -> dict[str, float]:
@@ -163,8 +159,3 @@ def rows(measured: Sequence[Measured]) -> list[list[str]]:
             ]
         )
     return table
-
-
-def load_average() -> float:
-    """Return the load average of the last minute."""
-    return os.getloadavg()[0]

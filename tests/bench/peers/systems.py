@@ -6,6 +6,7 @@ the disk with each message."""
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from tests.bench.peers.kafka import TARGET
-from tests.clients.programs import go_environ, made, run_step
+from tests.clients.programs import go_environ, made, node_packages, run_step
 from tests.harness.broker import Broker, wait_until
 from tests.harness.java import pinned_version
 from tests.harness.ports import free_port
@@ -55,18 +56,20 @@ def _environ() -> dict[str, str]:
 
 
 @contextmanager
-def _server(command: Sequence[str], port: int, directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True)
-    with (directory / "log").open("wb") as output:
+def _server(directory: Path, command: Callable[[str, str], Sequence[str]]) -> Iterator[str]:
+    """Run a server on a port of the loopback interface; its address. `command`: for the port and an
+    empty directory for its data."""
+    data, log, port = directory / "data", directory / "log", free_port()
+    data.mkdir(parents=True)
+    program = command(str(port), str(data))
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environ()
+            program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environ()
         )
     try:
         if not wait_until(lambda: _is_open(port), deadline=time.monotonic() + START_S):
-            raise RuntimeError(
-                f"{command[0]} did not start\n{(directory / 'log').read_text()[-2_000:]}"
-            )
-        yield
+            raise RuntimeError(f"{program[0]} did not start\n{log.read_text()[-2_000:]}")
+        yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
         try:
@@ -101,44 +104,30 @@ def _built() -> Path:
     return made(CACHE, "go", sorted((HERE / "go").iterdir()), make)
 
 
-@contextmanager
-def _nats(directory: Path) -> Iterator[str]:
-    port = free_port()
-    command = [str(_built() / "nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js"]
-    with _server([*command, "-sd", str(directory / "data")], port, directory):
-        yield f"nats://127.0.0.1:{port}"
+def _nats(directory: Path) -> AbstractContextManager[str]:
+    def command(port: str, data: str) -> list[str]:
+        return [str(_built() / "nats-server"), "-a", "127.0.0.1", "-p", port, "-js", "-sd", data]
+
+    return _server(directory, command)
 
 
-@contextmanager
-def _beanstalkd(directory: Path) -> Iterator[str]:
-    port = free_port()
-    data = directory / "data"
-    data.mkdir(parents=True)
-    command = [str(BEANSTALKD), "-l", "127.0.0.1", "-p", str(port), "-b", str(data)]
-    with _server(command, port, directory / "server"):
-        yield f"127.0.0.1:{port}"
+def _beanstalkd(directory: Path) -> AbstractContextManager[str]:
+    def command(port: str, data: str) -> list[str]:
+        return [str(BEANSTALKD), "-l", "127.0.0.1", "-p", port, "-b", data]
+
+    return _server(directory, command)
 
 
-@contextmanager
-def _redis(directory: Path) -> Iterator[str]:
-    port = free_port()
-    data = directory / "data"
-    data.mkdir(parents=True)
-    command = [str(REDIS), "--bind", "127.0.0.1", "--port", str(port)]
-    settings = ["--dir", str(data), "--appendonly", "yes", "--save", ""]
-    with _server([*command, *settings], port, directory / "server"):
-        yield f"127.0.0.1:{port}"
+def _redis(directory: Path) -> AbstractContextManager[str]:
+    def command(port: str, data: str) -> list[str]:
+        settings = ["--dir", data, "--appendonly", "yes", "--save", ""]
+        return [str(REDIS), "--bind", "127.0.0.1", "--port", port, *settings]
+
+    return _server(directory, command)
 
 
 def _node() -> Path:
-    sources = [HERE / "node" / name for name in ("main.js", "package.json", "package-lock.json")]
-
-    def make(into: Path) -> None:
-        for source in sources:
-            (into / source.name).write_bytes(source.read_bytes())
-        run_step(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], into)
-
-    return made(CACHE, "node", sources, make)
+    return node_packages(CACHE, HERE / "node")
 
 
 def _output(*command: str | Path) -> str:
@@ -158,7 +147,7 @@ SYSTEMS = (
         "Kafka's log, exactly once",
         lambda: f"Kafka {pinned_version('kafka')}, confluent-kafka {version_of('confluent-kafka')}",
         _chronos,
-        lambda: ["python", "-m", "tests.bench.peers.kafka", "chronos"],
+        lambda: [sys.executable, "-m", "tests.bench.peers.kafka", "chronos"],
         20,
     ),
     System(

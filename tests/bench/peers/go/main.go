@@ -111,7 +111,7 @@ func (s *seen) result(deadline time.Time) map[string]float64 {
 		return s.lateMs[min(len(s.lateMs)-1, int(share*float64(len(s.lateMs))))]
 	}
 	return map[string]float64{
-		"p50": at(0.5), "p99": at(0.99), "p999": at(0.999), "max": at(1), "early": float64(s.early),
+		"p50": at(0.5), "p99": at(0.99), "max": at(1), "early": float64(s.early),
 		"duplicated": float64(s.duplicated), "lost": float64(len(s.times) - (len(s.lateMs) - s.duplicated)),
 	}
 }

@@ -75,7 +75,7 @@ async function read(task) {
   late.sort((one, other) => one - other);
   const at = (share) => late[Math.min(late.length - 1, Math.floor(share * late.length))] ?? 0;
   const lost = task.count - (late.length - duplicated);
-  return { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1), early, duplicated, lost };
+  return { p50: at(0.5), p99: at(0.99), max: at(1), early, duplicated, lost };
 }
 
 function fail(error) {
