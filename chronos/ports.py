@@ -135,8 +135,9 @@ READING_BOUNDED = (
 class Reader(Protocol):
     """Reads one partition as a `read_committed` consumer, from an offset on. For one thread."""
 
-    position: int
-    """Offset after the last record read, or after the transaction markers that follow it."""
+    @property
+    def position(self) -> int:
+        """Offset after the last record read, or after the transaction markers that follow it."""
 
     @property
     def delayed(self) -> str | None:

@@ -20,8 +20,9 @@ IDLE_SHARDS = 64
 IDLE_NODES = 3
 """Of the cluster that does nothing; each shard is on two of them."""
 
-SETTLED_S = 45.0
-"""After the start of the cluster: masters are spread, and clients needed once are closed."""
+SETTLED_S = 90.0
+"""After the start of the cluster: masters are spread, clients needed once are closed, and quiet
+partitions share one."""
 
 WARM_S = 10.0
 """Before the measurement: the broker compiles what it runs, and the messages become due."""
@@ -91,7 +92,7 @@ def measure(bench: Bench, rate: int, shards: int, seconds: float) -> Used:
                     wait_ms=500,
                 ),
             ]
-        time.sleep(WARM_S)
+        time.sleep(WARM_S if rate else SETTLED_S)
         pids = bench.broker.pid, service.pid
         began_s = time.time()
         broker, node = _shares(pids, seconds)

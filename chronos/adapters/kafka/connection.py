@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
@@ -437,6 +438,15 @@ class Closer:
             self._abandon()
         elif raised:
             raise raised[0]
+
+    def leave(self, consumer: Closable) -> None:
+        """Close the consumer without waiting for it."""
+        with suppress(RuntimeError):  # this machine has no thread left
+            threading.Thread(
+                target=self.close, args=[consumer], name="leaving a consumer", daemon=True
+            ).start()
+            return
+        consumer.close()
 
     def _abandon(self) -> None:
         with self._lock:

@@ -29,7 +29,14 @@ from chronos.adapters.kafka.connection import (
     Connection,
 )
 from chronos.adapters.kafka.offsets import KafkaOffsets
-from chronos.adapters.kafka.reader import AloneReader, BoundedReader, KafkaReader, record_bytes_max
+from chronos.adapters.kafka.reader import (
+    AloneReader,
+    BoundedReader,
+    Client,
+    KafkaReader,
+    record_bytes_max,
+)
+from chronos.adapters.kafka.shared import QUIET_S, PatientReader, SharedConsumer
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.core.size import RESPONSE_OVERHEAD
@@ -169,6 +176,7 @@ class KafkaLog:
         self._topics = KafkaTopics(self._connection, progress_topic)
         self._offsets = KafkaOffsets(self._connection)
         self._appender = KafkaAppender(self._connection)
+        self._shared = SharedConsumer(self._shared_settings)
         self._bounded_until: dict[tuple[str, int], int] = {}
         """Topic and partition -> end of the stretch that is read in bounded memory."""
 
@@ -176,12 +184,12 @@ class KafkaLog:
 
     def reader(
         self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
-    ) -> KafkaReader | BoundedReader:
+    ) -> KafkaReader | BoundedReader | PatientReader:
         """A consumer of its own for one partition; `bounded`: in a child process, up to its end at
         the first such request.
 
         `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
-        ends later.
+        ends later, and quiet partitions share a consumer.
         """
         if mode == "bounded":
             at = topic, partition
@@ -190,14 +198,37 @@ class KafkaLog:
             return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
         if mode == "alone":
             return AloneReader(self, topic, partition, offset)
-        return self.plain_reader(topic, partition, offset, patient=mode == "patient")
+        if mode == "patient":
+            return self.patient_reader(topic, partition, offset)
+        return self.plain_reader(topic, partition, offset)
 
-    def plain_reader(
-        self, topic: str, partition: int, offset: int, *, patient: bool = False
-    ) -> KafkaReader:
+    def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
         """A consumer of its own for one partition."""
-        settings = {**self.consumer_settings(topic), **(PATIENT_CONSUMER if patient else {})}
+        settings = self.consumer_settings(topic)
         return KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max(settings))
+
+    def patient_reader(
+        self, topic: str, partition: int, offset: int, *, quiet_s: float = QUIET_S
+    ) -> PatientReader:
+        """A reader that shares a consumer while next to nothing comes; `quiet_s`: see `shared`."""
+        settings = {**self.consumer_settings(topic), **PATIENT_CONSUMER}
+
+        def reader(client: Client, position: int) -> KafkaReader:
+            return KafkaReader(client, topic, partition, position, record_bytes_max(settings))
+
+        return PatientReader(
+            lambda position: reader(Consumer(settings), position),
+            lambda position, share: reader(share, position),
+            self._shared,
+            offset,
+            quiet_s=quiet_s,
+        )
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return the settings of the shared consumer, which accepts the largest batch of all
+        topics known now."""
+        largest = max(self._topics.bytes_max, key=self._topics.bytes_max.__getitem__, default="")
+        return {**self.consumer_settings(largest), **PATIENT_CONSUMER}
 
     def consumer_settings(self, topic: str) -> dict[str, Any]:
         """Return the settings of a consumer, which accepts the largest batch of the topic."""
@@ -351,6 +382,7 @@ class KafkaLog:
         """Release the clients; readers and writers are closed by their owners."""
         self._appender.close()
         self._offsets.close()
+        self._shared.close()
 
 
 def _is_ahead(header: BatchHeader) -> bool:

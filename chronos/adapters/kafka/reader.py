@@ -68,11 +68,30 @@ def record_bytes_max(settings: Mapping[str, Any]) -> int:
     return int(settings["receive.message.max.bytes"])
 
 
+class Client(Protocol):
+    """The part of a consumer's interface that a reader uses, for one partition."""
+
+    def assign(self, partitions: list[TopicPartition], /) -> object:
+        """Fetch the partition from its offset on."""
+
+    def unassign(self) -> object:
+        """Fetch no more."""
+
+    def poll(self, timeout_s: float, /) -> Message | None:
+        """Wait for a message."""
+
+    def consume(self, count: int, timeout_s: float, /) -> list[Message]:
+        """Return messages."""
+
+    def close(self) -> object:
+        """Close it."""
+
+
 class KafkaReader:
     """One partition through one consumer. See `ports.Reader`."""
 
     def __init__(
-        self, consumer: Consumer, topic: str, partition: int, offset: int, record_bytes_max: int
+        self, consumer: Client, topic: str, partition: int, offset: int, record_bytes_max: int
     ) -> None:
         """`record_bytes_max`: a record with a larger value is a BatchUnreadable."""
         self._consumer = consumer
@@ -200,6 +219,11 @@ class KafkaReader:
         """Close the consumer."""
         self._polled.clear()
         consumers.close(self._consumer)
+
+    def leave(self) -> None:
+        """Close the consumer, but do not wait: a fetch may be under way."""
+        self._polled.clear()
+        consumers.leave(self._consumer)
 
 
 log = structlog.get_logger("chronos.kafka")
