@@ -74,4 +74,7 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    if {"-h", "--help"}.intersection(sys.argv):
+        print(__doc__)
+    else:
+        main(Path(sys.argv[1]).resolve())

@@ -93,3 +93,16 @@ def test_the_navigation_has_the_sections_of_the_index(project: Path) -> None:
         r'class="md-tabs__link">\s*(.*?)\s*<', (project / "site/index.html").read_text()
     )
     assert [tab for tab in tabs if tab] == ["Start", *sections]
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_script_explains_itself_and_writes_nothing(option: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "site.py", option],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "scripts/site.py DIRECTORY" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -301,7 +301,7 @@ def filter_of(
         "due_to": moment(due_to, "--due-to"),
         "id_prefix": None if id_prefix is None else given(id_prefix),
         "key": None if key is None else given(key),
-        "headers": dict(_condition(text) for text in header or []) or None,
+        "headers": dict(header_condition(text) for text in header or []) or None,
         "contains": contains,
         "series": series,
     }
@@ -321,7 +321,8 @@ def filter_of(
     return matching
 
 
-def _condition(text: str) -> tuple[str, str]:
+def header_condition(text: str) -> tuple[str, str]:
+    """Name and value of `--header NAME=VALUE`; typer.BadParameter for another text."""
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise typer.BadParameter(f"--header: {text!r} is not NAME=VALUE")

@@ -105,9 +105,13 @@ class AsyncClient:
         scheduled: list[Scheduled] = await self.call(requests.schedule(messages, wait))
         return scheduled
 
-    async def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
+    async def get(
+        self, id: str | bytes, *, payload: bool = False, rejections: bool = False
+    ) -> MessageInfo:
         """See `Client.get`."""
-        found: MessageInfo = await self.call(requests.get(id, payload=payload))
+        found: MessageInfo = await self.call(
+            requests.get(id, payload=payload, rejections=rejections)
+        )
         return found
 
     async def cancel(self, id: str | bytes) -> Result:

@@ -140,10 +140,13 @@ class Client:
         scheduled: list[Scheduled] = self.call(requests.schedule(messages, wait))
         return scheduled
 
-    def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
+    def get(
+        self, id: str | bytes, *, payload: bool = False, rejections: bool = False
+    ) -> MessageInfo:
         """Return the state, times and target of a message, and why it was not delivered; with its
-        payload if that is asked for and still kept. Raises NotFound."""
-        found: MessageInfo = self.call(requests.get(id, payload=payload))
+        payload if that is asked for and still kept. `rejections`: look for a later record with
+        this id that was rejected, too. Raises NotFound."""
+        found: MessageInfo = self.call(requests.get(id, payload=payload, rejections=rejections))
         return found
 
     def cancel(self, id: str | bytes) -> Result:
@@ -331,8 +334,9 @@ class Client:
         The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or
         was stopped may be repeated: nothing is delivered twice. Those whose cause is still there,
         such as a missing target, are left as they are and counted in `refused`; `anyway`: they are
-        replayed too, and will fail again. `dry_run`: only count them. `rate`: at most this many a
-        second. `progress` is called after each part with the totals so far."""
+        replayed too, and will fail again, except those that are `final`. `dry_run`: only count
+        them. `rate`: at most this many a second. `progress` is called after each part with the
+        totals so far."""
         return self.run(
             dead_letters.resolve_all(
                 "replay",

@@ -135,6 +135,15 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     late_policy: LatePolicy = "fire-once"
 
 
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that was rejected."""
+
+    at: datetime
+    reason: str
+    detail: str
+    """The reason in words."""
+
+
 class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """State, times and target of a message."""
 
@@ -186,6 +195,9 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """None if it is delivered once."""
     spread: str | None = None
     """The window in which it is delivered, from `due_at` on; None: there is none."""
+    rejection: Rejection | None = None
+    """The newest record with this id that was rejected after the message was accepted, if it was
+    asked for; None: none is known."""
 
 
 class TargetCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +319,8 @@ class DeadLetterRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the first of them."""
     detail: str
     """An explanation for the first of them."""
+    final: bool = False
+    """They cannot be replayed with `anyway` either."""
 
 
 class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,10 +347,10 @@ class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
         """Return the totals with those of another part."""
         letters = Counter({(each.reason, each.topic): each.letters for each in self.counts})
         letters.update({(each.reason, each.topic): each.letters for each in counts})
-        by_reason = {each.reason: each for each in self.refused}
+        kinds = {(each.reason, each.final): each for each in self.refused}
         for each in refused:
-            before = by_reason.get(each.reason)
-            by_reason[each.reason] = (
+            before = kinds.get((each.reason, each.final))
+            kinds[each.reason, each.final] = (
                 each
                 if before is None
                 else msgspec.structs.replace(before, letters=before.letters + each.letters)
@@ -349,7 +363,7 @@ class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
                 DeadLetterCount(reason=reason, topic=topic, letters=count)
                 for (reason, topic), count in letters.most_common()
             ),
-            refused=tuple(by_reason.values()),
+            refused=tuple(kinds.values()),
         )
 
 

@@ -335,11 +335,13 @@ def outcome(scheduled: Scheduled, wait_s: float) -> Request:
     return Request(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)
 
 
-def get(id: str | bytes, *, payload: bool = False) -> Request:
+def get(id: str | bytes, *, payload: bool = False, rejections: bool = False) -> Request:
     """Everything known about a message."""
+    asked = {"payload": payload, "rejections": rejections}
+    query = urlencode({name: "true" for name, wanted in asked.items() if wanted})
     return Request(
         method="GET",
-        path=_message_path(id) + "?payload=true" * payload,
+        path=_message_path(id) + (query and f"?{query}"),
         decode=_message_info,
         id=id_text(id),
     )

@@ -104,6 +104,10 @@ class Reason(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
+REASON_LABELS = tuple(sorted(reason.label for reason in Reason))
+"""The values of `chronos-reason`, in order."""
+
+
 class Verb(IntEnum):
     """The action of a record (`chronos-action`)."""
 

@@ -551,6 +551,23 @@ class Node:
         return self._topic_watch.advice
 
     @property
+    def switched_off(self) -> list[str]:
+        """What this node does not do because an operator has switched it off, for people."""
+        workers = self.config.workers
+        found = []
+        if not workers.push:
+            found.append(
+                "nothing is delivered: workers.push is off. Due messages wait; to end it, set it "
+                "to on and restart this node"
+            )
+        if not workers.pull:
+            found.append(
+                "nothing new is taken in: workers.pull is off. Messages, cancels and changes wait "
+                "in the log; to end it, set it to on and restart this node"
+            )
+        return found
+
+    @property
     def outage(self) -> str | None:
         """Since when no broker answers this node, for people; None if one does."""
         return None if self._reachability is None else self._reachability.outage

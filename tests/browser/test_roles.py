@@ -117,3 +117,16 @@ def test_payload_and_headers_are_shown_to_a_token_with_the_role_payload(
     found(page, service, "reader")
     expect(page.get_by_role("region", name="Payload")).to_contain_text("please pay")
     expect(page.get_by_role("region", name="Headers")).to_contain_text("4711")
+
+
+@pytest.mark.parametrize(("token", "count"), [("writer", 0), ("owner", 1)])
+def test_the_audit_trail_is_linked_for_a_token_that_may_read_it(
+    page: Page, service: Service, token: str, count: int
+) -> None:
+    """Its address works for both: the service says that it is not permitted."""
+    found(page, service, token)
+    views = page.get_by_role("navigation", name="Views")
+    expect(views.get_by_role("link", name="Cluster")).to_have_count(1)
+    expect(views.get_by_role("link", name="Audit")).to_have_count(count)
+    page.goto(service.url + "/ui/audit")
+    expect(views.get_by_role("link", name="Audit")).to_have_count(1)

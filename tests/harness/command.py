@@ -119,11 +119,14 @@ def run(
     stdin: bytes = b"",
     cwd: Path | None = None,
     stdout: int | None = None,
+    archive: str | None = None,
 ) -> Done:
-    """Run a command to its end."""
+    """Run a command to its end. `archive`: the one of the environment."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     if server is not None:
         environ["CHRONOS_SERVER"] = server
+    if archive is not None:
+        environ["CHRONOS_ARCHIVE"] = archive
     texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)

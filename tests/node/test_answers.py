@@ -361,6 +361,37 @@ def test_the_doctor_asks_the_service_that_it_is_told_of(node: Inside, tmp_path: 
     assert "ok       settings" in nobody.out
 
 
+@pytest.mark.parametrize(
+    ("switch", "consequence"),
+    [("push", "nothing is delivered"), ("pull", "nothing new is taken in")],
+)
+def test_a_node_tells_which_of_its_switches_is_off(
+    tmp_path: Path, switch: str, consequence: str
+) -> None:
+    """Once, however many shards it has; it stays ready, since somebody has set it on purpose."""
+    says = f"{consequence}: workers.{switch} is off."
+    with Inside(tmp_path / "off", shards=3, **{f"workers__{switch}": "off"}) as inside:
+        ready = inside.ask("GET", "/readyz")
+        assert (ready.status, ready.json()["status"]) == (200, "ok")
+        (detail,) = ready.json()["details"]
+        assert detail.startswith(says)
+        assert detail.endswith("set it to on and restart this node")
+        for verb in (("status",), ("top",), ("doctor",)):
+            done = run(*verb, server=inside.server.url, cwd=tmp_path)
+            assert done.code == 0, done.out
+            assert " ".join(done.out.split()).count(detail) == 1, done.out
+            assert " ready" in done.out
+        assert f"note     service: {detail}\n" in done.out
+
+
+def test_a_node_that_only_keeps_its_settled_messages_tells_of_no_switch(tmp_path: Path) -> None:
+    """And one whose switches are on."""
+    for switch in ("off", "on"):
+        with Inside(tmp_path / switch, workers__delete=switch) as inside:
+            assert inside.ask("GET", "/readyz").json() == {"status": "ok"}
+            assert inside.ask("GET", "/v1/nodes").json()["nodes"][0]["switched_off"] == []
+
+
 def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
     """A node with a token that the doctor is given, or is not given."""
     from hashlib import sha256

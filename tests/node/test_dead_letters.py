@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from chronos.client import AsyncClient, Client, DeadLetterTotals, NotFound
+from chronos.cli.messages.letters import _tell_refused
+from chronos.client import AsyncClient, Client, DeadLetterRefusal, DeadLetterTotals, NotFound
+from chronos.core.message import Reason
 from tests.harness.command import Done, run
 from tests.harness.service import Service
 
@@ -190,7 +192,64 @@ def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -
     done = chronos(service, "replay", "--target", "barred", "--yes")
     assert (done.code, done.out.splitlines()[-1]) == (1, "0 dead letters replayed")
     assert "2 dead letters cannot be replayed: forbidden-target" in done.err
+    assert "--anyway" not in done.err
     assert len(letters(service, target="barred")) == 2
+
+
+def test_a_letter_that_can_never_be_replayed_is_told_once_and_not_replayed_anyway(
+    service: Service,
+) -> None:
+    for dry_run in (True, False):
+        body = {"id": "barred-a", "anyway": True, "dry_run": dry_run}
+        result = service.ask("POST", "/v1/dead-letters/replay", body)[1]
+        refused = [(one["reason"], one["final"]) for one in result["refused"]]
+        assert (result["matched"], result["resolved"], refused) == (
+            1,
+            0,
+            [("forbidden-target", True)],
+        )
+    done = chronos(service, "replay", "barred-a", "--anyway", "--yes")
+    assert (done.code, done.out) == (1, "0 dead letters replayed\n")
+    assert done.err.count("dead letter") == 1
+    assert "1 dead letter cannot be replayed: forbidden-target; the first is barred-a" in done.err
+    assert "targets.deny" in done.err
+    assert len(letters(service, target="barred")) == 2
+
+
+def test_the_hint_at_anyway_is_for_those_that_it_replays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The parts of a count are added up with the two kinds of one reason apart."""
+    totals = DeadLetterTotals()
+    for final in (False, True, False):
+        refused = DeadLetterRefusal(
+            reason="forbidden-target", letters=1, id="a", detail="why", final=final
+        )
+        totals = totals.plus(1, 0, 1, [], [refused])
+    _tell_refused(totals.refused, anyway=False, done=False)
+    first, second, hint = capsys.readouterr().err.splitlines()
+    assert "1 dead letter cannot be replayed: forbidden-target" in first
+    assert "2 dead letters would fail again: forbidden-target" in second
+    assert "--anyway replays them all the same" in hint
+    _tell_refused(totals.refused, anyway=True, done=False)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "cannot be replayed" in first
+    assert "2 dead letters will fail again" in second
+
+
+def test_a_filter_that_can_match_no_dead_letter_is_an_error(service: Service) -> None:
+    for wrong, named in (
+        (("--reason", "nonsense"), "reason: 'nonsense' is not a reason; these are: bad-id, "),
+        (("--target", "a b"), "target: is not the name of a topic, nor a pattern"),
+    ):
+        for verb in (("list",), ("replay", "--yes"), ("discard", "--dry-run")):
+            done = chronos(service, *verb, *wrong)
+            assert done.code == 2, (verb, wrong, done.out)
+            assert named in done.err
+    for path in ("dead-letters", "dead-letter-counts"):
+        assert service.ask("GET", f"/v1/{path}?reason=nonsense")[0] == 422
+    for reason in Reason:
+        assert service.ask("GET", f"/v1/dead-letters?reason={reason.label}")[0] == 200
 
 
 def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(

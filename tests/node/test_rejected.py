@@ -3,14 +3,17 @@ that was refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chronos.admin.letters import scan
 from chronos.admin.letters.scan import LetterTopic, RecentRejections
+from chronos.client import Client
 from chronos.core.letters import read_rejected
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.ports import Outgoing
@@ -173,6 +176,42 @@ def test_records_are_selected_and_counted_by_a_header_of_their_producers(service
     assert chronos(service, "rejected", "count", "--by", "header:").code == 2
 
 
+def test_a_filter_that_can_match_no_rejected_record_is_an_error(service: Inside) -> None:
+    for wrong, named in (
+        (("--reason", "nonsense"), "reason: 'nonsense' is not a reason; these are: bad-id, "),
+        (("--header", "foo"), "--header: 'foo' is not NAME=VALUE"),
+    ):
+        for verb in ("list", "count"):
+            done = chronos(service, "rejected", verb, *wrong)
+            assert done.code == 2, (verb, wrong, done.out)
+            assert named in done.err
+    for path in ("rejected", "rejected-counts"):
+        assert service.ask("GET", f"/v1/{path}?reason=nonsense").status == 422
+
+
+def test_a_target_that_is_no_topic_selects_the_records_that_were_refused_for_it(
+    tmp_path: Path,
+) -> None:
+    with Inside(tmp_path, shards=1) as node:
+        node.node.log.append(
+            [
+                (
+                    DELAY,
+                    b"odd",
+                    b"",
+                    [("chronos-target-topic", b"a b"), ("chronos-delay", b"1h")],
+                    0,
+                ),
+                never("mail.in", b"mail", 0),
+            ],
+            10.0,
+        )
+        wait_until(lambda: len(rejected(node)) == 2)
+        for pattern, ids in (("a b", "odd"), ("a*", "odd"), ("ma*", "mail")):
+            done = chronos(node, "rejected", "list", "--target", pattern, "-o", "json")
+            assert [one["id"] for one in done.json["rejected"]] == [ids], pattern
+
+
 def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) -> None:
     answer = service.ask("GET", "/v1/messages/order-7")
     assert (answer.status, answer.problem) == (404, "not-found")
@@ -191,6 +230,33 @@ def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) ->
     done = chronos(service, "get", "order-7")
     assert done.code == 4
     assert "bad-value" in done.err
+
+
+def test_a_later_record_that_was_rejected_is_told_with_the_message(tmp_path: Path) -> None:
+    """The id was taken: the message that it has is not the one that was sent last."""
+
+    def send(id: str) -> str:
+        body = {"target": {"topic": "orders"}, "value": "x", "delay": "1h", "id": id}
+        return str(node.ask("POST", "/v1/messages?wait=5s", body).json()["result"])
+
+    def get(id: str) -> Any:
+        return node.ask("GET", f"/v1/messages/{id}?rejections=true").json().get("rejection")
+
+    with Inside(tmp_path, shards=1) as node:
+        assert (send("again"), get("again")) == ("scheduled", None)
+        assert send("again") == "conflict"
+        assert get("again")["reason"] == "conflict"
+        assert "rejection" not in node.ask("GET", "/v1/messages/again").json()
+        shown = chronos(node, "get", "again").out
+        assert re.search("rejected +a later record, at .*: conflict: ", shown), shown
+        with Client(f"http://127.0.0.1:{node.port}") as client:
+            known = client.get("again", rejections=True).rejection
+        assert known is not None
+        assert known.reason == "conflict"
+        # A record that was rejected before the message was accepted is no news of it.
+        node.node.log.append([never("orders", b"corrected", 0)], 10.0)
+        wait_until(lambda: node.ask("GET", "/v1/rejected/corrected").status == 200)
+        assert (send("corrected"), get("corrected")) == ("scheduled", None)
 
 
 def test_the_index_reads_on_and_keeps_the_newest_ids(

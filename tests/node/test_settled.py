@@ -3,6 +3,7 @@ by the command line and the client."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_pages_go_on_where_the_one_before_ended(service: Inside) -> None:
     assert sorted(found) == ["invoice-1", "order-1", "order-2", "order-3", "order-5"]
 
 
+def test_the_command_line_says_how_to_ask_the_archive(service: Inside) -> None:
+    """With the same conditions, and without its place where that is configured."""
+    url = f"http://127.0.0.1:{service.port}"
+    conditions = [
+        "--target",
+        "mail*",
+        "--header",
+        "customer=anna",
+        "--from",
+        "2020-01-02T00:00:00Z",
+    ]
+    done = run("list", "--state", "settled", *conditions, server=url, archive="/archive")
+    assert (
+        "chronos archive find --target 'mail*' --from 2020-01-02T00:00:00Z "
+        "--header customer=anna" in " ".join(done.err.split())
+    )
+    done = run("list", "--state", "settled", "-o", "json", server=url)
+    assert json.loads(done.out)["kept_from"] is not None
+    assert "kept_from" not in json.loads(run("list", "-o", "json", server=url).out)
+
+
 def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     url = f"http://127.0.0.1:{service.port}"
     done = run("list", "--state", "settled", "--key", "anna", "--id-prefix", "order-", server=url)
@@ -91,6 +113,7 @@ def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     heading, *rows = [line.split()[-1] for line in done.out.splitlines()]
     assert (heading, sorted(rows)) == ("STATE", ["cancelled", "delivered", "expired"])
     assert "is not kept" in done.err
+    assert "chronos archive find --location URI --id-prefix order-" in done.err
     assert run("list", "--state", "settled", "--count", server=url).code == 2
     with Client(url) as client:
         assert {one.id for one in client.settled(key="anna")} == {

@@ -281,6 +281,7 @@ class Cluster:
         info = self._info(member, drained, self._context.reasons())
         info.now = format_time(self._context.now_ms())
         info.disk_free_bytes = node.disk_free_bytes()
+        info.switched_off = node.switched_off
         now_ms = self._context.now_ms()
         info.brokers = [
             BrokerInfo(

@@ -263,6 +263,7 @@ class Context:
         ]
         return (
             self._unconfirmed()
+            + self.node.switched_off
             + self.node.advice
             + held_back
             + deaths

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from chronos.core.message import REASON_LABELS
 from chronos.core.rates import PATTERN
 from chronos.core.series import CRON_CHARACTERS_MAX
 from chronos.core.shard.parsing import TIMES_MAX
@@ -638,6 +639,14 @@ class Repeats(Struct, kw_only=True):
     ] = "fire-once"
 
 
+class Rejection(Struct, kw_only=True):
+    """A record that was rejected."""
+
+    at: Annotated[Instant, Meta(description="When it was rejected.")]
+    reason: Annotated[str, Meta(description="Why, as in the header `chronos-reason`.")]
+    detail: Annotated[str, Meta(description="The reason in words.")]
+
+
 class MessageInfo(Struct, kw_only=True):
     """State, times and target of a message."""
 
@@ -776,6 +785,15 @@ class MessageInfo(Struct, kw_only=True):
         str | None,
         Meta(description="The window in which it is delivered, from `due_at` on; null: none."),
     ] = None
+    rejection: Annotated[
+        Rejection | UnsetType,
+        Meta(
+            description=(
+                "The newest record with this id that was rejected after the message was accepted, "
+                "if `rejections` asked for it. Absent: none is known."
+            )
+        ),
+    ] = UNSET
 
 
 class Page(Struct, kw_only=True):
@@ -1400,6 +1418,15 @@ class NodeInfo(Struct, kw_only=True):
         Count | None,
         Meta(description="Free space on the disk of the data directory; null: another node."),
     ] = None
+    switched_off: Annotated[
+        list[str] | None,
+        Meta(
+            description=(
+                "What this node does not do because `workers.push` or `workers.pull` is off; "
+                "null: another node."
+            )
+        ),
+    ] = None
     brokers: Annotated[
         list[BrokerInfo] | None,
         Meta(
@@ -1797,6 +1824,15 @@ class MessageQuery(ShardsQuery):
         int,
         Meta(ge=0, le=100, description="Return the times of so many next occurrences of a series."),
     ] = 0
+    rejections: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Also look for a later record with this id that was rejected, among the newest of "
+                "the rejected topic."
+            )
+        ),
+    ] = False
 
 
 class TargetsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -2246,6 +2282,7 @@ ReasonName = Annotated[
         title="reason",
         description="A value of the header `chronos-reason`, such as `target-missing`.",
         examples=["target-missing"],
+        extra_json_schema={"enum": list(REASON_LABELS)},
     ),
 ]
 Resolution = Literal["replayed", "discarded"]
@@ -2471,7 +2508,10 @@ class RejectedFilter(LetterQuery):
     target: Annotated[
         str | UnsetType,
         Meta(
-            description="Only records that name this target topic, or one that matches a pattern."
+            description=(
+                "Only records that name this target topic, or one that matches a pattern. Any "
+                "text: some were refused because what they name is no topic."
+            )
         ),
     ] = UNSET
     source: Annotated[Source | UnsetType, Meta(description="Only those that came from there.")] = (
@@ -2583,7 +2623,7 @@ class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(
             description=(
                 "Replay also those whose cause is still there, such as a missing target: they "
-                "will fail again. Of a replay only."
+                "will fail again. Those that are `final` stay as they are. Of a replay only."
             )
         ),
     ] = False
@@ -2621,6 +2661,14 @@ class DeadLetterRefusal(Struct, kw_only=True):
     """Dead letters that cannot be replayed, or whose cause is still there, by reason. They stay as
     they are."""
 
+    final: Annotated[
+        bool,
+        Meta(
+            description=(
+                "They cannot be replayed, not with `anyway` either: their records would be refused."
+            )
+        ),
+    ]
     reason: str
     letters: Annotated[int, Meta(ge=1)]
     id: Annotated[str, Meta(description="The id of the first of them.")]

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -66,7 +66,7 @@ from chronos.core.letters import (
     replay,
     source_of,
 )
-from chronos.core.message import TARGET_KEY, Reason, Rejection
+from chronos.core.message import REASON_LABELS, TARGET_KEY, Reason, Rejection
 from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
@@ -222,6 +222,8 @@ def wanted_of(query: Selection, sender: Sender, **more: Any) -> Wanted:
     fields: dict[str, Any] = {}
     if query.target is not UNSET:
         check_targets(sender, query.target)
+    if query.reason is not UNSET:
+        converted("reason", _known_reason, query.reason)
     for name in ("since", "until"):
         value = getattr(query, name)
         if value is not UNSET:
@@ -235,6 +237,15 @@ def wanted_of(query: Selection, sender: Sender, **more: Any) -> Wanted:
         **fields,
         **more,
     )
+
+
+def _known_reason(text: str) -> str:
+    """The reason; ValueError, with a text for users, for one that no letter can have.
+
+    A new reason comes with new rules, so no node writes it before all of them know it."""
+    if text not in REASON_LABELS:
+        raise ValueError(f"{text[:80]!r} is not a reason; these are: {', '.join(REASON_LABELS)}")
+    return text
 
 
 def records_read(call: Call, part: Part) -> int:
@@ -259,8 +270,13 @@ FILTERS = ("target", "reason", "since", "until")
 _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
 
 
-Refused = tuple[Letter, Rejection]
-"""A letter that is not replayed, and why."""
+class Refused(NamedTuple):
+    """A letter that is not replayed, and why."""
+
+    letter: Letter
+    rejection: Rejection
+    is_final: bool
+    """Its record would be refused; else it would be accepted, and fail again."""
 
 
 class DeadLetters:
@@ -335,7 +351,7 @@ class DeadLetters:
         call: Call,
         resolution: str,
         records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[Refused]]],
-        causes_of: Callable[[Sequence[Letter]], Awaitable[list[Refused]]] | None = None,
+        causes_of: Callable[[Sequence[Letter], bool], Awaitable[list[Refused]]] | None = None,
     ) -> Answer:
         """1. read a part, 2. leave out those whose cause is still there, 3. write the replays, 4.
         write the markers of those that were not refused."""
@@ -359,11 +375,11 @@ class DeadLetters:
         after = None if is_one and part.found else self._requests.after(call, selection, part)
         letters = [found.letter for found in part.found]
         refused: list[Refused] = []
-        if causes_of is not None and not selection.anyway:
-            refused = await causes_of(letters)
+        if causes_of is not None:
+            refused = await causes_of(letters, selection.anyway)
         resolved = 0
         if letters and not selection.dry_run:
-            left_out = {_place(letter) for letter, _ in refused}
+            left_out = {_place(each.letter) for each in refused}
             records, more = await context.in_thread(
                 records_of, [letter for letter in letters if _place(letter) not in left_out]
             )
@@ -372,7 +388,7 @@ class DeadLetters:
                 size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
                 call.hold.grow(size_bytes)
                 await context.appender.append(records, size_bytes)
-            left = {_place(letter) for letter, _ in refused}
+            left = {_place(each.letter) for each in refused}
             markers = _markers(context.dead_letters.topic, part.found, left, resolution)
             if markers:
                 await context.appender.append(markers, 20_000 * len(markers))
@@ -404,21 +420,36 @@ class DeadLetters:
                 letter = self._read(letter)
             found = replay(letter, context.rules, context.delay_topic, bytes_max, now_ms)
             if isinstance(found, Rejection):
-                refused.append((letter, found))
+                refused.append(Refused(letter, found, is_final=True))
                 continue
             shard, key, headers = found
             assert letter.record is not None
             records.append((context.delay_topic, key, letter.record.value, headers, shard))
         return records, refused
 
-    async def _causes(self, letters: Sequence[Letter]) -> list[Refused]:
-        """The letters whose cause is still there, as far as that is known, with the reasons."""
+    async def _causes(self, letters: Sequence[Letter], anyway: bool) -> list[Refused]:
+        """The letters whose cause is still there, as far as that is known, with the reasons.
+
+        `anyway`: only those that the shard would refuse."""
         context = self._context
+        rules = context.rules[0]
+        refused = [
+            Refused(letter, _forbidden(letter), is_final=True)
+            for letter in letters
+            if letter.target and not rules.allows(letter.target)
+        ]
+        if anyway:
+            return refused
+        known = {_place(each.letter) for each in refused}
+        letters = [letter for letter in letters if _place(letter) not in known]
         described = await context.targets.look(
             {letter.target for letter in letters if letter.target}
         )
-        found = ((letter, _cause(letter, described, context)) for letter in letters)
-        return [(letter, cause) for letter, cause in found if cause is not None]
+        for letter in letters:
+            cause = _cause(letter, described, context)
+            if cause is not None:
+                refused.append(Refused(letter, cause, is_final=False))
+        return refused
 
     def _read(self, letter: Letter) -> Letter:
         """The same letter as a whole."""
@@ -428,14 +459,15 @@ class DeadLetters:
         return whole
 
 
+def _forbidden(letter: Letter) -> Rejection:
+    return Rejection(
+        Reason.FORBIDDEN_TARGET, f"{letter.target} is not allowed by targets.allow and targets.deny"
+    )
+
+
 def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection | None:
     """Why the letter would fail again now; of a letter in a list, its reason and the size of its
     payload are known."""
-    if letter.target and not context.rules[0].allows(letter.target):
-        return Rejection(
-            Reason.FORBIDDEN_TARGET,
-            f"{letter.target} is not allowed by targets.allow and targets.deny",
-        )
     record, payload_bytes = letter.record, letter.value_bytes or 0
     key = None if record is None else control_headers(letter).get(TARGET_KEY)
 
@@ -502,14 +534,18 @@ def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int
 
 
 def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
-    found: dict[str, DeadLetterRefusal] = {}
-    for letter, rejection in refused:
-        reason = rejection.reason.label
-        if reason in found:
-            found[reason].letters += 1
+    found: dict[tuple[str, bool], DeadLetterRefusal] = {}
+    for letter, rejection, is_final in refused:
+        kind = rejection.reason.label, is_final
+        if kind in found:
+            found[kind].letters += 1
         else:
-            found[reason] = DeadLetterRefusal(
-                reason=reason, letters=1, id=id_text(letter.id), detail=rejection.detail
+            found[kind] = DeadLetterRefusal(
+                final=is_final,
+                reason=rejection.reason.label,
+                letters=1,
+                id=id_text(letter.id),
+                detail=rejection.detail,
             )
     return list(found.values())
 

@@ -38,6 +38,7 @@ from chronos.admin.http.schemas import (
     MessageQuery,
     Outcome,
     OutcomeQuery,
+    Rejection,
     Repeats,
     Reschedule,
     ScheduleQuery,
@@ -354,16 +355,23 @@ class Messages:
         _, found, behind = await self._look(
             call, message_id, deadline_s, pending_first=False, wanted=query
         )
-        if found is None and not behind and query.shards is UNSET:
+        rejected = None
+        if query.rejections if found is not None else not behind and query.shards is UNSET:
             origin = source_of(message_id, len(self._context.shards), self._context.delay_topic)
             index = self._context.recent_rejections
             rejected = await self._context.in_thread(
                 partial(index.find, message_id, origin, reach=call.sender.reach)
             )
+        if found is None:
             if rejected is not None:
                 raise _was_rejected(message_id, rejected)
-        if found is None:
             raise _not_found(message_id, behind)
+        if rejected is not None and format_time(rejected.timestamp_ms) > (found.accepted_at or ""):
+            found.rejection = Rejection(
+                at=format_time(rejected.timestamp_ms),
+                reason=rejected.reason,
+                detail=rejected.detail,
+            )
         return 200, found
 
     async def _look(

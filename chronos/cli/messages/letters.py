@@ -3,7 +3,7 @@
 import base64
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from chronos.cli.output import (
 )
 from chronos.client import (
     Client,
+    DeadLetterRefusal,
     DeadLetterTotals,
     NotFound,
     WholeDeadLetter,
@@ -222,12 +223,13 @@ def resolve(
             note(f"{counted(gone, 'position')} without a dead letter that is not resolved")
         if output is Format.text and (dry_run or not is_named):
             _put_counts(count)
-        _tell_refused(count, anyway=anyway, done=False)
+        _tell_refused(count.refused, anyway=anyway, done=False)
         if dry_run or not count.matched:
             if output is Format.json:
                 put_json(count)
             return
-        left = count.matched - (0 if anyway else sum(each.letters for each in count.refused))
+        stays = [each.letters for each in count.refused if each.final or not anyway]
+        left = count.matched - sum(stays)
         if not left:
             if output is Format.json:
                 put_json(count)
@@ -243,21 +245,24 @@ def resolve(
         put_json(done)
     else:
         print(f"{counted(done.resolved, 'dead letter')} {DONE[verb]}")
-    _tell_refused(count if anyway else done, anyway=anyway, done=True)
+    # With --anyway, those that were told before the question are not told again.
+    told = count.refused if anyway else ()
+    _tell_refused([each for each in done.refused if each not in told], anyway=anyway, done=True)
     if done.refused:
         raise typer.Exit(1)
 
 
-def _tell_refused(totals: DeadLetterTotals, *, anyway: bool, done: bool) -> None:
-    """Dead letters that are not replayed, with the reason; with `anyway` those that will fail
-    again. On stderr."""
-    for refused in totals.refused:
-        what = "will fail again" if anyway else "cannot be replayed"
+def _tell_refused(refusals: Sequence[DeadLetterRefusal], *, anyway: bool, done: bool) -> None:
+    """Dead letters that cannot be replayed, and those that would fail again, with the reasons;
+    `anyway`: the latter are replayed. `done`: after the replay. On stderr."""
+    again = "will fail again" if anyway else "would fail again"
+    for refused in sorted(refusals, key=lambda each: not each.final):
+        what = "cannot be replayed" if refused.final else again
         note(
             f"{counted(refused.letters, 'dead letter')} {what}: {refused.reason}; the first is"
             f" {printable(refused.id) or 'without an id'}: {printable(refused.detail)}"
         )
-    if totals.refused and not (anyway or done):
+    if not (anyway or done) and any(not refused.final for refused in refusals):
         note("remove the cause first; --anyway replays them all the same")
 
 

@@ -150,7 +150,9 @@ def replay_letters(
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Replay also those whose cause is still there: they will fail again."
+            "--anyway",
+            help="Replay also those whose cause is still there: they will fail again. Not those "
+            "that targets.allow and targets.deny forbid: Chronos would refuse their records.",
         ),
     ] = False,
     dry_run: DryRun = False,
@@ -239,7 +241,12 @@ def discard_letters(
 
 NamedTarget = Annotated[
     str | None,
-    typer.Option("--target", metavar="TOPIC", help="Only records that name this target topic."),
+    typer.Option(
+        "--target",
+        metavar="TOPIC",
+        help="Only records that name this target topic, or one that a pattern such as 'mail*' "
+        "matches.",
+    ),
 ]
 SentHeader = Annotated[
     list[str] | None,

@@ -1,8 +1,10 @@
 """`chronos list` and `chronos tail`: messages and records, printed as they arrive."""
 
 import base64
+import os
 import queue
 import select
+import shlex
 import sys
 import threading
 import time
@@ -36,6 +38,15 @@ HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE", "REPEATS")
 HEADINGS_SETTLED = ("DUE", "", "TARGET", "ID", "SIZE", "STATE")
 
 
+ARCHIVE_OPTIONS = {
+    "target": "--target",
+    "id_prefix": "--id-prefix",
+    "due_from": "--from",
+    "due_to": "--to",
+}
+"""Condition of a list -> the option of `chronos archive find`."""
+
+
 def list_(
     server: str, output: Format, matching: FilterOptions, limit: int, state: ListedState
 ) -> None:
@@ -44,7 +55,10 @@ def list_(
     behind: list[int] = []
     with connect(server) as client:
         pages = _pages(client, matching, limit, state, kept_from, behind)
-        after = _print_json(pages) if output is Format.json else _print_table(pages, state)
+        if output is Format.json:
+            after = _print_json(pages, kept_from)
+        else:
+            after = _print_table(pages, state)
     if behind:
         shards = ", ".join(map(str, behind))
         note(
@@ -57,9 +71,23 @@ def list_(
         note(f"there may be more; show them with -n {limit * 10}")
     elif kept_from:
         note(
-            f"what ended before {local(kept_from[0])} is not kept: `chronos archive find` looks "
-            "in the archive, if there is one"
+            f"what ended before {local(kept_from[0])} is not kept; if there is an archive: "
+            f"{_in_the_archive(matching)}"
         )
+
+
+def _in_the_archive(matching: FilterOptions) -> str:
+    """The command that looks for the same messages in the archive, as far as it has the same
+    conditions. A key and `contains` are none of its own."""
+    words = ["chronos", "archive", "find"]
+    if not os.environ.get("CHRONOS_ARCHIVE"):
+        words += ["--location", "URI"]
+    for name, option in ARCHIVE_OPTIONS.items():
+        if (given := matching.get(name)) is not None:
+            words += [option, requests.id_text(given) if isinstance(given, bytes) else str(given)]
+    for name, value in (matching.get("headers") or {}).items():
+        words += ["--header", f"{name}={value}"]
+    return shlex.join(words)
 
 
 def _pages(
@@ -88,9 +116,9 @@ def _pages(
             return
 
 
-def _print_json(pages: Iterator[dict[str, Any]]) -> str | None:
-    """`{"messages": [...], "after": ...}`, written as the pages arrive; the place behind the last
-    page."""
+def _print_json(pages: Iterator[dict[str, Any]], kept_from: list[str]) -> str | None:
+    """`{"messages": [...], "after": ..., "kept_from": ...}`, written as the pages arrive; the place
+    behind the last page. `kept_from` as `_pages` fills it, absent if nothing is missing."""
     import json
 
     after, separator = None, ""
@@ -100,7 +128,8 @@ def _print_json(pages: Iterator[dict[str, Any]]) -> str | None:
         for one in found["messages"]:
             sys.stdout.write(separator + json.dumps(one, ensure_ascii=False))
             separator = ", "
-    sys.stdout.write(f'], "after": {json.dumps(after)}}}\n')
+    rest = {"after": after, **({"kept_from": kept_from[0]} if kept_from else {})}
+    sys.stdout.write(f"], {json.dumps(rest)[1:]}\n")
     return after
 
 

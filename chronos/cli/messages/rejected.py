@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from chronos.cli.messages.letters import header_facts, note_more, payload_facts, read_pages
-from chronos.cli.options import moment
+from chronos.cli.options import header_condition, moment
 from chronos.cli.output import (
     Format,
     connect,
@@ -138,6 +138,8 @@ def count(server: str, output: Format, by: str, **which: Any) -> None:
 def _query(which: dict[str, Any]) -> dict[str, Any]:
     """The parameters of the options that were given."""
     found: dict[str, Any] = dict(which)
+    for text in which["header"]:
+        header_condition(text)
     if which.get("id") is not None:
         found["id"] = id_text(given(str(which["id"])))
     for name in ("since", "until"):

@@ -37,7 +37,9 @@ from chronos.client import (
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
     """Everything known about a message."""
-    found = fetch(server, output, requests.get(given(id), payload=payload).as_json())
+    found = fetch(
+        server, output, requests.get(given(id), payload=payload, rejections=True).as_json()
+    )
     if found is None:
         return
     put(table(None, list(_facts(msgspec.convert(found, MessageInfo), payload=payload))))
@@ -64,6 +66,12 @@ def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
         yield "last try", f"{local(found.last_try_at)}  ({relative(found.last_try_at)})"
     if found.next_try_at is not None:
         yield "next try", f"{local(found.next_try_at)}  ({relative(found.next_try_at)})"
+    if found.rejection is not None:
+        later = found.rejection
+        yield (
+            "rejected",
+            f"a later record, at {local(later.at)}: {later.reason}: {printable(later.detail)}",
+        )
     yield "due", f"{local(found.due_at)}  ({relative(found.due_at)})"
     if found.planned_at not in (found.due_at, found.next_try_at):
         yield "planned", f"{local(found.planned_at)}  ({relative(found.planned_at)})"

@@ -170,6 +170,8 @@ def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
         )
     for reason in shown["reasons"]:
         yield problem(f"node {member.node}", reason)
+    for text in shown.get("switched_off") or ():
+        yield note(f"node {member.node}", text)
 
 
 def _roles(found: "ClusterInspection") -> Iterator[Finding]:

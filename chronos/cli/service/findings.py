@@ -83,6 +83,8 @@ def of_nodes(nodes: dict[str, Any]) -> Iterator[Finding]:
             )
         for reason in node["reasons"]:
             yield problem("service", reason if node is asked else f"node {node['node']}: {reason}")
+        for text in node.get("switched_off") or ():
+            yield note("service", text if node is asked else f"node {node['node']}: {text}")
 
 
 def of_cluster(nodes: dict[str, Any], now: datetime | None = None) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ registry_app = typer.Typer(
     rich_markup_mode=None,
     help="""Show the nodes that are registered and the routes to them; change configuration and write permissions.
 
-    Every node serves a registry, with which all nodes register. Registries store nothing and exchange nothing.
+    Every node serves a registry, with which all nodes register. Registries store no registrations and exchange nothing; the configuration for clients is kept by the cluster, or by a standalone node.
 
     \b
     Examples:

@@ -280,6 +280,10 @@ def _screen(found: dict[str, Any]) -> Any:
             )
         )
         parts += [Text(wrapped(printable(reason), "  "), "red") for reason in node["reasons"]]
+        parts += [
+            Text(wrapped(printable(text), "  "), "yellow")
+            for text in node.get("switched_off") or ()
+        ]
     for node in found["away"]:
         held = ", ".join(map(str, node["shards"]))
         parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",

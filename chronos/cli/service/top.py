@@ -186,7 +186,9 @@ def troubles(view: View) -> list[Trouble]:
     found, now = view.found, view.at
     shards = [shard for shard in found["shards"] if shard["node"] is not None]
     made = [
-        Trouble(finding.text, NOT_READY) for finding in of_nodes(found) if finding.verdict != "ok"
+        Trouble(finding.text, NOT_READY, finding.verdict == "problem")
+        for finding in of_nodes(found)
+        if finding.verdict != "ok"
     ]
     made += [
         Trouble(finding.text, ROLES, finding.verdict == "problem")

@@ -2,9 +2,10 @@
 registration of one node with all registries.
 
 A set of brokers is a shard here: one node is its master, the others are followers. Nodes register
-with every registry; registries store nothing and do not exchange anything. A registration replaces
-everything known of its node. Safety never depends on it: a stale route costs a forwarded request,
-because the log fences.
+with every registry; registries store no registrations and do not exchange anything. The
+configuration alone is kept: by the coordinator, or in a file by a standalone node. A registration
+replaces everything known of its node. Safety never depends on it: a stale route costs a forwarded
+request, because the log fences.
 
 Tables: node -> its registration and the time of the last one; address -> node; (cluster,
 shard) -> the nodes that hold it; cluster -> its nodes and shards; topic -> the shards whose master

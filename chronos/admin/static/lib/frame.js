@@ -1,7 +1,7 @@
 // What surrounds every view: the head, the navigation, the banner, the token, and the keys.
 
 import { onTokenNeeded, setToken, token } from "./api.js";
-import { callerName, callerWords } from "./caller.js";
+import { callerName, callerWords, refusal as notPermitted } from "./caller.js";
 import { dialog, h, link, replace, segment } from "./dom.js";
 import { keepInstants } from "./fields.js";
 import { duration, timeText, zoneName, zoneWords } from "./format.js";
@@ -28,7 +28,14 @@ export function frame(current) {
     return made;
   });
   replace($("views"), links);
+  linkPermitted();
   links.find((each) => each.hasAttribute("aria-current"))?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+}
+
+/** Hide the link to the audit trail from a token that may not read it, unless the view is shown. */
+function linkPermitted() {
+  const audit = $("views").querySelector('[href="/ui/audit"]');
+  audit.hidden = !audit.hasAttribute("aria-current") && notPermitted("audit") !== null;
 }
 
 let said = null; // What the banner says: it is drawn, and read aloud, only when it says something else.
@@ -107,6 +114,7 @@ function refusal(error) {
 
 function showCaller() {
   const name = callerName();
+  linkPermitted();
   $("caller").hidden = name === null;
   if (name === null || $("caller").title === callerWords()) return;
   $("caller").title = callerWords();

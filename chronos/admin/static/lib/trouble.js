@@ -102,6 +102,7 @@ export function troubles() {
   add(ROLES, byText(here, unhealthy));
   add(LATE, byText(here, (shard) => shard.waits_for));
   add(LATE, byText(here, heldBack));
+  add(NOT_READY, found.nodes[0].switched_off ?? [], "wait", false);
   add(LATE, (found.nodes[0].brokers ?? []).filter((broker) => broker.unavailable_until).map((broker) => `broker ${broker.broker} took ${duration(broker.latency_ms)}: messages without a key avoid it`), "wait", false);
   add(UNITLESS, byText(here, unitless), "wait", false);
   if (found.rules_held_back_by.length) {

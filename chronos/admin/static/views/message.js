@@ -4,7 +4,7 @@ import { get, reason } from "../lib/api.js";
 import { actButton, actLink } from "../lib/caller.js";
 import { copyButton } from "../lib/copy.js";
 import { badge, card, facts, h, link, replace, segment } from "../lib/dom.js";
-import { bytes, duration, ms, number, plural } from "../lib/format.js";
+import { bytes, duration, ms, number, plural, timeText } from "../lib/format.js";
 import { headerList } from "../lib/headers.js";
 import { letterPath, letterWords, positionOf, resolveLetters } from "../lib/letters.js";
 import { payload } from "../lib/payload.js";
@@ -53,7 +53,7 @@ export function mount(root, { path, query, id }) {
     const turn = turns;
     let found;
     try {
-      found = await get(pathOf(id), { payload: known === null ? "true" : null, occurrences: NEXT });
+      found = await get(pathOf(id), { payload: known === null ? "true" : null, occurrences: NEXT, rejections: "true" });
     } catch (error) {
       if (error.status !== 404) throw error;
       await showUnknown(error);
@@ -99,7 +99,7 @@ export function mount(root, { path, query, id }) {
     // The address of some ids has them in base64.
     name.textContent = message.id;
     replace(state, badge(message.parked ? "pending, parked" : message.overdue_ms ? "pending, overdue" : message.state, message.parked ? "warn" : message.overdue_ms ? "bad" : KINDS[message.state]));
-    replace(why, explanation(message, letter));
+    replace(why, explanation(message, letter), message.rejection && laterRejection(message));
     showActs(message);
     replace(right, right.firstChild, details(message));
     times.hidden = !message.repetition || message.state !== "pending";
@@ -184,6 +184,11 @@ function explanation(message, letter) {
   }
   if (message.reason) return h("p", { class: "notice bad" }, `Not delivered yet, ${words}.`);
   return null;
+}
+
+/** A later record with the id: who sent it may expect a message that is not there. */
+function laterRejection({ id, rejection }) {
+  return h("p", { class: "notice warn" }, `A later record with this id was rejected at ${timeText(rejection.at)}, ${rejection.reason}: ${rejection.detail}. `, link(`/ui/rejected/${segment(id)}`, null, "Rejected records"));
 }
 
 function details(message) {
