@@ -310,6 +310,62 @@ def get(
     verbs.get(server, output, id, payload=payload)
 
 
+@app.command()
+@with_connection
+def find(
+    id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The id of a message.", show_default=False)
+    ] = None,
+    target: Target = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    id_prefix: IdPrefix = None,
+    key: Key = None,
+    header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages."
+        ),
+    ] = 50,
+    location: Annotated[
+        str | None,
+        typer.Option(
+            "--location",
+            "-l",
+            envvar="CHRONOS_ARCHIVE",
+            metavar="URI",
+            help="The archive, for what the service no longer keeps; it needs the extra spark.",
+        ),
+    ] = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Find messages by what a customer knows, in any state: pending, ended, or in the archive.
+
+    The service keeps messages that have ended for retention.delivered. What may be older is looked
+    for in the archive, if there is one. Exit code 4 if nothing is found.
+
+    \b
+    Examples:
+      chronos find order-17-reminder
+      chronos find --id-prefix order-17
+      chronos find --header customer=42 --target 'mail*' --from -7d -l /var/lib/chronos-archive
+    """
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
+    if id is not None and matching:
+        raise typer.BadParameter("give an id, or conditions")
+    if id is None and not matching:
+        raise typer.BadParameter(
+            "give an id or a condition; `chronos list` shows all that is pending"
+        )
+    from chronos.cli.messages import listing
+
+    listing.find(server, output, id, matching, limit, location)
+
+
 @app.command(name="list")
 @with_connection
 def list_messages(

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import writer
+from chronos.adapters.kafka import cluster_topic, writer
+from chronos.adapters.kafka.cluster_topic import HeartbeatWriter
+from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.adapters.machine import SystemClock
 from chronos.config import load
+from chronos.core.cluster.heartbeats import LeaveRecord
 from chronos.errors import LogUnavailable
 from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.opening import open_kafka
@@ -119,3 +123,28 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
             accepted.result(TIMEOUT_S)
     node.leave(1.0)
     log.close()
+
+
+def test_an_outage_is_one_line_about_heartbeats(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it lasts: another line says each minute that no broker answers."""
+    monkeypatch.setattr(cluster_topic, "LINES_S", 0.0)
+    connection = Connection(address, {})
+    heartbeats = HeartbeatWriter(connection, "chronos.cluster", 200)
+    failed: list[str] = []
+    with capture_logs() as logs:
+        for count in range(1, 4):
+            heartbeats.write(
+                LeaveRecord(node="a", incarnation="i", generation=1),
+                lambda offset, why: failed.append(why),
+            )
+
+            def has_failed(count: int = count) -> bool:
+                heartbeats.poll()
+                return len(failed) == count
+
+            assert wait_until(has_failed, deadline=time.monotonic() + TIMEOUT_S)
+    assert [line["event"] for line in logs].count("heartbeat not written") == 1
+    assert all("timed out" in why for why in failed)
+    heartbeats.close()

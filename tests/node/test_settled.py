@@ -106,6 +106,37 @@ def test_the_command_line_says_how_to_ask_the_archive(service: Inside) -> None:
     assert "kept_from" not in json.loads(run("list", "-o", "json", server=url).out)
 
 
+def test_find_shows_messages_in_any_state_and_says_where_older_ones_are(service: Inside) -> None:
+    url = f"http://127.0.0.1:{service.port}"
+
+    def found(*arguments: str) -> Any:
+        done = run("find", *arguments, server=url)
+        return done.code, done.out, " ".join(done.err.split())
+
+    code, out, err = found("--header", "customer=anna", "--target", "mail*")
+    assert code == 0, err
+    assert sorted(line.split()[-1] for line in out.splitlines()) == sorted(
+        ["STATE", "pending", "delivered", "delivered", "expired", "cancelled"]
+    )
+    where = "chronos archive find --location URI --target 'mail*' --header customer=anna"
+    assert "is not kept; if there is an archive: " + where in err
+    code, out, err = found("--key", "anna", "--id-prefix", "order-", "-o", "json")
+    answer = json.loads(out)
+    ids = {one["id"] for one in answer["messages"]}
+    assert (code, ids, answer["archive"]) == (0, {"order-1", "order-3", "order-4", "order-5"}, None)
+    assert "the archive has no condition --key" in err
+    # All that was due later is still kept: nobody is sent to the archive.
+    assert found("--header", "customer=anna", "--from", "-1h")[2] == ""
+    code, out, err = found("order-4")
+    assert (code, out.split()[-1], err) == (0, "pending", "")
+    code, out, err = found("order-0")
+    assert (code, out) == (4, "")
+    assert "nothing is known of order-0" in err
+    assert "chronos archive find order-0 --location URI" in err
+    assert "there may be more" in found("--header", "customer=anna", "-n", "2")[2]
+    assert found()[0] == found("order-1", "--key", "anna")[0] == 2
+
+
 def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     url = f"http://127.0.0.1:{service.port}"
     done = run("list", "--state", "settled", "--key", "anna", "--id-prefix", "order-", server=url)

@@ -51,6 +51,7 @@ from chronos.spark.audit.report import html
 from chronos.spark.ledger import Request
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
+from tests.harness.inside import Inside
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
 from tests.spark.conftest import conf, small
 from tests.spark.histories import HOUR_MS, frame, offsets_row
@@ -708,6 +709,33 @@ def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     assert (
         "1 of the messages due 2030-01-01T00:00:00.000Z to 2030-01-02T00:00:00.000Z" in done.stderr
     )
+
+
+@pytest.mark.slow
+def test_find_asks_the_archive_for_what_the_service_does_not_keep(
+    archived: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "chronos", "find", "--target", "else*", "-o", "json"]
+    with Inside(tmp_path / "data", shards=1) as node:
+
+        def asked(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*command, *more, "--server", f"http://127.0.0.1:{node.port}"],
+                env={**os.environ, "CHRONOS_ARCHIVE": str(archived)},
+                capture_output=True,
+                text=True,
+                timeout=500,
+                check=False,
+            )
+
+        # What is due in the future has not ended: the service keeps all of it.
+        kept = asked("--from", "2030-01-01T00:00:00Z", "--until", "2030-01-02T00:00:00Z")
+        assert (kept.returncode, json.loads(kept.stdout)["archive"]) == (4, None)
+        done = asked()
+    assert done.returncode == 0, done.stderr
+    assert "looking in the archive" in done.stderr
+    (one,) = json.loads(done.stdout)["archive"]["messages"]
+    assert (one["outcome"], one["reason"]) == ("unknown", "target-not-archived")
 
 
 @pytest.mark.slow

@@ -323,6 +323,8 @@ class HeartbeatWriter:
         self._under_way: dict[int, Settled] = {}
         self._written = 0
         self._logged_s = -LINES_S
+        self._is_told = False
+        """The failures since the last acknowledgement are logged: an outage is one line."""
 
     def write(self, record: ClusterRecord, settled: Settled) -> None:
         """Begin to write a record; `settled` is called by a later `poll`, or at once if the client
@@ -340,7 +342,7 @@ class HeartbeatWriter:
                 self._timed_out |= error.code() == KafkaError._MSG_TIMED_OUT
                 self._failed(number, error.str())
                 return
-            self._answered = producer
+            self._answered, self._is_told = producer, False
             if number in self._under_way:
                 self._under_way.pop(number)(message.offset(), "")
 
@@ -361,8 +363,8 @@ class HeartbeatWriter:
         if settled is None:
             return
         now_s = time.monotonic()
-        if now_s - self._logged_s >= LINES_S:
-            self._logged_s = now_s
+        if not self._is_told and now_s - self._logged_s >= LINES_S:
+            self._logged_s, self._is_told = now_s, True
             log.warning("heartbeat not written", topic=self._topic, why=why)
         settled(None, why)
 

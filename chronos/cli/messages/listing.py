@@ -1,4 +1,4 @@
-"""`chronos list` and `chronos tail`: messages and records, printed as they arrive."""
+"""`chronos list`, `chronos find` and `chronos tail`: messages and records."""
 
 import base64
 import os
@@ -19,6 +19,7 @@ from chronos.cli.output import (
     Format,
     OutputClosed,
     connect,
+    given,
     local,
     note,
     printable,
@@ -29,7 +30,7 @@ from chronos.cli.output import (
 )
 from chronos.client import Client, ClientError, NotFound, requests
 from chronos.client.models import ListedState
-from chronos.client.requests import FilterOptions
+from chronos.client.requests import FilterOptions, time_ms
 
 FIRST_PAGE = 100
 """Messages of the first page: the first lines come at once."""
@@ -37,6 +38,8 @@ FIRST_PAGE = 100
 HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE", "REPEATS")
 HEADINGS_SETTLED = ("DUE", "", "TARGET", "ID", "SIZE", "STATE")
 
+
+EVERY_STATE: tuple[ListedState, ...] = ("pending", "settled")
 
 ARCHIVE_OPTIONS = {
     "target": "--target",
@@ -59,16 +62,11 @@ def list_(
             after = _print_json(pages, kept_from)
         else:
             after = _print_table(pages, state)
-    if behind:
-        shards = ", ".join(map(str, behind))
-        note(
-            f"not applied in time: the log of shard {shards}; messages that were scheduled a "
-            "moment ago may be missing. Repeat the command; if it persists, see `chronos status`"
-        )
+    _tell_behind(behind)
     if output is Format.json:
         return
     if after is not None:
-        note(f"there may be more; show them with -n {limit * 10}")
+        _tell_more(limit)
     elif kept_from:
         note(
             f"what ended before {local(kept_from[0])} is not kept; if there is an archive: "
@@ -76,10 +74,110 @@ def list_(
         )
 
 
-def _in_the_archive(matching: FilterOptions) -> str:
+def _tell_behind(behind: list[int]) -> None:
+    if behind:
+        shards = ", ".join(map(str, behind))
+        note(
+            f"not applied in time: the log of shard {shards}; messages that were scheduled a "
+            "moment ago may be missing. Repeat the command; if it persists, see `chronos status`"
+        )
+
+
+def _tell_more(limit: int) -> None:
+    note(f"there may be more; show them with -n {limit * 10}")
+
+
+def find(
+    server: str,
+    output: Format,
+    id: str | None,
+    matching: FilterOptions,
+    limit: int,
+    location: str | None,
+) -> None:
+    """Messages in any state: those that the service keeps, and from the archive those that it may
+    not keep any more. Exit code 4 if there are none."""
+    kept_from: list[str] = []
+    behind: list[int] = []
+    messages: list[dict[str, Any]] = []
+    missing = ""
+    """What the service does not have, for people; empty if it has everything."""
+    with connect(server) as client:
+        if id is not None:
+            try:
+                messages.append(client.call(requests.get(given(id)).as_json()))
+            except NotFound as error:
+                missing = str(error)
+        else:
+            for state in EVERY_STATE:
+                left = limit - len(messages)
+                for page in _pages(client, matching, left, state, kept_from, behind):
+                    messages += page["messages"]
+            if _may_be_older(matching, kept_from):
+                missing = f"what ended before {local(kept_from[0])} is not kept"
+    if output is Format.text and messages:
+        _print_rows(messages)
+    _tell_behind(behind)
+    if id is None and len(messages) >= limit:
+        _tell_more(limit)
+    archived: dict[str, Any] | None = None
+    if missing:
+        archived = _from_archive(output, id, matching, missing, limit, location)
+    if output is Format.json:
+        put_json({"messages": messages, "archive": archived})
+    if not messages and not (archived and archived["messages"]):
+        note("no message was found")
+        raise typer.Exit(4)
+
+
+def _may_be_older(matching: FilterOptions, kept_from: list[str]) -> bool:
+    """Whether the service may no longer keep some that match: a message ends after it was due."""
+    start = matching.get("due_from")
+    return bool(kept_from) and (start is None or time_ms(str(start)) < time_ms(kept_from[0]))
+
+
+def _from_archive(
+    output: Format,
+    id: str | None,
+    matching: FilterOptions,
+    missing: str,
+    limit: int,
+    location: str | None,
+) -> dict[str, Any] | None:
+    """What the archive has, shown if that is for people; None, with the reason, if it cannot be
+    asked."""
+    if unknown := [name for name in ("key", "contains", "series") if matching.get(name)]:
+        note(f"{missing}, and the archive has no condition --{', --'.join(unknown)}")
+        return None
+    if location is None:
+        note(f"{missing}; if there is an archive: {_in_the_archive(matching, id)}")
+        return None
+    note(f"{missing}; looking in the archive {printable(location)}")
+    from chronos.cli.spark.archive import ask_archive, found_json, show_found
+
+    target, prefix = matching.get("target"), matching.get("id_prefix")
+    start, end = matching.get("due_from"), matching.get("due_to")
+    found = ask_archive(
+        location=location,
+        ids=[] if id is None else [id],
+        id_prefix="" if prefix is None else requests.id_text(prefix),
+        targets=[] if target is None else [target],
+        headers=[f"{name}={value}" for name, value in (matching.get("headers") or {}).items()],
+        start=None if start is None else str(start),
+        end=None if end is None else str(end),
+        limit=limit,
+        master="auto",
+        conf=[],
+    )
+    if output is Format.text:
+        show_found(found)
+    return found_json(found)
+
+
+def _in_the_archive(matching: FilterOptions, id: str | None = None) -> str:
     """The command that looks for the same messages in the archive, as far as it has the same
     conditions. A key and `contains` are none of its own."""
-    words = ["chronos", "archive", "find"]
+    words = ["chronos", "archive", "find", *([] if id is None else [id])]
     if not os.environ.get("CHRONOS_ARCHIVE"):
         words += ["--location", "URI"]
     for name, option in ARCHIVE_OPTIONS.items():
@@ -131,6 +229,12 @@ def _print_json(pages: Iterator[dict[str, Any]], kept_from: list[str]) -> str | 
     rest = {"after": after, **({"kept_from": kept_from[0]} if kept_from else {})}
     sys.stdout.write(f"], {json.dumps(rest)[1:]}\n")
     return after
+
+
+def _print_rows(messages: list[dict[str, Any]]) -> None:
+    rows = [(*_row(one)[:-1], printable(one["state"])) for one in messages]
+    widths = [max(len(row[at]) for row in [HEADINGS_SETTLED, *rows]) for at in range(len(rows[0]))]
+    sys.stdout.write("".join(_line(row, widths) + "\n" for row in [HEADINGS_SETTLED, *rows]))
 
 
 def _print_table(pages: Iterator[dict[str, Any]], state: ListedState) -> str | None:

@@ -246,6 +246,40 @@ def find_in_archive(
     conf: list[str],
 ) -> None:
     """Show the archived messages that match, and their outcomes; exit code 1 if there is none."""
+    found = ask_archive(
+        location=location,
+        ids=ids,
+        id_prefix=id_prefix,
+        targets=targets,
+        headers=headers,
+        start=start,
+        end=end,
+        limit=limit,
+        master=master,
+        conf=conf,
+    )
+    if output is Format.json:
+        put_json(found_json(found))
+    else:
+        show_found(found)
+    if not found.deliveries:
+        raise typer.Exit(1)
+
+
+def ask_archive(
+    *,
+    location: str,
+    ids: list[str],
+    id_prefix: str,
+    targets: list[str],
+    headers: list[str],
+    start: str | None,
+    end: str | None,
+    limit: int,
+    master: str,
+    conf: list[str],
+) -> "Found":
+    """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window
     from chronos.spark.ledger import Request
@@ -294,44 +328,43 @@ def find_in_archive(
     except KeyboardInterrupt:
         note("stopped; nothing was found so far")
         raise typer.Exit(1) from None
-    _show_found(found, output)
-    if not found.deliveries:
-        raise typer.Exit(1)
+    return found
 
 
-def _show_found(found: "Found", output: Format) -> None:
+def found_json(found: "Found") -> dict[str, object]:
+    """What was found in the archive, for programs."""
+    from chronos.admin.http.encoding import id_text
+
+    return {
+        "from": format_time(found.span.from_ms),
+        "to": format_time(found.span.to_ms),
+        "messages": [
+            {
+                "id": None if each.id is None else id_text(each.id),
+                "target": each.target,
+                "outcome": each.outcome,
+                "reason": each.reason,
+                "due_at": format_time(each.due_ms),
+                "accepted_at": None if each.accepted_ms is None else format_time(each.accepted_ms),
+                "delivered_at": None
+                if each.delivered_ms is None
+                else format_time(each.delivered_ms),
+                "shard": each.shard,
+                "offset": each.offset,
+                "occurrence": each.occurrence,
+                "attempt": each.attempt,
+            }
+            for each in found.deliveries
+        ],
+        "has_more": found.has_more,
+    }
+
+
+def show_found(found: "Found") -> None:
+    """What was found in the archive, for people."""
     from chronos.admin.http.encoding import id_text
 
     window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
-    if output is Format.json:
-        put_json(
-            {
-                "from": format_time(found.span.from_ms),
-                "to": format_time(found.span.to_ms),
-                "messages": [
-                    {
-                        "id": None if each.id is None else id_text(each.id),
-                        "target": each.target,
-                        "outcome": each.outcome,
-                        "reason": each.reason,
-                        "due_at": format_time(each.due_ms),
-                        "accepted_at": None
-                        if each.accepted_ms is None
-                        else format_time(each.accepted_ms),
-                        "delivered_at": None
-                        if each.delivered_ms is None
-                        else format_time(each.delivered_ms),
-                        "shard": each.shard,
-                        "offset": each.offset,
-                        "occurrence": each.occurrence,
-                        "attempt": each.attempt,
-                    }
-                    for each in found.deliveries
-                ],
-                "has_more": found.has_more,
-            }
-        )
-        return
     if found.deliveries:
         columns = [
             ("id", "left"),
