@@ -306,7 +306,7 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
         expect(page.get_by_role("button", name=name)).to_be_disabled()
     opened(page, service, "/ui/messages?schedule=true&dead=binary", "viewer")
     expect(shown).to_contain_text("The payload and the headers are hidden")
-    page.get_by_role("link", name="Audit").click()
+    opened(page, service, "/ui/audit", "viewer")
     expect(page.get_by_role("alert")).to_have_text(
         "the token viewer does not have the role operate"
     )

@@ -428,6 +428,8 @@ class RolesWriter:
         self._abandoned = threading.Event()
         self.stage: Stage | None = None
         """The last stage that it was asked to act on."""
+        self._is_untrimmed = False
+        """The last trim failed, and that is logged: an outage is one line."""
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -532,7 +534,11 @@ class RolesWriter:
             self._topic.trim(HEARTBEATS, heartbeats)
             self._topic.trim(ROLES, roles)
         except LogUnavailable as error:
-            log.warning("cluster topic not trimmed", why=str(error))
+            if not self._is_untrimmed:
+                log.warning("cluster topic not trimmed", why=str(error))
+            self._is_untrimmed = True
+        else:
+            self._is_untrimmed = False
 
 
 def _ended(stage: Stage, end: int, control: Controllership, now_ms: int) -> None:
