@@ -162,7 +162,7 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
