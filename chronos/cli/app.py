@@ -36,6 +36,13 @@ from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
 from chronos.cli.spark.app import archive_app, audit, backfill
 
+MessagesMax = Annotated[
+    int,
+    typer.Option(
+        "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages."
+    ),
+]
+
 app = typer.Typer(
     name="chronos",
     no_args_is_help=True,
@@ -324,12 +331,7 @@ def find(
     header: HasHeader = None,
     contains: Contains = None,
     series: OnlySeries = False,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages."
-        ),
-    ] = 50,
+    limit: MessagesMax = 50,
     location: Annotated[
         str | None,
         typer.Option(
@@ -377,12 +379,7 @@ def list_messages(
     header: HasHeader = None,
     contains: Contains = None,
     series: OnlySeries = False,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages."
-        ),
-    ] = 50,
+    limit: MessagesMax = 50,
     state: Annotated[
         Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"],
         typer.Option(

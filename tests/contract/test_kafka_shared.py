@@ -21,7 +21,7 @@ from chronos.adapters.kafka.shared import (
 )
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, LogMismatch
-from tests.contract.test_kafka_reader import read_until
+from tests.contract.test_kafka_reader import connected, read_until
 from tests.harness.broker import Broker
 from tests.harness.inside import wait_until
 from tests.integration.foreign import Sent, produce
@@ -37,14 +37,8 @@ SEED = 7
 @pytest.fixture
 def log(broker: Broker) -> Iterator[KafkaLog]:
     """Clients of the shared broker."""
-    opened = KafkaLog(
-        bootstrap_servers=broker.bootstrap,
-        properties={},
-        progress_topic="none",
-        transaction_timeout_s=10.0,
-    )
-    yield opened
-    opened.close()
+    with connected(broker) as opened:
+        yield opened
 
 
 @pytest.fixture

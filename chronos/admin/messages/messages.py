@@ -356,7 +356,8 @@ class Messages:
             call, message_id, deadline_s, pending_first=False, wanted=query
         )
         rejected = None
-        if query.rejections if found is not None else not behind and query.shards is UNSET:
+        is_unknown = found is None and not behind and query.shards is UNSET
+        if is_unknown or (found is not None and query.rejections):
             origin = source_of(message_id, len(self._context.shards), self._context.delay_topic)
             index = self._context.recent_rejections
             rejected = await self._context.in_thread(

@@ -116,7 +116,7 @@ def find(
             if _may_be_older(matching, kept_from):
                 missing = f"what ended before {local(kept_from[0])} is not kept"
     if output is Format.text and messages:
-        _print_rows(messages)
+        _print_table(iter([{"messages": messages, "after": None}]), "settled")
     _tell_behind(behind)
     if id is None and len(messages) >= limit:
         _tell_more(limit)
@@ -146,7 +146,7 @@ def _from_archive(
 ) -> dict[str, Any] | None:
     """What the archive has, shown if that is for people; None, with the reason, if it cannot be
     asked."""
-    if unknown := [name for name in ("key", "contains", "series") if matching.get(name)]:
+    if unknown := [name for name in matching if name not in {*ARCHIVE_OPTIONS, "headers"}]:
         note(f"{missing}, and the archive has no condition --{', --'.join(unknown)}")
         return None
     if location is None:
@@ -181,8 +181,8 @@ def _in_the_archive(matching: FilterOptions, id: str | None = None) -> str:
     if not os.environ.get("CHRONOS_ARCHIVE"):
         words += ["--location", "URI"]
     for name, option in ARCHIVE_OPTIONS.items():
-        if (given := matching.get(name)) is not None:
-            words += [option, requests.id_text(given) if isinstance(given, bytes) else str(given)]
+        if (value := matching.get(name)) is not None:
+            words += [option, requests.id_text(value) if isinstance(value, bytes) else str(value)]
     for name, value in (matching.get("headers") or {}).items():
         words += ["--header", f"{name}={value}"]
     return shlex.join(words)
@@ -231,12 +231,6 @@ def _print_json(pages: Iterator[dict[str, Any]], kept_from: list[str]) -> str | 
     return after
 
 
-def _print_rows(messages: list[dict[str, Any]]) -> None:
-    rows = [(*_row(one)[:-1], printable(one["state"])) for one in messages]
-    widths = [max(len(row[at]) for row in [HEADINGS_SETTLED, *rows]) for at in range(len(rows[0]))]
-    sys.stdout.write("".join(_line(row, widths) + "\n" for row in [HEADINGS_SETTLED, *rows]))
-
-
 def _print_table(pages: Iterator[dict[str, Any]], state: ListedState) -> str | None:
     """Columns as wide as the first page needs them; the place behind the last page."""
     after: str | None = None
@@ -244,7 +238,7 @@ def _print_table(pages: Iterator[dict[str, Any]], state: ListedState) -> str | N
     widths: list[int] = []
     for found in pages:
         after = found["after"]
-        rows = [_row(one) for one in found["messages"]]
+        rows = [_row(one, state) for one in found["messages"]]
         if rows and not widths:
             widths = [max(len(row[at]) for row in [headings, *rows]) for at in range(len(headings))]
             print(_line(headings, widths))
@@ -255,14 +249,15 @@ def _print_table(pages: Iterator[dict[str, Any]], state: ListedState) -> str | N
     return after
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
+def _row(one: dict[str, Any], listed: ListedState) -> tuple[str, ...]:
+    """`listed`: of a list of pending messages, the last column is the rhythm of a series."""
     try:
         planned: datetime | str = datetime.fromisoformat(one["planned_at"])
     except ValueError:  # beyond the calendar
         planned = one["planned_at"]
     target = one["target"]["topic"] if one["target"] else "-"
     last = one["state"]
-    if last == "pending":
+    if listed == "pending":
         last = one["repetition"]["repeat"] if one.get("repetition") else ""
     return (
         local(planned),

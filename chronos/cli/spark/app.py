@@ -255,10 +255,9 @@ def find(
       chronos archive find -l s3a://bucket/chronos --id-prefix order-17 --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z
       chronos archive find -l /var/lib/chronos-archive --target 'mail*' --header customer=42 --from -2d -o json
     """  # noqa: E501
-    from chronos.cli.spark.archive import find_in_archive
+    from chronos.cli.spark.archive import ask_archive, put_found
 
-    find_in_archive(
-        output,
+    found = ask_archive(
         location=location,
         ids=ids or [],
         id_prefix=id_prefix,
@@ -270,6 +269,7 @@ def find(
         master=master,
         conf=conf or [],
     )
+    put_found(found, output)
 
 
 def audit(

@@ -231,41 +231,6 @@ def verify_archive(output: Format, *, location: str) -> None:
         raise typer.Exit(1)
 
 
-def find_in_archive(
-    output: Format,
-    *,
-    location: str,
-    ids: list[str],
-    id_prefix: str,
-    targets: list[str],
-    headers: list[str],
-    start: str | None,
-    end: str | None,
-    limit: int,
-    master: str,
-    conf: list[str],
-) -> None:
-    """Show the archived messages that match, and their outcomes; exit code 1 if there is none."""
-    found = ask_archive(
-        location=location,
-        ids=ids,
-        id_prefix=id_prefix,
-        targets=targets,
-        headers=headers,
-        start=start,
-        end=end,
-        limit=limit,
-        master=master,
-        conf=conf,
-    )
-    if output is Format.json:
-        put_json(found_json(found))
-    else:
-        show_found(found)
-    if not found.deliveries:
-        raise typer.Exit(1)
-
-
 def ask_archive(
     *,
     location: str,
@@ -329,6 +294,16 @@ def ask_archive(
         note("stopped; nothing was found so far")
         raise typer.Exit(1) from None
     return found
+
+
+def put_found(found: "Found", output: Format) -> None:
+    """What was found in the archive; exit code 1 if that is nothing."""
+    if output is Format.json:
+        put_json(found_json(found))
+    else:
+        show_found(found)
+    if not found.deliveries:
+        raise typer.Exit(1)
 
 
 def found_json(found: "Found") -> dict[str, object]:
