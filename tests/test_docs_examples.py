@@ -146,7 +146,7 @@ def check_values(context: click.Context) -> None:
                 check_value(context.command.name or "", param, value)
 
 
-RELATIVE = {"--due-from", "--due-to", "--since", "--until"}
+RELATIVE = {"--due-from", "--due-to", "--since", "--until", "--resume-at"}
 """Options that take times relative to now."""
 
 

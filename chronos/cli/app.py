@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import typer
 
-from chronos.cli.messages.change_app import cancel, fire, jobs, reschedule
+from chronos.cli.messages.change_app import cancel, fire, jobs, pause, reschedule, resume
 from chronos.cli.messages.letters_app import dead_letters_app, rejected_app
 from chronos.cli.options import (
     HERE,
@@ -429,6 +429,8 @@ def list_messages(
 app.command()(cancel)
 app.command()(reschedule)
 app.command()(fire)
+app.command()(pause)
+app.command()(resume)
 app.command()(jobs)
 
 

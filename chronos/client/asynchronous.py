@@ -131,6 +131,16 @@ class AsyncClient:
         result: Result = await self.call(requests.fire(id))
         return result
 
+    async def pause(self, id: str | bytes, *, until: Time | None = None) -> Result:
+        """See `Client.pause`."""
+        result: Result = await self.call(requests.pause(id, until))
+        return result
+
+    async def resume(self, id: str | bytes) -> Result:
+        """See `Client.resume`."""
+        result: Result = await self.call(requests.resume(id))
+        return result
+
     async def pending(self, **conditions: Unpack[FilterOptions]) -> AsyncIterator[MessageInfo]:
         """See `Client.pending`."""
         after: str | None = None
@@ -185,6 +195,22 @@ class AsyncClient:
     ) -> Job:
         """See `Client.fire_where`."""
         return await self._job(requests.start_job("fire", conditions), wait)
+
+    async def pause_where(
+        self,
+        *,
+        until: Time | None = None,
+        wait: Delay | None = None,
+        **conditions: Unpack[FilterOptions],
+    ) -> Job:
+        """See `Client.pause_where`."""
+        return await self._job(requests.start_job("pause", conditions, until=until), wait)
+
+    async def resume_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
+        """See `Client.resume_where`."""
+        return await self._job(requests.start_job("resume", conditions), wait)
 
     async def job(self, id: str) -> Job:
         """See `Client.job`."""

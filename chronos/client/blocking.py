@@ -166,6 +166,19 @@ class Client:
         result: Result = self.call(requests.fire(id))
         return result
 
+    def pause(self, id: str | bytes, *, until: Time | None = None) -> Result:
+        """Leave out the occurrences of a series until a time, or until `resume`.
+
+        Without `until` it goes on after the service's `limits.max_delay` at the latest. The result
+        has the time in `due_at`."""
+        result: Result = self.call(requests.pause(id, until))
+        return result
+
+    def resume(self, id: str | bytes) -> Result:
+        """Let a paused series go on with the next time of its rhythm, which is in `due_at`."""
+        result: Result = self.call(requests.resume(id))
+        return result
+
     def pending(self, **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
         """Iterate over pending messages in the order of their due times, page by page; conditions
         as of `conditions`.
@@ -222,6 +235,22 @@ class Client:
     def fire_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
         """Start a job that delivers all pending messages of a filter now; see `cancel_where`."""
         return self._job(requests.start_job("fire", conditions), wait)
+
+    def pause_where(
+        self,
+        *,
+        until: Time | None = None,
+        wait: Delay | None = None,
+        **conditions: Unpack[FilterOptions],
+    ) -> Job:
+        """Start a job that pauses all series of a filter, see `pause` and `cancel_where`."""
+        return self._job(requests.start_job("pause", conditions, until=until), wait)
+
+    def resume_where(
+        self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]
+    ) -> Job:
+        """Start a job that lets all paused series of a filter go on, see `cancel_where`."""
+        return self._job(requests.start_job("resume", conditions), wait)
 
     def job(self, id: str) -> Job:
         """Return the present state of a job; raises NotFound, also after its node was restarted."""

@@ -35,7 +35,15 @@ how."""
 ListedState = Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"]
 
 ActionResult = Literal[
-    "cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"
+    "cancelled",
+    "rescheduled",
+    "fired",
+    "paused",
+    "resumed",
+    "too_late",
+    "unknown",
+    "refused",
+    "accepted",
 ]
 
 
@@ -43,7 +51,7 @@ ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejec
 """What is known of a message: `accepted` means that the log has it, and that its shard has not
 applied it yet."""
 
-JobAction = Literal["count", "cancel", "reschedule", "fire"]
+JobAction = Literal["count", "cancel", "reschedule", "fire", "pause", "resume"]
 """What a job does with the messages of its filter; `count` changes nothing."""
 
 JobState = Literal["running", "done", "stopped", "failed"]
@@ -87,8 +95,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a cancel, reschedule or fire. True if the message was cancelled, rescheduled or
-    fired."""
+    """The result of an action. True if the message was cancelled, rescheduled, fired, paused or
+    resumed."""
 
     result: ActionResult
     """`accepted`: the action is in the log, but was not applied in time."""
@@ -100,9 +108,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Why the action was refused."""
     warnings: list[str] = msgspec.field(default_factory=list)
     """What may not have been meant: the new time is in the past."""
+    due_at: datetime | None = None
+    """When a series that was paused or resumed goes on; None for other actions."""
 
     def __bool__(self) -> bool:
-        return self.result in ("cancelled", "rescheduled", "fired")
+        return self.result in ("cancelled", "rescheduled", "fired", "paused", "resumed")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +203,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The payload, if it was asked for and is not UTF-8."""
     repetition: Repetition | None = None
     """None if it is delivered once."""
+    paused: bool = False
+    """It is a series that leaves out occurrences, and goes on at `due_at`."""
     spread: str | None = None
     """The window in which it is delivered, from `due_at` on; None: there is none."""
     rejection: Rejection | None = None

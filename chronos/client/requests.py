@@ -384,6 +384,29 @@ def fire(id: str | bytes) -> Request:
     )
 
 
+def pause(id: str | bytes, until: Time | None) -> Request:
+    """Leave out the occurrences of a series until a time, or until it is resumed."""
+    return Request(
+        method="POST",
+        path=_message_path(id) + "/pause",
+        body=_encode({} if until is None else {"until": time_ms(until)}),
+        decode=_result,
+        wait_s=ACTION_WAIT_S,
+        id=id_text(id),
+    )
+
+
+def resume(id: str | bytes) -> Request:
+    """Let a paused series go on."""
+    return Request(
+        method="POST",
+        path=_message_path(id) + "/resume",
+        decode=_result,
+        wait_s=ACTION_WAIT_S,
+        id=id_text(id),
+    )
+
+
 def page(
     *,
     limit: int = PAGE_MESSAGES,
@@ -413,11 +436,14 @@ def start_job(
     matching: FilterOptions,
     deliver_at: Time | None = None,
     delay: Delay | None = None,
+    until: Time | None = None,
 ) -> Request:
     """Start a bulk operation on all pending messages of which the filter is true."""
     content: dict[str, Any] = {"action": action, "filter": conditions(**matching)}
     if action == "reschedule":
         content |= _when(deliver_at, delay)
+    if until is not None:
+        content["until"] = time_ms(until)
     return Request(
         method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False
     )

@@ -241,6 +241,49 @@ def planned_ms(entry: Entry, repetition: Repetition) -> int:
     return repetition.planned_ms or entry.due_ms
 
 
+def expires_ms(entry: Entry) -> int | None:
+    """Return the time (epoch ms) after which a pending message is not delivered; None: at any time.
+
+    The expiry of a series is counted from the time in the rhythm, so an occurrence that is moved
+    to a later time takes it along."""
+    options, expire_at_ms = entry.options, entry.expire_at_ms
+    if expire_at_ms is None or options is None or options.repetition is None:
+        return expire_at_ms
+    return expire_at_ms + max(0, entry.due_ms - planned_ms(entry, options.repetition))
+
+
+# --- pauses: a paused series is one whose pending occurrence is moved over others
+
+
+def resumed_ms(entry: Entry, from_ms: int, next_cron: NextCron) -> int:
+    """Return the time (epoch ms) to which the pending occurrence of a series is moved so that it
+    goes on at `from_ms`: the first time of the rhythm from then on, or `from_ms` if there is none.
+
+    Raises ValueError if the cron expression or its zone is not known on this machine."""
+    assert entry.options is not None
+    repetition = entry.options.repetition
+    assert repetition is not None, "a message without a repetition has no rhythm"
+    planned = planned_ms(entry, repetition)
+    if entry.occurrence and planned >= from_ms:
+        return planned
+    after_ms = max(planned, from_ms - 1)
+    found = following_after(repetition, planned, entry.occurrence, after_ms, next_cron)
+    return from_ms if found is None else found
+
+
+def is_paused(entry: Entry, now_ms: int, next_cron: NextCron) -> bool:
+    """Return whether the pending occurrence of a series was moved so far that one which is still to
+    come is left out.
+
+    Raises ValueError if the cron expression or its zone is not known on this machine."""
+    repetition = None if entry.options is None else entry.options.repetition
+    if repetition is None or not repetition.planned_ms or entry.due_ms <= now_ms:
+        return False
+    planned = repetition.planned_ms
+    found = following_after(repetition, planned, entry.occurrence, max(planned, now_ms), next_cron)
+    return found is not None and found < entry.due_ms
+
+
 # --- what becomes of an entry
 
 

@@ -475,6 +475,34 @@ def test_a_series_has_its_next_times_in_its_own_zone(page: Page, service: Servic
     expect(occurrence).to_have_text("2")
 
 
+def test_a_series_is_paused_and_resumed(page: Page, service: Service) -> None:
+    """Alone, and all that match; the list and the page of the message say so."""
+    opened(page, service, "/ui/series?id=daily-bill")
+    first = service.get("/v1/messages/daily-bill")["due_at"]
+    press(page, "Pause the series", "Pause the series")
+    expect(page.locator("main")).to_contain_text("Paused. It goes on once it is resumed")
+    listed = rows(page, "Series in the order of their next times").filter(has_text="daily-bill")
+    expect(listed.locator("td[data-name=Next]")).to_contain_text("paused")
+    press(page, "Resume the series", "Resume the series")
+    expect(page.locator("main")).to_contain_text("Resumed. Its next time is")
+    expect(page.get_by_role("button", name="Pause the series")).to_be_visible()
+    assert service.get("/v1/messages/daily-bill")["due_at"] == first
+
+    opened(page, service, "/ui/series?id-prefix=daily-bill")
+    page.get_by_role("button", name="Pause all that match").click()
+    asked = page.get_by_role("dialog")
+    asked.get_by_label("Pause", exact=True).select_option("at")
+    asked.get_by_label("Time").fill("2031-07-10T12:00:00")
+    asked.get_by_role("button", name="Pause 1 series").click()
+    expect(page.get_by_role("region", name="Bulk operation")).to_contain_text("1 series paused")
+    found = service.get("/v1/messages/daily-bill")
+    assert (found["paused"], found["due_at"][:11]) == (True, "2031-07-11T")
+    opened(page, service, "/ui/messages/daily-bill")
+    expect(page.locator("main")).to_contain_text("pending, paused")
+    press(page, "Resume", "Resume the series")
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+
+
 def test_a_series_is_cancelled(page: Page, service: Service) -> None:
     opened(page, service, "/ui/series?id=daily-bill")
     press(page, "Cancel the series", "Cancel the message")

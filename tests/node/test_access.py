@@ -132,6 +132,8 @@ EXAMPLES = {
     "cancel": Example("/v1/messages/{target}-2"),
     "reschedule": Example("/v1/messages/{target}-1", {"delay": "2h"}),
     "fire": Example("/v1/messages/{target}-2/fire"),
+    "pause": Example("/v1/messages/{target}-2/pause", {}),
+    "resume": Example("/v1/messages/{target}-2/resume"),
     "dead_letters": Example("/v1/dead-letters"),
     "dead_letter": Example("/v1/dead-letters/{target}-dead"),
     "dead-letter-at": Example("/v1/dead-letters/at/0:0"),
@@ -265,7 +267,14 @@ def test_a_token_is_told_its_name_and_what_it_permits(service):
     assert all(answer["tokens"] for answer in found.values())
     assert found["reader"]["actions"] == []
     assert found["reader"]["roles"] == ["read", "payload"]
-    assert found["writer"]["actions"] == ["schedule", "cancel", "reschedule", "fire"]
+    assert found["writer"]["actions"] == [
+        "schedule",
+        "cancel",
+        "reschedule",
+        "fire",
+        "pause",
+        "resume",
+    ]
     assert {"replay", "start", "drain", "set-rate"} <= {*found["operator"]["actions"]}
     assert (found["limited"]["targets"], found["limited"]["ids"]) == (["mine", "mine.*"], ["*"])
     lost = {*found["everything"]["actions"]} - {*found["limited"]["actions"]}
@@ -311,6 +320,8 @@ NAMED = {
     "cancel": 404,
     "reschedule": 404,
     "fire": 404,
+    "pause": 404,
+    "resume": 404,
     "dead_letter": 404,
     "rejected-record": 404,
     "start": 403,
@@ -357,6 +368,7 @@ def test_a_token_for_some_targets_is_refused_the_others(service, name):
                 "delay": "1h",
                 "id": f"{target}-2",
                 "on_conflict": "replace",
+                "repeat": "every 1h",
             }
             assert service.ask("POST", "/v1/messages", body, token="everything").status == 202
         if name == "records":

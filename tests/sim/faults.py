@@ -492,7 +492,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_pull", "self._reached_ms = 0 ", "pass "),
     ],
     "an expired message is delivered": [
-        (push, "decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+        (push, "decide", "now_ms > expire_at_ms", "now_ms > expire_at_ms + 600_000"),
         (
             _StepPlanner,
             "_is_alive",

@@ -127,7 +127,7 @@ FAULTS: dict[str, list[Change]] = {
         (Lanes, "select", "items = _remaining(rows, staged)", "items = rows"),
     ],
     "an expired message is delivered": [
-        (push, "decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+        (push, "decide", "now_ms > expire_at_ms", "now_ms > expire_at_ms + 600_000"),
     ],
     "messages are selected before they are due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),

@@ -338,7 +338,8 @@ class ShardModel:
             return None
         due_ms = self.service.due_ms(command, first_ms)
         shift_ms = self._shift_ms(pending)
-        if pending.expire_at_ms is not None and due_ms + shift_ms > pending.expire_at_ms:
+        expire_at_ms = None if pending.command.rhythm is not None else pending.expire_at_ms
+        if expire_at_ms is not None and due_ms + shift_ms > expire_at_ms:
             return "beyond-expiry"
         pending.due_ms, pending.aside, pending.lane = due_ms, True, None
         pending.occurrence = max(1, pending.occurrence)
@@ -429,9 +430,9 @@ class ShardModel:
         if outcome in (Outcome.DELIVERED, Outcome.AGAIN):
             output.delivery(message, self.service.partitions[message.command.target])
             self.delivered += 1
-            if message.expire_at_ms is not None and step.began_ms > message.expire_at_ms:
+            if message.expires_ms is not None and step.began_ms > message.expires_ms:
                 raise wrong(
-                    f"{message.id!r} is delivered {step.began_ms - message.expire_at_ms} ms after "
+                    f"{message.id!r} is delivered {step.began_ms - message.expires_ms} ms after "
                     "it expired"
                 )
         reason = Reason(decision.reason).label if decision is not None and decision.reason else ""
@@ -468,10 +469,8 @@ class ShardModel:
         elif rhythm is not None and rhythm.late_policy == "skip":
             why = ""
         else:
-            is_over = message.expire_at_ms is not None and message.expire_at_ms < step.sent_ms
-            why = (
-                "" if is_over else f"it expires at {message.expire_at_ms}, and it is {step.sent_ms}"
-            )
+            is_over = message.expires_ms is not None and message.expires_ms < step.sent_ms
+            why = "" if is_over else f"it expires at {message.expires_ms}, and it is {step.sent_ms}"
         if why:
             raise wrong(f"{message.id!r} is dead-lettered with {reason}: {why}")
 

@@ -91,6 +91,13 @@ class Message:
     def position(self) -> Position:
         return self.place_ms, self.offset
 
+    @property
+    def expires_ms(self) -> int | None:
+        """When its occurrence expires: one that is moved to a later time takes its expiry along."""
+        if self.expire_at_ms is None or self.command.rhythm is None:
+            return self.expire_at_ms
+        return self.expire_at_ms + max(0, self.due_ms - self.planned_ms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:

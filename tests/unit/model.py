@@ -371,10 +371,11 @@ class Model:
                 if (intent.verb, state) == ("cancel", "cancelled")
                 else Reason.TOO_LATE
             )
+        # By rules 1 it is not kept where a message came to first.
+        order = self.orders.get(holder.id)
+        source = SHARD if order is None or order.source is None else order.source
         came_elsewhere = (
-            intent.first_shard != holder.intent.first_shard
-            if self.number > 1
-            else intent.hop_ms is not None
+            intent.first_shard != source if self.number > 1 else intent.hop_ms is not None
         )
         if came_elsewhere and intent.first_ms < holder.intent.first_ms - SKEW_MS:
             return Reason.TOO_LATE
@@ -389,6 +390,7 @@ class Model:
         elif intent.verb == "reschedule":
             if (
                 holder.expire_at_ms is not None
+                and holder.intent.repetition is None
                 and intent.due_ms + holder.shift_ms > holder.expire_at_ms
             ):
                 return Reason.BEYOND_EXPIRY

@@ -26,7 +26,14 @@ from chronos.core.message import (
     Repeat,
     Repetition,
 )
-from chronos.core.series import parse_repetition, spread_shift_ms, upcoming
+from chronos.core.series import (
+    expires_ms,
+    is_paused,
+    parse_repetition,
+    resumed_ms,
+    spread_shift_ms,
+    upcoming,
+)
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
@@ -194,6 +201,69 @@ def test_the_next_times_of_a_cron_series_are_those_of_its_zone() -> None:
     assert hours == [8, 32, 56, 80, 152]
     with pytest.raises(ValueError, match="Europe/Atlantis"):
         next_times(series("cron 0 9 * * *", zone="Europe/Atlantis"))
+
+
+def pending(
+    repetition: Repetition, *, due_ms: int = T, occurrence: int = 1, expire_at_ms: int | None = None
+) -> Entry:
+    """The entry of a series."""
+    options = Options(repetition=repetition)
+    return Entry(
+        b"s", due_ms, "t", None, {}, None, T,
+        expire_at_ms=expire_at_ms, occurrence=occurrence, options=options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("from_ms", "expected_ms"),
+    [
+        pytest.param(-5 * SECOND, 0, id="before the pending occurrence"),
+        pytest.param(0, 0, id="at the pending occurrence"),
+        pytest.param(1, 60 * SECOND, id="after it"),
+        pytest.param(60 * SECOND, 60 * SECOND, id="at a later one"),
+        pytest.param(605 * SECOND, 660 * SECOND, id="between later ones"),
+    ],
+)
+def test_a_paused_series_goes_on_with_the_first_time_of_its_rhythm(
+    from_ms: int, expected_ms: int
+) -> None:
+    """Wherever its pending occurrence was moved to."""
+    for repetition, due_ms in (
+        (series("every 60s"), T),
+        (series("every 60s", planned_ms=T), T + 10**9),
+    ):
+        entry = pending(repetition, due_ms=due_ms)
+        assert resumed_ms(entry, T + from_ms, next_cron) == T + expected_ms
+
+
+def test_a_series_without_a_further_time_goes_on_at_once() -> None:
+    last = pending(series("every 60s", times=3, planned_ms=T), due_ms=T + 10**9, occurrence=3)
+    assert resumed_ms(last, T + SECOND, next_cron) == T + SECOND
+    undecided = pending(series("cron 0 9 * * *"), occurrence=0)
+    first_ms = next_cron("0 9 * * *", "", T)
+    assert resumed_ms(undecided, T - 5, next_cron) == first_ms
+
+
+def test_a_series_is_paused_while_it_leaves_out_an_occurrence_that_is_to_come() -> None:
+    moved = pending(series("every 60s", planned_ms=T), due_ms=T + 150 * SECOND)
+    assert is_paused(moved, T - SECOND, next_cron)
+    assert is_paused(moved, T + 119 * SECOND, next_cron)
+    assert not is_paused(moved, T + 120 * SECOND, next_cron)
+    assert not is_paused(moved, T + 150 * SECOND, next_cron)
+    within = pending(series("every 60s", planned_ms=T), due_ms=T + 59 * SECOND)
+    assert not is_paused(within, T - SECOND, next_cron)
+    assert not is_paused(pending(series("every 60s")), T - 10**9, next_cron)
+
+
+def test_an_occurrence_that_is_moved_to_a_later_time_takes_its_expiry_along() -> None:
+    every, expire_at_ms = series("every 60s"), T + 10 * SECOND
+    moved = series("every 60s", planned_ms=T)
+    assert expires_ms(pending(every)) is None
+    assert expires_ms(pending(every, expire_at_ms=expire_at_ms)) == expire_at_ms
+    later = pending(moved, due_ms=T + 90 * SECOND, expire_at_ms=expire_at_ms)
+    assert expires_ms(later) == T + 100 * SECOND
+    earlier = pending(moved, due_ms=T - 90 * SECOND, expire_at_ms=expire_at_ms)
+    assert expires_ms(earlier) == expire_at_ms
 
 
 # --- actions, exhaustively

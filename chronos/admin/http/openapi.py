@@ -230,6 +230,7 @@ EXAMPLE_BODIES: dict[str, Any] = {
         "id": EXAMPLE_PLACES["id"],
     },
     "reschedule": {"deliver_at": "2030-01-31T09:00:00+01:00"},
+    "pause": {"until": "2030-01-31T09:00:00+01:00"},
     "replay": {"reason": "target-missing", "target": "orders", "dry_run": True},
     "discard": {"id": EXAMPLE_PLACES["id"]},
     "start": {"action": "cancel", "filter": {"target": "orders", "due_to": "2030-01-31T10:00:00Z"}},
@@ -428,8 +429,8 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 - **Limits** that depend on the configuration or on several fields are not in the schemas; a request beyond them
   gets status 422: `limits.max_delay`, `topics.message_bytes_max`, `targets.allow` and `targets.deny`, topics of
   Chronos and of Kafka itself, the number of shards, and the order of two times.
-- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer has the result once
-  the action is applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is no longer pending;
+- **Actions** (cancel, reschedule, fire, pause, resume) are records in the log like messages. The answer has the result once
+  the action is applied: `cancelled`, `rescheduled`, `fired`, `paused`, `resumed`; `too_late` when the message is no longer pending;
   `unknown` when no message has the id. When applying takes longer than 5 s, the answer is status 202 and
   `accepted`: the action will be applied; look the message up for its result. A cancel of a cancelled message
   answers `cancelled`, so a cancel may be repeated.

@@ -42,6 +42,7 @@ TITLES = {
     "forbidden": "The token does not permit this",
     "beyond-limits": "The token has as many requests as it may have",
     "not-found": "There is no message with this id",
+    "not-pending": "The message is no longer pending",
     "not-applied": "Records that may be about this id are not applied yet",
     "no-dead-letter": "There is no dead letter with this id",
     "no-rejection": "There is no rejected record with this id",

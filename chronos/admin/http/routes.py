@@ -53,6 +53,11 @@ ACTION = {
     **UNAVAILABLE,
 }
 
+SERIES = {
+    404: "Nothing is known of the id.",
+    409: "The message is no longer pending.",
+    422: "The message is not a series, or the time is not valid.",
+}
 
 CONSOLE = {200: "HTML.", 304: "`If-None-Match` has the ETag of the answer."}
 
@@ -240,6 +245,39 @@ def table(context: Context | None) -> list[Route]:
             summary="Deliver a pending message now. Waits up to 5 s until the action is applied.",
             answer=schemas.ActionResult,
             answers=ACTION,
+        ),
+        Route(
+            method="POST",
+            path="/v1/messages/{id}/pause",
+            name="pause",
+            role="write",
+            scope="targets",
+            handler=messages.pause,
+            parameters=by_id,
+            query=schemas.ShardsQuery,
+            body=schemas.Pause,
+            summary=(
+                "Pause a series: leave out its occurrences until a time, or until it is resumed. "
+                "Waits up to 5 s until the action is applied."
+            ),
+            answer=schemas.ActionResult,
+            answers={**BODY, **ACTION, **SERIES},
+        ),
+        Route(
+            method="POST",
+            path="/v1/messages/{id}/resume",
+            name="resume",
+            role="write",
+            scope="targets",
+            handler=messages.resume,
+            parameters=by_id,
+            query=schemas.ShardsQuery,
+            summary=(
+                "Let a paused series go on with the next time of its rhythm. Waits up to 5 s until "
+                "the action is applied."
+            ),
+            answer=schemas.ActionResult,
+            answers={**ACTION, **SERIES},
         ),
         Route(
             method="GET",

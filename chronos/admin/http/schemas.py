@@ -397,6 +397,20 @@ class Reschedule(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
 
+class Pause(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Until when a series is paused."""
+
+    until: Annotated[
+        Time | UnsetType,
+        Meta(
+            description=(
+                "The series goes on with its first time from then on. Without it, the series goes "
+                "on once it is resumed, and at the latest `limits.max_delay` from now."
+            )
+        ),
+    ] = UNSET
+
+
 HeaderCondition = Annotated[
     str,
     Meta(
@@ -454,12 +468,20 @@ class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=
     series: Annotated[bool, Meta(description="Only series.")] = False
 
 
+JobAction = Literal["count", "cancel", "reschedule", "fire", "pause", "resume"]
+
+
 class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """An action on all pending messages of which a filter is true."""
 
     action: Annotated[
-        Literal["count", "cancel", "reschedule", "fire"],
-        Meta(description="`count` changes nothing: it counts the messages by target."),
+        JobAction,
+        Meta(
+            description=(
+                "`count` changes nothing: it counts the messages by target. `pause` and `resume` "
+                "concern series only."
+            )
+        ),
     ]
     filter: Annotated[
         JobFilter | UnsetType,
@@ -481,6 +503,10 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
                 "How long after its action is written a message is due; of a `reschedule` only."
             )
         ),
+    ] = UNSET
+    until: Annotated[
+        Time | UnsetType,
+        Meta(description="When paused series go on, as in the request for one; of a `pause` only."),
     ] = UNSET
 
 
@@ -587,7 +613,15 @@ class ActionResult(Struct, kw_only=True):
     """The result of an action. `accepted`: it is in the log, but was not applied within 5 s."""
 
     result: Literal[
-        "cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"
+        "cancelled",
+        "rescheduled",
+        "fired",
+        "paused",
+        "resumed",
+        "too_late",
+        "unknown",
+        "refused",
+        "accepted",
     ]
     id: str
     shard: ShardNumber
@@ -598,6 +632,10 @@ class ActionResult(Struct, kw_only=True):
     warnings: Annotated[
         list[str] | UnsetType,
         Meta(description="What may not have been meant: the new time is in the past."),
+    ] = UNSET
+    due_at: Annotated[
+        Instant | UnsetType,
+        Meta(description="When a series that was paused or resumed goes on."),
     ] = UNSET
 
 
@@ -771,6 +809,10 @@ class MessageInfo(Struct, kw_only=True):
     repetition: Annotated[
         Repeats | None, Meta(description="The rhythm of a series; null: it is delivered once.")
     ] = None
+    paused: Annotated[
+        bool,
+        Meta(description="A series leaves out occurrences, and goes on at `due_at`."),
+    ] = False
     occurrences_at: Annotated[
         list[Instant] | UnsetType,
         Meta(
@@ -851,7 +893,7 @@ class JobInfo(Struct, kw_only=True):
 
     id: str
     node: Annotated[str, Meta(description="The node that runs it.")]
-    action: Literal["count", "cancel", "reschedule", "fire"]
+    action: JobAction
     filter: JobFilter
     state: Annotated[
         Literal["running", "done", "stopped", "failed"],

@@ -1,5 +1,5 @@
-"""Bulk operations over HTTP: jobs that cancel, reschedule, fire or count all pending messages that
-a filter selects.
+"""Bulk operations over HTTP: jobs that cancel, reschedule, fire, pause, resume or count all pending
+messages that a filter selects.
 
 The actions are ordinary records of the delay topic, so replay, replicas and the audit treat them
 like a user's.
@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 import structlog
 from msgspec import UNSET, Struct, field
+from msgspec.structs import replace
 
 from chronos.admin.http.access import forbidden
 from chronos.admin.http.context import Call, Context
@@ -33,11 +34,11 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.listing import to_filter
-from chronos.admin.messages.scheduling import new_time, plan_action
+from chronos.admin.messages.scheduling import Rhythm, new_time, pause_end, plan_action
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import id_key, parse_generated_id, partition_of
 from chronos.core.message import ACTION, ID, Reason
-from chronos.core.query import Filter, Match, pending_between, scan_pending
+from chronos.core.query import Filter, Match, find, pending_between, scan_pending
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.shard.codec import PENDING, unpack_id_state
 from chronos.core.timefmt import format_time
@@ -82,6 +83,8 @@ class Order(Struct, frozen=True, kw_only=True):
     """The action; None: messages are counted only."""
     time: tuple[str, bytes] | None = None
     """The header with the new time of a `reschedule`."""
+    rhythm: Rhythm | None = None
+    """The new time of each series that is paused, or goes on."""
 
 
 class Counts(Struct):
@@ -176,8 +179,11 @@ class BulkRun:
                 counts.other_targets += count
 
     async def _write(self, matches: list[Match]) -> None:
-        records = await self._context.in_thread(self._plan, matches)
-        self._counts.too_late += len(matches) - len(records)
+        records, unknown = await self._context.in_thread(self._plan, matches)
+        if unknown:
+            self._counts.failed += unknown
+            self._counts.reasons[Reason.BAD_VALUE.label] += unknown
+        self._counts.too_late += len(matches) - len(records) - unknown
         if not records:
             return
         try:
@@ -189,9 +195,9 @@ class BulkRun:
         self._in_flight.append([each.offset for each in appended])
         await self._settle(IN_FLIGHT - 1)
 
-    def _plan(self, matches: list[Match]) -> list[Outgoing]:
+    def _plan(self, matches: list[Match]) -> tuple[list[Outgoing], int]:
         """The actions on those messages that are still pending, and still in the due window: the
-        snapshot may be a minute old.
+        snapshot may be a minute old. And the number of series whose next time is not known here.
 
         A message that has got the id of one of them since then is left alone, except in the moment
         between here and the log."""
@@ -203,7 +209,9 @@ class BulkRun:
         headers: dict[str, bytes | None] = {ACTION: order.verb}
         if order.time is not None:
             headers[order.time[0]] = order.time[1]
+        rules = self._context.rules[shard.number]
         records: list[Outgoing] = []
+        unknown = 0
         for match, data in zip(matches, states, strict=True):
             if data is None:
                 is_pending = (match.place_ms, match.offset) > cursor
@@ -216,11 +224,23 @@ class BulkRun:
                 )
             if not is_pending:
                 continue
+            if order.rhythm is not None:
+                found = find(
+                    shard.store, shard.state, shard.number, shards, match.id, reach=EVERYTHING
+                )
+                if found is None or found.state != "pending" or found.entry is None:
+                    continue
+                try:
+                    name, value = order.rhythm.time(found.entry, rules)
+                except ProblemError:
+                    unknown += 1
+                    continue
+                headers = {ACTION: order.verb, name: value}
             if parse_generated_id(match.id, shards) is None:
                 records.append((topic, match.id, None, headers, shard.number))
             else:
                 records.append((topic, None, None, {**headers, ID: match.id}, shard.number))
-        return records
+        return records, unknown
 
     async def _append(self, records: list[Outgoing]) -> list[Appended]:
         """Write the records, again and again while the log does not take them: an action may be
@@ -279,7 +299,14 @@ SILENT_S = 30.0
 STOP_S = 5.0
 """How long a request to stop a job waits until it has ended."""
 
-VERBS = {"cancel": b"cancel", "reschedule": b"reschedule", "fire": b"fire-now", "count": None}
+VERBS = {
+    "cancel": b"cancel",
+    "reschedule": b"reschedule",
+    "fire": b"fire-now",
+    "pause": b"reschedule",
+    "resume": b"reschedule",
+    "count": None,
+}
 
 SAMPLE_ID = b"sample"
 """An id with which the action of a job is checked before it starts."""
@@ -549,7 +576,15 @@ class JobHandlers:
         elif request.deliver_at is not UNSET or request.delay is not UNSET:
             field = "delay" if request.deliver_at is UNSET else "deliver_at"
             raise wrong_field(field, "only a reschedule has a new time")
-        if verb is not None:
+        if request.until is not UNSET and request.action != "pause":
+            raise wrong_field("until", "only a pause has an end")
+        rhythm = None
+        if request.action in ("pause", "resume"):
+            matching, now_ms = replace(matching, is_series=True), self._context.now_ms()
+            rhythm = Rhythm(
+                now_ms if request.action == "resume" else pause_end(request.until, now_ms)
+            )
+        elif verb is not None:
             rules = self._context.rules[partition_of(SAMPLE_ID, len(self._context.rules))]
             plan_action(
                 SAMPLE_ID,
@@ -559,7 +594,7 @@ class JobHandlers:
                 self._context.delay_topic,
                 self._context.now_ms(),
             )
-        return Order(matching=matching, verb=verb, time=time_header)
+        return Order(matching=matching, verb=verb, time=time_header, rhythm=rhythm)
 
     async def jobs(self, call: Call) -> tuple[int, object]:
         """The jobs of this node."""

@@ -16,7 +16,7 @@ from chronos.admin.http.encoding import begin_again, header_conditions, id_bytes
 from chronos.admin.http.problems import converted, wrong_field
 from chronos.admin.http.schemas import MessageInfo, Page, PageQuery, SavedFilter, SavedFilters
 from chronos.admin.http.tokens import Sender
-from chronos.admin.messages.messages import message_info, own, tell_failure, tell_state
+from chronos.admin.messages.messages import message_info, own, tell_failure, tell_pause, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.query import SETTLED, Filter, MessageRow, page, settled
@@ -126,6 +126,7 @@ class Listing:
                     begin=_after(after, number), matching=matching, limit=query.limit,
                     shards=context.node.config.shards,
                 ),
+                context.now_ms(),
             )  # fmt: skip
 
         is_fresh = query.fresh and after is None
@@ -225,17 +226,18 @@ def merge(
     return [message for _, message in rows], horizon
 
 
-def _row_info(shard: int, row: MessageRow) -> MessageInfo:
+def _row_info(shard: int, row: MessageRow, now_ms: int) -> MessageInfo:
     answer = message_info(row.id, shard, row.offset, row.place_ms, row.entry)
+    tell_pause(answer, row.entry, now_ms)
     answer.parked = row.is_parked
     tell_failure(answer, row.failure, is_waiting=not row.is_parked)
     return answer
 
 
-def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
+def _part(shard: int, found: tuple[list[MessageRow], Position | None], now_ms: int) -> Part:
     rows, through = found
     return (
-        [((row.place_ms, shard, row.offset), _row_info(shard, row)) for row in rows],
+        [((row.place_ms, shard, row.offset), _row_info(shard, row, now_ms)) for row in rows],
         None if through is None else (through[0], shard, through[1]),
     )
 

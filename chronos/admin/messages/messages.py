@@ -1,4 +1,4 @@
-"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
+"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire, pause, resume."""
 
 import asyncio
 import time
@@ -38,6 +38,7 @@ from chronos.admin.http.schemas import (
     MessageQuery,
     Outcome,
     OutcomeQuery,
+    Pause,
     Rejection,
     Repeats,
     Reschedule,
@@ -48,9 +49,12 @@ from chronos.admin.messages.lateness import tell_lateness
 from chronos.admin.messages.scheduling import (
     ManyExpressions,
     Planned,
+    Rhythm,
+    due_of,
     duration_ms,
     new_time,
     past_warnings,
+    pause_end,
     plan_action,
 )
 from chronos.admin.messages.targets import TopicInfos, objection, planned_bytes
@@ -60,7 +64,7 @@ from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query import Found, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
-from chronos.core.series import format_repetition, upcoming
+from chronos.core.series import expires_ms, format_repetition, is_paused, upcoming
 from chronos.core.shard.codec import Failure
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -103,6 +107,9 @@ EXPRESSIONS_MAX = 500
 
 Answer = tuple[int, object] | web.Response
 
+TimeHeader = tuple[str, bytes]
+"""A header with a time, and its value."""
+
 ONLY_STATE = MessageQuery()
 """A look-up of what is known of a message, without its payload."""
 
@@ -110,6 +117,7 @@ _decode_message_info = msgspec.json.Decoder(MessageInfo).decode
 _decode_action_result = msgspec.json.Decoder(ActionResult).decode
 _decode_outcome = msgspec.json.Decoder(Outcome).decode
 _decode_reschedule = msgspec.json.Decoder(Reschedule).decode
+_decode_pause = msgspec.json.Decoder(Pause).decode
 
 
 class Messages:
@@ -471,6 +479,8 @@ class Messages:
         if found is None:
             return None
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
+        if found.state == "pending":
+            tell_pause(answer, found.entry, self._context.now_ms())
         tell_state(answer, found, partitions_of=driver.replica.target_partitions)
         tell_lateness(answer, found, self._context, driver, reach)
         if wanted.payload and found.entry is not None:
@@ -511,25 +521,43 @@ class Messages:
 
     async def cancel(self, call: Call) -> Answer:
         """Cancel a message."""
-        return await self._act(call, "cancel", "cancelled", None)
+        return await self._act(call, "cancel", "cancelled")
 
     async def fire(self, call: Call) -> Answer:
         """Deliver a message now."""
-        return await self._act(call, "fire-now", "fired", None)
+        return await self._act(call, "fire-now", "fired", path="/fire")
 
     async def reschedule(self, call: Call) -> Answer:
         """Give a message a new time."""
         request = decode_body(_decode_reschedule, Reschedule, call.body)
         return await self._act(call, "reschedule", "rescheduled", new_time(request))
 
+    async def pause(self, call: Call) -> Answer:
+        """Leave out the occurrences of a series until a time, or until it is resumed."""
+        request = decode_body(_decode_pause, Pause, call.body or b"{}")
+        until_ms = pause_end(request.until, self._context.now_ms())
+        return await self._act(call, "reschedule", "paused", Rhythm(until_ms), path="/pause")
+
+    async def resume(self, call: Call) -> Answer:
+        """Let a paused series go on."""
+        rhythm = Rhythm(self._context.now_ms())
+        return await self._act(call, "reschedule", "resumed", rhythm, path="/resume")
+
     async def _act(
-        self, call: Call, verb: str, success: str, time: tuple[str, bytes] | None
+        self,
+        call: Call,
+        verb: str,
+        success: str,
+        time: TimeHeader | Rhythm | None = None,
+        *,
+        path: str = "",
     ) -> Answer:
         """1. find the shard, 2. write the action, 3. wait until it is applied, 4. answer with its
         result.
 
         Steps 2 to 4 run on a node that holds the shard, because only its replica shows the result.
-        """
+
+        `path`: what the action has behind the path of the message."""
         context = self._context
         query: ShardsQuery = call.query
         reach = call.sender.reach
@@ -546,9 +574,13 @@ class Messages:
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
         if not context.peers.holds(shard):
-            path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
             status, body = await context.peers.ask(
-                [shard], call.request.method, path, {}, call.body or None, reach=reach
+                [shard],
+                call.request.method,
+                id_path(message_id) + path,
+                {},
+                call.body or None,
+                reach=reach,
             )
             if (
                 status == 200
@@ -559,6 +591,9 @@ class Messages:
                 return 202, told
             kind = "application/json" if status < 400 else PROBLEM_JSON
             return web.Response(status=status, body=body, content_type=kind)
+        in_rhythm: TimeHeader | None = None
+        if isinstance(time, Rhythm):
+            time = in_rhythm = await self._time_of_series(shard, message_id, time)
         record = plan_action(
             message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms()
         )
@@ -572,6 +607,8 @@ class Messages:
         )
         if time is not None and time[0] == DELIVER_AT:
             answer.warnings = past_warnings(int(time[1]), appended.timestamp_ms)
+        if in_rhythm is not None:
+            answer.due_at = format_time(due_of(in_rhythm, appended.timestamp_ms))
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
         reason = context.shards[shard].refusal(appended.offset)
@@ -588,6 +625,22 @@ class Messages:
         else:
             answer.result, answer.detail = "refused", Reason(reason).label
         return 200, answer
+
+    async def _time_of_series(self, shard: int, message_id: bytes, rhythm: Rhythm) -> TimeHeader:
+        """The time at which a series of this node goes on. ProblemError if no pending series has
+        the id."""
+        context = self._context
+        deadline_s = asyncio.get_running_loop().time() + FIND_S
+        is_current = await context.caught_up(shard, deadline_s)
+        found = await context.in_thread(self._find, context.shards[shard], message_id, EVERYTHING)
+        if found is None:
+            raise _not_found(message_id, [] if is_current else [shard])
+        if found.state != "pending":
+            raise ProblemError(
+                409, "not-pending", f"{id_text(message_id)} is no longer pending: {found.state}"
+            )
+        assert found.entry is not None, "a pending message has an entry"
+        return await context.in_thread(rhythm.time, found.entry, context.rules[shard])
 
     async def _is_cancelled(self, shard: ShardDriver, message_id: bytes) -> bool:
         """True if the message is cancelled: then a cancel that had no effect, whatever the reason,
@@ -728,7 +781,8 @@ def message_info(
         headers=headers_out(entry.headers) if entry.headers else UNSET,
     )
     answer.accepted_at = format_time(entry.timestamp_ms)
-    answer.expire_at = None if entry.expire_at_ms is None else format_time(entry.expire_at_ms)
+    expire_at_ms = expires_ms(entry)
+    answer.expire_at = None if expire_at_ms is None else format_time(expire_at_ms)
     answer.occurrence, answer.attempt = entry.occurrence, entry.attempt
     if entry.options is not None and entry.options.attempts_max:
         answer.attempts_max = entry.options.attempts_max
@@ -749,6 +803,13 @@ def _show_options(answer: MessageInfo, options: Options) -> None:
             time_zone=repetition.zone or None,
             late_policy=label_of(LATE_POLICIES, repetition.late_policy),  # type: ignore[arg-type]
         )
+
+
+def tell_pause(answer: MessageInfo, entry: Entry | None, now_ms: int) -> None:
+    """Add whether a pending series is paused. A node without its time zone does not know it."""
+    if entry is not None:
+        with suppress(ValueError):
+            answer.paused = is_paused(entry, now_ms, next_cron)
 
 
 def tell_state(

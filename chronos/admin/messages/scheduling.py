@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -20,11 +21,13 @@ from chronos.admin.http.access import check_given_id, check_target
 from chronos.admin.http.encoding import from_base64, headers_in, id_bytes, id_text, to_bytes
 from chronos.admin.http.problems import (
     check,
+    converted,
     decode_json,
     invalid,
     invalid_faults,
     malformed,
     with_integers,
+    wrong_field,
 )
 from chronos.admin.http.schemas import (
     BATCH_MAX,
@@ -35,6 +38,7 @@ from chronos.admin.http.schemas import (
     Reschedule,
 )
 from chronos.admin.http.tokens import Sender
+from chronos.core.cron import next_cron
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
@@ -54,12 +58,13 @@ from chronos.core.message import (
     TARGET_KEY,
     TARGET_TOPIC,
     TIME_ZONE,
+    Entry,
     Reason,
     Record,
     Rejection,
     header_of,
 )
-from chronos.core.series import check_units
+from chronos.core.series import check_units, resumed_ms
 from chronos.core.shard.parsing import parse, repeats_by_cron
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -443,6 +448,43 @@ def new_time(request: Reschedule) -> tuple[str, bytes]:
     except _FieldError as error:
         raise invalid_faults([error.fault]) from None
     return _time_header(due_ms, is_delay)
+
+
+class Rhythm(NamedTuple):
+    """The new time of a series that is paused, or goes on: the first one of its rhythm."""
+
+    from_ms: int | None
+    """From when on (epoch ms); None: as late as a message may be due."""
+
+    def time(self, entry: Entry, rules: Rules) -> tuple[str, bytes]:
+        """The control header for it; ProblemError if the message is not a series."""
+        if entry.options is None or entry.options.repetition is None:
+            raise wrong_field(
+                "id", "is not a series; `chronos reschedule` gives a message another time"
+            )
+        if self.from_ms is None:
+            return _time_header(rules.max_delay_ms, True)
+        try:
+            return _time_header(resumed_ms(entry, self.from_ms, next_cron), False)
+        except ValueError as error:
+            raise wrong_field("id", f"the next time cannot be computed: {error}") from None
+
+
+def pause_end(until: int | str | UnsetType, now_ms: int) -> int | None:
+    """The end of a pause (epoch ms); None: it has none. ProblemError if it is not ahead."""
+    if until is UNSET:
+        return None
+    until_ms = converted("until", time_ms, until)
+    if until_ms <= now_ms:
+        raise wrong_field("until", "is not ahead; `chronos resume` lets a series go on at once")
+    return until_ms
+
+
+def due_of(header: tuple[str, bytes], timestamp_ms: int) -> int:
+    """The due time (epoch ms) that follows from the header of `Rhythm.time` and the timestamp of
+    its record."""
+    name, value = header
+    return int(value) if name == DELIVER_AT else timestamp_ms + int(value.removesuffix(b"ms"))
 
 
 def _time_header(due_ms: int, is_delay: bool) -> tuple[str, bytes]:

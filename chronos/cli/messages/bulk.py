@@ -1,5 +1,5 @@
-"""Bulk operations: cancel, reschedule or fire all pending messages of a filter, or count them; and
-the jobs of a node."""
+"""Bulk operations: cancel, reschedule, fire, pause or resume all pending messages of a filter, or
+count them; and the jobs of a node."""
 
 import sys
 import time
@@ -24,12 +24,27 @@ from chronos.cli.output import (
     table,
     worded,
 )
-from chronos.client import Client, Job, NotFound, Refused, ServiceFailed, Unreachable, requests
+from chronos.client import (
+    Client,
+    Job,
+    NotFound,
+    Refused,
+    ServiceFailed,
+    Time,
+    Unreachable,
+    requests,
+)
 from chronos.client.requests import FilterOptions
 
-Verb = Literal["cancel", "reschedule", "fire"]
+Verb = Literal["cancel", "reschedule", "fire", "pause", "resume"]
 
-DONE = {"cancel": "cancelled", "reschedule": "rescheduled", "fire": "fired"}
+DONE = {
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
+    "fire": "fired",
+    "pause": "paused",
+    "resume": "resumed",
+}
 
 LOOK_EVERY_S = 0.2
 """Pause between two looks at a job."""
@@ -54,6 +69,7 @@ def act(
     *,
     delay: str | None,
     at: str | None,
+    until: Time | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
@@ -65,6 +81,8 @@ def act(
             "stdin is not a terminal, so the command cannot ask: give --yes, or count first with "
             "--dry-run"
         )
+    if verb in ("pause", "resume"):
+        matching = {**matching, "series": True}
     if dry_run:
         count(server, output, matching)
         return
@@ -75,11 +93,16 @@ def act(
             _check(found)
             if not found["matched"]:
                 return
-            if not typer.confirm(f"{verb} {counted(found['matched'], 'message')}?", err=True):
+            count_text = counted(found["matched"], "message")
+            if "series" in matching:
+                count_text = f"{found['matched']:,} series"
+            if not typer.confirm(f"{verb} {count_text}?", err=True):
                 note("nothing was changed")
                 raise typer.Exit(1)
         found = _run(
-            client, requests.start_job(verb, matching, at, delay), by_delay=delay is not None
+            client,
+            requests.start_job(verb, matching, at, delay, until),
+            by_delay=delay is not None,
         )
     if output is Format.json:
         put_json(found)

@@ -20,12 +20,13 @@ from chronos.cli.options import (
     Server,
     Target,
     filter_of,
+    moment,
     with_connection,
 )
 from chronos.cli.output import Format
 
 if TYPE_CHECKING:
-    from chronos.client import FilterOptions
+    from chronos.client import FilterOptions, Time
 
 OneId = Annotated[
     str | None,
@@ -159,6 +160,80 @@ def fire(
 
 
 @with_connection
+def pause(
+    id: OneId = None,
+    resume_at: Annotated[
+        str | None,
+        typer.Option(
+            "--resume-at",
+            metavar="TIME",
+            help=(
+                "Go on with the first time from then on: RFC 3339 with an offset, or +2h for two "
+                "hours from now. Without it: once it is resumed."
+            ),
+        ),
+    ] = None,
+    target: Target = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    id_prefix: IdPrefix = None,
+    key: Key = None,
+    header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Pause a series, or all series of a filter: leave out their occurrences until they are
+    resumed, or until a time.
+
+    A series that is never resumed goes on after limits.max_delay, which is ten years. The exit
+    codes, and the job with a filter, are those of `chronos cancel`.
+
+    \b
+    Examples:
+      chronos pause daily-report
+      chronos pause daily-report --resume-at 2030-01-31T00:00:00+01:00
+      chronos pause --target polls --resume-at +2h --yes
+      chronos pause --series
+    """
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
+    until = moment(resume_at, "--resume-at")
+    _change(server, output, "pause", id, matching, dry_run, yes, until=until)
+
+
+@with_connection
+def resume(
+    id: OneId = None,
+    target: Target = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    id_prefix: IdPrefix = None,
+    key: Key = None,
+    header: HasHeader = None,
+    contains: Contains = None,
+    series: OnlySeries = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Let a paused series, or all series of a filter, go on with the next time of their rhythm.
+
+    The exit codes, and the job with a filter, are those of `chronos cancel`.
+
+    \b
+    Examples:
+      chronos resume daily-report
+      chronos resume --target polls --yes
+    """
+    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
+    _change(server, output, "resume", id, matching, dry_run, yes)
+
+
+@with_connection
 def jobs(
     id: Annotated[str | None, typer.Argument(metavar="ID", help="Show this job only.")] = None,
     stop: Annotated[
@@ -188,7 +263,7 @@ def jobs(
 def _change(
     server: str,
     output: Format,
-    verb: Literal["cancel", "reschedule", "fire"],
+    verb: Literal["cancel", "reschedule", "fire", "pause", "resume"],
     id: str | None,
     matching: "FilterOptions",
     dry_run: bool,
@@ -196,6 +271,7 @@ def _change(
     *,
     delay: str | None = None,
     at: str | None = None,
+    until: "Time | None" = None,
 ) -> None:
     if (id is None) == (not matching):
         raise typer.BadParameter(
@@ -204,10 +280,20 @@ def _change(
     if id is None:
         from chronos.cli.messages import bulk
 
-        bulk.act(server, output, verb, matching, delay=delay, at=at, dry_run=dry_run, yes=yes)
+        bulk.act(
+            server,
+            output,
+            verb,
+            matching,
+            delay=delay,
+            at=at,
+            until=until,
+            dry_run=dry_run,
+            yes=yes,
+        )
         return
     if dry_run:
         raise typer.BadParameter("--dry-run is for a filter; `chronos get` shows one message")
     from chronos.cli.messages import verbs
 
-    verbs.act(server, output, verb, id, delay=delay, at=at)
+    verbs.act(server, output, verb, id, delay=delay, at=at, until=until)

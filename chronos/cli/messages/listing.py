@@ -259,6 +259,7 @@ def _row(one: dict[str, Any], listed: ListedState) -> tuple[str, ...]:
     last = one["state"]
     if listed == "pending":
         last = one["repetition"]["repeat"] if one.get("repetition") else ""
+        last += ", paused" if one.get("paused") else ""
     return (
         local(planned),
         relative(planned),

@@ -1,4 +1,5 @@
-"""The verbs that act on messages of a service: get, cancel, reschedule, fire, transfer."""
+"""The verbs that act on messages of a service: get, cancel, reschedule, fire, pause, resume,
+transfer."""
 
 from collections.abc import Iterator
 
@@ -31,8 +32,16 @@ from chronos.client import (
     Repetition,
     Result,
     ServiceFailed,
+    Time,
     requests,
 )
+
+ONLY_ID = {
+    "cancel": requests.cancel,
+    "fire": requests.fire,
+    "resume": requests.resume,
+}
+"""The actions that need nothing but the id."""
 
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
@@ -52,7 +61,8 @@ def get(server: str, output: Format, id: str, *, payload: bool) -> None:
 
 def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
     yield "id", printable(found.id)
-    yield "state", f"{found.state}, parked" if found.parked else found.state
+    marks = [found.state, *["parked"] * found.parked, *["paused"] * found.paused]
+    yield "state", ", ".join(marks)
     if found.overdue_ms is not None:
         yield "overdue", f"by {span(found.overdue_ms / 1_000)}"
     if found.waits_for is not None:
@@ -129,15 +139,18 @@ def act(
     *,
     delay: str | None = None,
     at: str | None = None,
+    until: Time | None = None,
 ) -> None:
-    """cancel, reschedule or fire: exit code 0 if it was done, 1 if it was too late or is not
-    applied, 4 if no message has the id."""
+    """cancel, reschedule, fire, pause or resume: exit code 0 if it was done, 1 if it was too late
+    or is not applied, 4 if no message has the id."""
     named = given(id)
     if verb == "reschedule":
         check_when(at, delay)
         request = requests.reschedule(named, at, delay)
+    elif verb == "pause":
+        request = requests.pause(named, until)
     else:
-        request = requests.cancel(named) if verb == "cancel" else requests.fire(named)
+        request = ONLY_ID[verb](named)
     with connect(server) as client:
         try:
             found = client.call(request.as_json())
@@ -150,6 +163,8 @@ def act(
         put_json(found)
     elif result:
         print(result.result)
+        if result.due_at is not None:
+            note(f"goes on at {local(result.due_at)}  ({relative(result.due_at)})")
     if result:
         return
     if result.result == "accepted":

@@ -29,7 +29,7 @@ from chronos.core.keys import (
     unpack_lane,
 )
 from chronos.core.message import Entry, entry_id
-from chronos.core.series import aside
+from chronos.core.series import aside, expires_ms
 from chronos.core.shard.codec import (
     LaneState,
     pack_entry,
@@ -244,7 +244,7 @@ def cursors(leaving: Iterable[Leaving]) -> tuple[LaneCursor, ...]:
 
 def count_live(entries: Iterable[Entry], now_ms: int) -> int:
     """Return the number of messages that have not expired by `now_ms`."""
-    return sum(entry.expire_at_ms is None or now_ms <= entry.expire_at_ms for entry in entries)
+    return sum((at_ms := expires_ms(entry)) is None or now_ms <= at_ms for entry in entries)
 
 
 def _unpacked(items: list[Item], allowed: int | None, now_ms: int) -> list[Entry]:

@@ -509,9 +509,10 @@ def _replayed(entry: Entry) -> bytes | None:
 
 def _is_beyond_expiry(action: Action, entry: Entry, shift: int) -> bool:
     """Return whether a `reschedule` names a time at which the message, later by `shift` (ms), would
-    only expire."""
+    only expire. An occurrence of a series takes its expiry along."""
     return (
         action.due_ms is not None
         and entry.expire_at_ms is not None
         and action.due_ms + shift > entry.expire_at_ms
+        and (entry.options is None or entry.options.repetition is None)
     )

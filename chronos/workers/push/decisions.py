@@ -18,7 +18,14 @@ from msgspec import Struct
 from chronos.core.cron import next_cron
 from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.message import TARGET_KEY, Entry, LatePolicy, Reason, Repeat, receipt
-from chronos.core.series import following, following_after, last_until, planned_ms, shift_ms
+from chronos.core.series import (
+    expires_ms,
+    following,
+    following_after,
+    last_until,
+    planned_ms,
+    shift_ms,
+)
 from chronos.core.shard.progress import Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -181,8 +188,8 @@ def decide(
         if not isinstance(of_series, Deliver):
             return of_series
         next_ms = of_series.next_ms
-    if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
-        return DeadLetter(Reason.EXPIRED, f"expired at {format_time(entry.expire_at_ms)}", next_ms)
+    if (expire_at_ms := expires_ms(entry)) is not None and now_ms > expire_at_ms:
+        return DeadLetter(Reason.EXPIRED, f"expired at {format_time(expire_at_ms)}", next_ms)
     if target.refusal is not None:
         return DeadLetter(*target.refusal, next_ms)
     if info is None:

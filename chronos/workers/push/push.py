@@ -13,6 +13,7 @@ from msgspec import Struct
 from chronos.core.keys import LIMITED, Lane
 from chronos.core.message import DUE_AT, ID, SOURCE, Entry, Reason, Record, Rejection, entry_id
 from chronos.core.selector import Selector
+from chronos.core.series import expires_ms
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Outcome, detail_number
 from chronos.core.shard.rules import Rules
@@ -382,8 +383,8 @@ class _StepPlanner:
         ):
             return False
         assert target is not None, "a target was not described"
-        if entry.expire_at_ms is not None:
-            self._is_alive(entry.expire_at_ms)
+        if (expire_at_ms := expires_ms(entry)) is not None:
+            self._is_alive(expire_at_ms)
         if self._is_ordinary and not self._plan.allowed:
             message = DueMessage(due_ms, offset, entry, size)
         else:

@@ -9,7 +9,7 @@ function added(total, found) {
   total.matched += found.matched;
   total.resolved += found.resolved;
   for (const each of found.refused) {
-    const known = total.refused.find((other) => other.reason === each.reason);
+    const known = total.refused.find((other) => other.reason === each.reason && other.final === each.final);
     if (known) known.letters += each.letters;
     else total.refused.push({ ...each });
   }
@@ -76,25 +76,32 @@ function outcome(result, done) {
 const refusal = (each) => `${number(each.letters)} × ${each.reason}, ${each.detail}`;
 
 function confirm(action, verb, found, what) {
-  const refused = found.refused.reduce((total, each) => total + each.letters, 0);
-  const left = found.matched - refused;
-  const label = (count) => `${verb} ${plural(count, "dead letter")}`;
-  const anyway = refused > 0 && h("input", { type: "checkbox", id: "anyway" });
+  const count = (each) => each.reduce((total, { letters }) => total + letters, 0);
+  const never = found.refused.filter((each) => each.final);
+  const again = found.refused.filter((each) => !each.final);
+  const left = found.matched - count(found.refused);
+  const label = (letters) => `${verb} ${plural(letters, "dead letter")}`;
+  const anyway = again.length > 0 && h("input", { type: "checkbox", id: "anyway" });
+  const causes = (refused) => h("ul", null, refused.map((each) => h("li", null, h("strong", null, `${number(each.letters)} × ${each.reason}`), `: ${each.detail}`,
+    each.id && h("span", { class: "soft" }, " (first: ", h("span", { class: "id" }, each.id), ")"))));
+  const one = count(again) === 1;
   const body = h("div", null,
     h("p", null, `${plural(found.matched, "dead letter")}: ${what}.`),
     h("p", null, action === "replay"
       ? "Each message is scheduled again, due at once, with its id, target, key, headers and payload. Nothing is delivered twice."
       : "They are no longer listed and can no longer be replayed. Their records stay in the dead-letter topic."),
+    never.length > 0 && h("div", { class: "causes" },
+      h("p", { class: "why" }, `${plural(count(never), "of them cannot be replayed", "of them cannot be replayed")}:`), causes(never)),
     anyway && h("div", { class: "causes" },
-      h("p", { class: "why" }, left ? `${plural(refused, "of them would fail", "of them would fail")} again, and ${refused === 1 ? "stays" : "stay"} as ${refused === 1 ? "it is" : "they are"}:` : "The cause is still there, so that they would fail again:"),
-      h("ul", null, found.refused.map((each) => h("li", null, h("strong", null, `${number(each.letters)} × ${each.reason}`), `: ${each.detail}`, each.id && h("span", { class: "soft" }, " (first: ", h("span", { class: "id" }, each.id), ")")))),
-      h("label", { class: "check", for: "anyway" }, anyway, ` Replay ${refused === 1 ? "it" : "these"} too, although the cause is still there`)));
+      h("p", { class: "why" }, left ? `${plural(count(again), "of them would fail", "of them would fail")} again, and ${one ? "stays as it is" : "stay as they are"}:` : "The cause is still there, so that they would fail again:"),
+      causes(again),
+      h("label", { class: "check", for: "anyway" }, anyway, ` Replay ${one ? "it" : "these"} too, although the cause is still there`)));
   const asked = dialog({ title: `${verb} dead letters?`, body, action: label(left), danger: action === "discard", read: () => ({ anyway: Boolean(anyway?.checked) }) });
   const button = body.closest("form").querySelector(".main");
   const show = () => {
-    const count = anyway?.checked ? found.matched : left;
-    replace(button, label(count));
-    button.disabled = count === 0;
+    const letters = left + (anyway?.checked ? count(again) : 0);
+    replace(button, label(letters));
+    button.disabled = letters === 0;
   };
   if (anyway) anyway.addEventListener("change", show);
   show();

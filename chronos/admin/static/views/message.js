@@ -98,7 +98,7 @@ export function mount(root, { path, query, id }) {
     grid.hidden = false;
     // The address of some ids has them in base64.
     name.textContent = message.id;
-    replace(state, badge(message.parked ? "pending, parked" : message.overdue_ms ? "pending, overdue" : message.state, message.parked ? "warn" : message.overdue_ms ? "bad" : KINDS[message.state]));
+    replace(state, badge(message.parked ? "pending, parked" : message.paused ? "pending, paused" : message.overdue_ms ? "pending, overdue" : message.state, message.parked ? "warn" : message.overdue_ms ? "bad" : KINDS[message.state]));
     replace(why, explanation(message, letter), message.rejection && laterRejection(message));
     showActs(message);
     replace(right, right.firstChild, details(message));
@@ -120,13 +120,14 @@ export function mount(root, { path, query, id }) {
   /** The buttons are drawn again only if others are needed, so that the focus stays on them. */
   function showActs(message) {
     latest = message;
-    const next = JSON.stringify([message.state, Boolean(message.target), letterText(letter), isReplaceable(message)]);
+    const next = JSON.stringify([message.state, message.paused, Boolean(message.target), letterText(letter), isReplaceable(message)]);
     if (next === offered) return;
     offered = next;
     const act = (name) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
     const again = message.target && actLink("schedule", composeFrom(id), "Edit and send again");
     const change = isReplaceable(message) && actLink("schedule", composeFrom(id, true), "Edit and replace");
-    const made = message.state === "pending" ? [act("fire"), act("reschedule"), change, again, act("cancel")] : [again];
+    const made = message.state === "pending" 
+      ? [act("fire"), act("reschedule"), message.repetition && act(message.paused ? "resume" : "pause"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
       made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(letterPath(letter), null, "Dead letter"));
     } else if (isDead(message) && letter) made.unshift(link(letterPath(letter), null, `Dead letter, ${letter.resolution}`));
@@ -194,7 +195,7 @@ function laterRejection({ id, rejection }) {
 function details(message) {
   const { target, repetition } = message;
   return facts([
-    ["Due", when(message.due_at)],
+    [message.paused ? "Paused until" : "Due", when(message.due_at)],
     ["Planned", message.planned_at === message.due_at ? null : when(message.planned_at)],
     ["Target", target && [link("/ui/messages", { target: target.topic }, h("span", { dir: "auto" }, target.topic)), target.partition !== undefined && h("span", { class: "soft" }, ` partition ${target.partition}`)]],
     ["Kafka key", target?.key !== undefined ? h("span", { class: "id", dir: "auto" }, target.key) : (target?.key_base64 && `base64 ${target.key_base64}`) ?? (target ? h("span", { class: "soft" }, "none") : null)],

@@ -2,7 +2,7 @@
 
 import { get, reason } from "../lib/api.js";
 import { actButton, actLink } from "../lib/caller.js";
-import { address, card, h, link, messageLink, notice, replace } from "../lib/dom.js";
+import { address, badge, card, h, link, messageLink, notice, replace } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
 import { duration, number, plural, relative, time, timeText } from "../lib/format.js";
 import { isStalePage } from "../lib/pages.js";
@@ -10,6 +10,7 @@ import { navigate } from "../lib/router.js";
 import { table } from "../lib/table.js";
 import { ACTS, confirm, outcome, overdueMs, pathOf } from "./messages/acts.js";
 import { composeFrom, isReplaceable } from "./messages/compose.js";
+import { startJob } from "./messages/jobs.js";
 import { nextTimes, rhythm } from "./messages/rhythm.js";
 import { search } from "./messages/search.js";
 
@@ -43,9 +44,11 @@ export function mount(root, { query }) {
       { name: "Occurrence", numeric: true, cell: (row) => `${number(row.occurrence)}${row.repetition.times ? ` of ${number(row.repetition.times)}` : ""}` },
     ],
   });
+  const filter = { series: true, ...(kept.target && { target: kept.target }), ...(kept["id-prefix"] && { id_prefix: kept["id-prefix"] }) };
+  const everywhere = (name) => actButton("start", { onclick: () => startJob(name, filter, { target: kept.target, "id-prefix": kept["id-prefix"] }) }, kept.target || kept["id-prefix"] ? ACTS[name].all : `${ACTS[name].verb} all series`);
   replace(root, h("div", { class: "head" }, h("h1", null, "Series"), actLink("schedule", "/ui/messages?schedule=true", "Schedule a series")),
     filterForm({ path: PATH, query, fields: FIELDS, label: "Filter the series" }), told, detail,
-    h("section", { class: "card", "aria-label": "Series" }, rows.element, note, pager));
+    h("section", { class: "card", "aria-label": "Series" }, h("div", { class: "acts" }, everywhere("pause"), everywhere("resume")), rows.element, note, pager));
   const searching = new AbortController();
   let nextAt = 0;
   let shown = null;
@@ -92,15 +95,17 @@ export function mount(root, { query }) {
 
   /** Drawn again only if it differs, so that the focus stays on its buttons. */
   function showAbout(message) {
-    const text = JSON.stringify([message.state, message.repetition, isReplaceable(message)]);
+    const text = JSON.stringify([message.state, message.paused, message.paused && message.due_at, message.repetition, isReplaceable(message)]);
     if (text === offered) return;
     offered = text;
     const act = (name, words) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, words);
     const acts = message.state === "pending" && h("div", { class: "acts" }, act("fire", "Run now"), act("reschedule", "Move the next time"),
+      message.paused ? act("resume", "Resume the series") : act("pause", "Pause the series"),
       actLink("schedule", composeFrom(chosen, isReplaceable(message)), isReplaceable(message) ? "Edit the series" : "Edit as a new series"), act("cancel", "Cancel the series"));
     replace(about,
       h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
-      message.repetition && h("p", null, rhythm(message.repetition)), acts);
+      message.repetition && h("p", null, rhythm(message.repetition)),
+      message.paused && h("p", { class: "notice warn" }, `Paused: it goes on once it is resumed, and otherwise at ${timeText(message.due_at)}.`), acts);
   }
 
   async function perform(name, message) {
@@ -123,5 +128,6 @@ export function mount(root, { query }) {
 
 function next(row) {
   const late = overdueMs(row);
+  if (row.paused) return badge("paused", "warn");
   return late > 0 ? h("span", { class: "why" }, `overdue by ${duration(late)}`) : relative(row.due_at);
 }

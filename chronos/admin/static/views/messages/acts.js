@@ -2,7 +2,7 @@
 
 import { del, get, patch, post, reason } from "../../lib/api.js";
 import { dialog, h, segment } from "../../lib/dom.js";
-import { DURATION, fieldInstant, timeField, zoned } from "../../lib/fields.js";
+import { DURATION, fieldInstant, timeField, wholeSecond, zoned } from "../../lib/fields.js";
 import { plural, relative, time, timeText } from "../../lib/format.js";
 import { nowMs } from "../../lib/state.js";
 
@@ -35,7 +35,26 @@ export function askTime(title, action, dueAt, body) {
   });
 }
 
-/** The three actions. `ask` asks for a confirmation whose result `send` takes. */
+/** Ask until when to pause: { until }, or {} for no end; false if it is called off. */
+export function askPause(title, action, body) {
+  const at = timeField(wholeSecond(nowMs()), { id: "pause-end" });
+  const how = h("select", { id: "pause-how" }, h("option", { value: "open" }, "until it is resumed"), h("option", { value: "at" }, "until a time"));
+  const end = h("div", { class: "field" }, h("label", { for: "pause-end" }, zoned("Time")), at);
+  const show = () => {
+    end.hidden = how.value === "open";
+    at.required = how.value === "at";
+  };
+  how.addEventListener("change", show);
+  show();
+  return dialog({
+    title, action,
+    body: h("div", null, body, h("p", { class: "soft" }, "Nothing is delivered meanwhile. Then it goes on with the next time of its rhythm."),
+      h("div", { class: "field" }, h("label", { for: "pause-how" }, "Pause"), how), end),
+    read: () => (how.value === "at" ? { until: fieldInstant(at.value) } : {}),
+  });
+}
+
+/** The actions; the last two are for series. `confirm` asks for a confirmation whose result `send` takes. */
 export const ACTS = {
   cancel: {
     verb: "Cancel", all: "Cancel all that match", some: (count) => `Cancel ${count} selected`,
@@ -52,6 +71,14 @@ export const ACTS = {
     done: "made due", job: "fire",
     send: (id) => post(`${pathOf(id)}/fire`),
   },
+  pause: {
+    verb: "Pause", all: "Pause all that match", done: "paused", job: "pause",
+    send: (id, chosen) => post(`${pathOf(id)}/pause`, chosen),
+  },
+  resume: {
+    verb: "Resume", all: "Resume all that match", done: "resumed", job: "resume",
+    send: (id) => post(`${pathOf(id)}/resume`),
+  },
 };
 
 /** Ask whether to do it with these messages; the dialog names the action and the count. */
@@ -63,6 +90,8 @@ export function confirm(name, messages) {
     h("span", { class: "id", dir: "auto" }, message.id), " ",
     h("span", { class: "soft" }, message.target ? `for ${message.target.topic}, ` : "", "due ", relative(message.due_at)))),
   count > SHOWN && h("li", { class: "soft" }, `and ${plural(count - SHOWN, "more", "more")}`));
+  if (name === "pause") return askPause("Pause this series?", "Pause the series", list);
+  if (name === "resume") return dialog({ title: "Resume this series?", action: "Resume the series", body: list });
   const action = count === 1 ? { cancel: "Cancel the message", reschedule: "Reschedule the message", fire: "Deliver it now" }[name] : name === "fire" ? `Deliver ${plural(count, "message")} now` : `${verb} ${plural(count, "message")}`;
   if (name === "reschedule") return askTime(`Reschedule ${things}`, action, messages[0].due_at, list);
   const title = name === "fire" ? `Deliver ${things} now?` : `${verb} ${things}?`;
@@ -76,6 +105,8 @@ export async function outcome(name, message, answer) {
   if (answer.result === "cancelled") return { text: "Cancelled in time: it will not be delivered.", kind: "good" };
   if (answer.result === "fired") return { text: "It is due now and will be delivered at once.", kind: "good" };
   if (answer.result === "rescheduled") return { text: `Rescheduled.${warnings}`, kind: "good" };
+  if (answer.result === "paused") return { text: `Paused. It goes on once it is resumed, and otherwise at ${timeText(answer.due_at)}.`, kind: "good" };
+  if (answer.result === "resumed") return { text: `Resumed. Its next time is ${timeText(answer.due_at)}.`, kind: "good" };
   if (answer.result === "too_late") return { text: `Too late: ${await ending(message.id)}.`, kind: "bad" };
   if (answer.result === "unknown") return { text: "Unknown: no message has this id.", kind: "bad" };
   if (answer.result === "refused") return { text: `Refused.${detail}`, kind: "bad" };

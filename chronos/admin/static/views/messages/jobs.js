@@ -7,7 +7,7 @@ import { wholeSecond } from "../../lib/fields.js";
 import { duration, number, plural, timeText } from "../../lib/format.js";
 import { navigate } from "../../lib/router.js";
 import { nowMs } from "../../lib/state.js";
-import { ACTS, askTime } from "./acts.js";
+import { ACTS, askPause, askTime } from "./acts.js";
 import { filterText } from "./search.js";
 
 const POLL_MS = 400; // Between two looks at a count,
@@ -64,11 +64,11 @@ export async function startJob(name, filter, query) {
       notice("No pending message matches: there is nothing to do.", "bad");
       return;
     }
-    const things = plural(found.matched, "message");
+    const things = filter.series ? plural(found.matched, "series", "series") : plural(found.matched, "message");
     const body = h("div", null, h("p", null, `${things} ${filterWords(filter)}:`), targetList(found),
       h("p", { class: "soft" }, "Messages that are scheduled after the start are left alone."));
     const action = name === "fire" ? `Deliver ${things} now` : `${ACTS[name].verb} ${things}`;
-    const chosen = name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? wholeSecond(nowMs()), body)
+    const chosen = name === "pause" ? await askPause(`${action}?`, action, body) : name === "reschedule" ? await askTime(`Reschedule ${things}?`, action, filter.due_from ?? wholeSecond(nowMs()), body)
       : await dialog({ title: `${action}?`, action, danger: name === "cancel", body });
     if (!chosen) return;
     const job = await post("/v1/jobs", { action: ACTS[name].job, filter, ...(chosen === true ? {} : chosen) });
@@ -105,7 +105,7 @@ function reasonsText(reasons) {
 /** The result of a job, or how far it is, in words. */
 function progressText(job) {
   const name = Object.keys(ACTS).find((each) => ACTS[each].job === job.action);
-  const parts = [`${plural(job.done, "message")} ${name ? ACTS[name].done : "counted"}`];
+  const parts = [`${job.filter.series ? plural(job.done, "series", "series") : plural(job.done, "message")} ${name ? ACTS[name].done : "counted"}`];
   if (job.action === "count") parts[0] = `${plural(job.matched, "message")} counted`;
   if (job.too_late) parts.push(`${number(job.too_late)} too late: delivered, changed or ended before`);
   if (job.failed) parts.push(`${number(job.failed)} failed${reasonsText(job.reasons)}`);
