@@ -185,6 +185,11 @@ class ShardModel:
         """Return whether the payload of a settled message may be deleted."""
         return self._now.timestamp_ms - settled.settled_ms > self.terms.delivered_ms
 
+    def _is_deleted(self, settled: Settled) -> bool:
+        """Return whether the payload of a settled message may be deleted, or may have been as soon
+        as it left a lane: the retention of one that waited there counts from its due time."""
+        return self._now.timestamp_ms - settled.message.place_ms > self.terms.delivered_ms
+
     def _decide(self, record: Record, command: Command) -> str | None:
         """Return the reason for which the record is refused, None if it is accepted; change the
         model accordingly."""
@@ -266,7 +271,7 @@ class ShardModel:
             return ""
         if command.verb == "replay":
             assert last is not None
-            if self._found == "conflict" and settled is not None and self._is_old(settled):
+            if self._found == "conflict" and settled is not None and self._is_deleted(settled):
                 return "conflict"
             return "ignored" if last.command.replayed == command.replayed else "conflict"
         if command.on_conflict == "replace":
