@@ -114,7 +114,7 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     topic is created."""
 
 
-ReaderMode = Literal["plain", "bounded", "alone", "patient"]
+ReaderMode = Literal["plain", "bounded", "alone", "patient", "quiet"]
 """How a reader reads.
 
 `plain`: ahead, and soon. `bounded`: up to the end that the partition has at the first such request
@@ -122,7 +122,8 @@ no batch takes more than a bounded amount of memory, however small it is in the 
 is a BatchUnreadable. It is slower, and `plain` behind that end. `alone`: no batch is read before
 the records of the one before it were taken, nor in the seconds after. `patient`: ahead, but the
 position may move past transaction markers half a second late, and a reader that waits costs the
-brokers little."""
+brokers little. `quiet`: patient, and next to nothing is expected to come: the first record may be
+half a second late too, and the reader costs next to nothing."""
 
 
 READING_BOUNDED = (

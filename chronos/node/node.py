@@ -48,6 +48,7 @@ from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
 from chronos.node.shards import (
     ShardDriver,
     ShardWatch,
+    Turns,
     join_until,
     look,
     make_shard,
@@ -157,6 +158,7 @@ class Node:
         """Its shards may be started."""
         self._reading: set[int] = set()
         """Shards that were started once."""
+        self._turns = Turns()
         self._starting = threading.Lock()
         """Held while shards are started."""
         self._stores: dict[int, RocksStore] = {}
@@ -426,6 +428,7 @@ class Node:
             failed=self._fail,
             changed=self._note_change,
             outcomes=self.outcomes,
+            turns=self._turns,
             limits=self.rates.limits,
             elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
             tracing=self._spans,

@@ -51,8 +51,10 @@ def topic(broker: Broker, topic_names: Callable[..., str]) -> str:
 class Reading:
     """A patient reader, and what it has read."""
 
-    def __init__(self, log: KafkaLog, topic: str, partition: int = 0) -> None:
-        self.reader = log.patient_reader(topic, partition, 0, quiet_s=QUIET_S)
+    def __init__(
+        self, log: KafkaLog, topic: str, partition: int = 0, *, shares: bool = False
+    ) -> None:
+        self.reader = log.patient_reader(topic, partition, 0, shares=shares, quiet_s=QUIET_S)
         self.records: list[Record] = []
         self.moves = 0
 
@@ -92,9 +94,12 @@ def test_readers_that_move_read_every_record_once(
     broker: Broker, log: KafkaLog, topic: str
 ) -> None:
     """Bursts, single records, committed and aborted transactions and pauses, at random, while three
-    readers move to and fro."""
+    readers move to and fro. One begins in the shared consumer."""
     dice = random.Random(SEED)
-    readings = [Reading(log, topic, partition) for partition in range(PARTITIONS)]
+    readings = [
+        Reading(log, topic, partition, shares=partition == 1) for partition in range(PARTITIONS)
+    ]
+    assert [reading.reader.is_shared for reading in readings] == [False, True, False]
     idempotent = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
     transactional = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
     transactional.init_transactions(TIMEOUT_S)

@@ -149,8 +149,9 @@ know it yet."""
 TOPIC_APPEARS_S = 1.0
 """How long a topic that one broker has described may be unknown to another."""
 
-CREATE_TIMEOUT_S = 30.0
-"""How long the creation of topics may take."""
+CREATE_TIMEOUT_S = 120.0
+"""How long the creation of topics may take: a broker that creates three times 512 partitions on a
+slow disk takes more than 30 s."""
 
 INIT_TIMEOUT_S = 8.0
 """How long `init_transactions` may take: it waits for the last transaction of an earlier master.

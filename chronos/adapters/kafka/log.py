@@ -9,6 +9,7 @@ Exactly once rests on three things: a fixed `transactional.id` per shard and a w
 guesses (`writer`), and `read_committed` readers (`reader`). Client settings with their reasons are
 in `settings`."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,6 +49,9 @@ MESSAGE_TIMEOUT_MS = 30_000
 
 PURGE_S = 1.0
 """How long the reports of discarded records may take."""
+
+TOPIC_ID_S = 1.0
+"""How long the id of the progress topic is taken for the present one."""
 
 CLOSE_S = 2.0
 """How long `close` waits for the thread, and for records under way."""
@@ -177,6 +181,8 @@ class KafkaLog:
         self._offsets = KafkaOffsets(self._connection)
         self._appender = KafkaAppender(self._connection)
         self._shared = SharedConsumer(self._shared_settings)
+        self._progress_topic_id = -math.inf, ""
+        """When it was asked for (`time.monotonic()`), and the id."""
         self._bounded_until: dict[tuple[str, int], int] = {}
         """Topic and partition -> end of the stretch that is read in bounded memory."""
 
@@ -189,7 +195,7 @@ class KafkaLog:
         the first such request.
 
         `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
-        ends later, and quiet partitions share a consumer.
+        ends later, and quiet partitions share a consumer, from the start if the mode is `quiet`.
         """
         if mode == "bounded":
             at = topic, partition
@@ -198,8 +204,8 @@ class KafkaLog:
             return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
         if mode == "alone":
             return AloneReader(self, topic, partition, offset)
-        if mode == "patient":
-            return self.patient_reader(topic, partition, offset)
+        if mode in ("patient", "quiet"):
+            return self.patient_reader(topic, partition, offset, shares=mode == "quiet")
         return self.plain_reader(topic, partition, offset)
 
     def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
@@ -208,9 +214,16 @@ class KafkaLog:
         return KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max(settings))
 
     def patient_reader(
-        self, topic: str, partition: int, offset: int, *, quiet_s: float = QUIET_S
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        shares: bool = False,
+        quiet_s: float = QUIET_S,
     ) -> PatientReader:
-        """A reader that shares a consumer while next to nothing comes; `quiet_s`: see `shared`."""
+        """A reader that shares a consumer while next to nothing comes; `shares`: from the start on.
+        `quiet_s`: see `shared`."""
         settings = {**self.consumer_settings(topic), **PATIENT_CONSUMER}
 
         def reader(client: Client, position: int) -> KafkaReader:
@@ -221,6 +234,7 @@ class KafkaLog:
             lambda position, share: reader(share, position),
             self._shared,
             offset,
+            shares=shares,
             quiet_s=quiet_s,
         )
 
@@ -242,17 +256,27 @@ class KafkaLog:
 
         Masters fence each other exactly if they write to the same progress topic, whatever their
         clusters are called."""
-        info = self.describe([self._progress_topic])[self._progress_topic]
-        if info is None:
-            raise LogUnavailable(f"the topic {self._progress_topic} is not there")
         return KafkaWriter(
             self._connection,
-            transactional_id=f"chronos-{info.id}-{shard}",
+            transactional_id=f"chronos-{self._progress_id()}-{shard}",
             progress_topic=self._progress_topic,
             shard=shard,
             timeout_s=self._transaction_timeout_s,
             small_batch_topics=self._topics.small_batch_topics,
         )
+
+    def _progress_id(self) -> str:
+        """Return the id that Kafka gave the progress topic, as of now or of a moment ago: a node
+        that takes over hundreds of shards asks once."""
+        found_s, found = self._progress_topic_id
+        now_s = time.monotonic()
+        if now_s - found_s > TOPIC_ID_S:
+            info = self.describe([self._progress_topic])[self._progress_topic]
+            if info is None:
+                raise LogUnavailable(f"the topic {self._progress_topic} is not there")
+            found = info.id
+            self._progress_topic_id = now_s, found
+        return found
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
         """Produce outside any transaction and wait for every delivery report."""

@@ -235,17 +235,18 @@ class PatientReader:
         consumer: SharedConsumer,
         offset: int,
         *,
+        shares: bool = False,
         quiet_s: float = QUIET_S,
     ) -> None:
         """`alone`, `shared`: make a reader from an offset on, with a consumer of its own or with a
-        share of `consumer`. `quiet_s`: see QUIET_S."""
+        share of `consumer`. `shares`: begin with a share. `quiet_s`: see QUIET_S."""
         self._alone = alone
         self._shared = shared
         self._consumer = consumer
         self._quiet_s = quiet_s
-        self._reader = alone(offset)
-        self._share: Share | None = None
+        self._share: Share | None = Share(consumer) if shares else None
         """That of the present reader; None: it has a consumer of its own."""
+        self._reader = alone(offset) if self._share is None else shared(offset, self._share)
         self._next: tuple[KafkaReader, Share | None] | None = None
         """The reader that takes over once it has answered."""
         self._count_anew()

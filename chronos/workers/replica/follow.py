@@ -60,9 +60,10 @@ class Follower:
         delay_topic: str,
         progress_topic: str,
         bounded: bool = False,
+        is_current: bool = False,
     ) -> None:
         """`cluster`: the only cluster whose progress records are applied. `bounded`: see
-        `ports.ReaderMode`."""
+        `ports.ReaderMode`. `is_current`: everything is applied that could be read just now."""
         self._log = log
         self._store = store
         self._shard = shard
@@ -71,8 +72,13 @@ class Follower:
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
         self._partition = shard.rules.shard
-        self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
-        self._is_patient = False
+        self._progress = log.reader(
+            progress_topic,
+            self._partition,
+            shard.state.applied,
+            mode="quiet" if is_current else "plain",
+        )
+        self._is_patient = is_current
         """The reader of the progress partition is a patient one."""
         self._delay: Reader | None = None
         self._records: list[Record] = []
@@ -164,7 +170,7 @@ class Follower:
                 self._progress_topic,
                 self._partition,
                 before.position,
-                mode="patient" if patient else "plain",
+                mode="quiet" if patient else "plain",
             )
             self._is_patient = patient
             before.close()

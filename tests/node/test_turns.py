@@ -1,0 +1,76 @@
+"""The turns of a node's starting shards: how many step at a time, in which order, and how they
+end."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from operator import eq
+
+import pytest
+
+from chronos.node.shards import Turns
+from tests.harness.inside import wait_until
+
+AT_ONCE = 3
+THREADS = 50
+
+
+class Stepping:
+    """A thread that takes one turn and keeps it until it is let go."""
+
+    def __init__(self, turns: Turns, order: list[int], number: int) -> None:
+        self.called = threading.Event()
+        self.has_turn: bool | None = None
+        self._turns, self._order, self._number = turns, order, number
+        self._let_go = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.has_turn = self._turns.take(self.called)
+        if self.has_turn:
+            self._order.append(self._number)
+            self._let_go.wait()
+            self._turns.end()
+
+    def end(self) -> None:
+        """Let it go, and wait for its end."""
+        self._let_go.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def test_no_more_than_the_bound_step_at_a_time_in_the_order_in_which_they_asked() -> None:
+    """Each that ends lets exactly one more begin."""
+    turns, order = Turns(AT_ONCE), list[int]()
+    threads: list[Stepping] = []
+    for number in range(THREADS):
+        threads.append(Stepping(turns, order, number))
+        wait_until(lambda: turns.waiting + len(order) == len(threads))
+    assert order == [*range(AT_ONCE)]
+    for number, thread in enumerate(threads):
+        thread.end()
+        wait_until(partial(eq, order, [*range(min(THREADS, number + 1 + AT_ONCE))]))
+    assert order == [*range(THREADS)]
+    assert turns.take(threading.Event())
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_one_that_is_to_end_leaves_the_queue_and_no_turn_is_lost(at: int) -> None:
+    """Wherever it waits."""
+    turns, order = Turns(1), list[int]()
+    first = Stepping(turns, order, -1)
+    wait_until(lambda: order == [-1])
+    queued: list[Stepping] = []
+    for number in range(5):
+        queued.append(Stepping(turns, order, number))
+        wait_until(lambda: turns.waiting == len(queued))
+    queued[at].called.set()
+    wait_until(lambda: queued[at].has_turn is False)
+    assert turns.waiting == 4
+    first.end()
+    for number, thread in enumerate(queued):
+        if number != at:
+            thread.end()
+    assert order == [-1, *(number for number in range(5) if number != at)]
