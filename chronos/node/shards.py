@@ -53,7 +53,7 @@ STEP_EVERY_S = 1.0
 """Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
 that the disk is full."""
 
-STARTS_AT_ONCE = 16
+STARTS_AT_ONCE = 64
 """Replicas of a node that take a step of their start, or of a takeover, at a time. Where hundreds
 do, their threads hinder each other until requests time out and all begin again, for ever (measured:
 512 shards on three nodes with two cores)."""
