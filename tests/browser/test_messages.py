@@ -494,7 +494,9 @@ def test_a_series_is_paused_and_resumed(page: Page, service: Service) -> None:
     asked.get_by_label("Pause", exact=True).select_option("at")
     asked.get_by_label("Time").fill("2031-07-10T12:00:00")
     asked.get_by_role("button", name="Pause 1 series").click()
-    expect(page.get_by_role("region", name="Bulk operation")).to_contain_text("1 series paused")
+    expect(page.get_by_role("region", name="Bulk operation", exact=True)).to_contain_text(
+        "1 series paused"
+    )
     found = service.get("/v1/messages/daily-bill")
     assert (found["paused"], found["due_at"][:11]) == (True, "2031-07-11T")
     opened(page, service, "/ui/messages/daily-bill")

@@ -454,7 +454,7 @@ class SimLog:
     def reader(
         self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> SimReader:
-        patience_ms = self.patience_ms if mode == "patient" else 0
+        patience_ms = self.patience_ms if mode in ("patient", "quiet") else 0
         return SimReader(self, self.brokers.topics[topic][partition], offset, patience_ms)
 
     def writer(self, shard: int) -> SimWriter:

@@ -60,10 +60,9 @@ class Follower:
         delay_topic: str,
         progress_topic: str,
         bounded: bool = False,
-        is_current: bool = False,
     ) -> None:
         """`cluster`: the only cluster whose progress records are applied. `bounded`: see
-        `ports.ReaderMode`. `is_current`: everything is applied that could be read just now."""
+        `ports.ReaderMode`."""
         self._log = log
         self._store = store
         self._shard = shard
@@ -72,13 +71,8 @@ class Follower:
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
         self._partition = shard.rules.shard
-        self._progress = log.reader(
-            progress_topic,
-            self._partition,
-            shard.state.applied,
-            mode="quiet" if is_current else "plain",
-        )
-        self._is_patient = is_current
+        self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
+        self._is_patient = False
         """The reader of the progress partition is a patient one."""
         self._delay: Reader | None = None
         self._records: list[Record] = []

@@ -415,7 +415,6 @@ class Replica:
             delay_topic=self._settings.delay_topic,
             progress_topic=self._settings.progress_topic,
             bounded=self._bounded,
-            is_current=progress.stable - self.state.applied <= self._log.marker_offsets,
         )
         self._become(ReplicaState.RECOVERING)
         if progress.stable - self.state.applied > NEAR_OFFSETS:
