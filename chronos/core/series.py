@@ -209,6 +209,11 @@ def last_until(
     return last_ms
 
 
+def repetition_of(entry: Entry) -> Repetition | None:
+    """Return the repetition of a series; None for a message that is delivered once."""
+    return None if entry.options is None else entry.options.repetition
+
+
 def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list[int]:
     """Return the times (epoch ms) of at most `count` next occurrences of a pending series.
 
@@ -217,7 +222,7 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
     that come before a pending one that was moved ahead are delivered with it, at its time. Raises
     ValueError if the cron expression or its zone is not known on this machine.
     """
-    repetition = None if entry.options is None else entry.options.repetition
+    repetition = repetition_of(entry)
     if repetition is None:
         return []
     occurrence, last_ms = entry.occurrence, planned_ms(entry, repetition)
@@ -246,10 +251,10 @@ def expires_ms(entry: Entry) -> int | None:
 
     The expiry of a series is counted from the time in the rhythm, so an occurrence that is moved
     to a later time takes it along."""
-    options, expire_at_ms = entry.options, entry.expire_at_ms
-    if expire_at_ms is None or options is None or options.repetition is None:
+    expire_at_ms, repetition = entry.expire_at_ms, repetition_of(entry)
+    if expire_at_ms is None or repetition is None:
         return expire_at_ms
-    return expire_at_ms + max(0, entry.due_ms - planned_ms(entry, options.repetition))
+    return expire_at_ms + max(0, entry.due_ms - planned_ms(entry, repetition))
 
 
 # --- pauses: a paused series is one whose pending occurrence is moved over others
@@ -260,8 +265,7 @@ def resumed_ms(entry: Entry, from_ms: int, next_cron: NextCron) -> int:
     goes on at `from_ms`: the first time of the rhythm from then on, or `from_ms` if there is none.
 
     Raises ValueError if the cron expression or its zone is not known on this machine."""
-    assert entry.options is not None
-    repetition = entry.options.repetition
+    repetition = repetition_of(entry)
     assert repetition is not None, "a message without a repetition has no rhythm"
     planned = planned_ms(entry, repetition)
     if entry.occurrence and planned >= from_ms:
@@ -276,7 +280,7 @@ def is_paused(entry: Entry, now_ms: int, next_cron: NextCron) -> bool:
     come is left out.
 
     Raises ValueError if the cron expression or its zone is not known on this machine."""
-    repetition = None if entry.options is None else entry.options.repetition
+    repetition = repetition_of(entry)
     if repetition is None or not repetition.planned_ms or entry.due_ms <= now_ms:
         return False
     planned = repetition.planned_ms

@@ -64,7 +64,7 @@ from chronos.core.message import (
     Rejection,
     header_of,
 )
-from chronos.core.series import check_units, resumed_ms
+from chronos.core.series import check_units, repetition_of, resumed_ms
 from chronos.core.shard.parsing import parse, repeats_by_cron
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -458,7 +458,7 @@ class Rhythm(NamedTuple):
 
     def time(self, entry: Entry, rules: Rules) -> tuple[str, bytes]:
         """The control header for it; ProblemError if the message is not a series."""
-        if entry.options is None or entry.options.repetition is None:
+        if repetition_of(entry) is None:
             raise wrong_field(
                 "id", "is not a series; `chronos reschedule` gives a message another time"
             )

@@ -24,7 +24,7 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
-from chronos.core.series import moved, shift_ms
+from chronos.core.series import moved, repetition_of, shift_ms
 from chronos.core.shard.codec import (
     ABSENT,
     CANCELLED,
@@ -514,5 +514,5 @@ def _is_beyond_expiry(action: Action, entry: Entry, shift: int) -> bool:
         action.due_ms is not None
         and entry.expire_at_ms is not None
         and action.due_ms + shift > entry.expire_at_ms
-        and (entry.options is None or entry.options.repetition is None)
+        and repetition_of(entry) is None
     )

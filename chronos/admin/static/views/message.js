@@ -126,7 +126,7 @@ export function mount(root, { path, query, id }) {
     const act = (name) => actButton(name, { class: ACTS[name].kind, onclick: () => perform(name, latest) }, ACTS[name].verb);
     const again = message.target && actLink("schedule", composeFrom(id), "Edit and send again");
     const change = isReplaceable(message) && actLink("schedule", composeFrom(id, true), "Edit and replace");
-    const made = message.state === "pending" 
+    const made = message.state === "pending"
       ? [act("fire"), act("reschedule"), message.repetition && act(message.paused ? "resume" : "pause"), change, again, act("cancel")] : [again];
     if (isDead(message) && letter && !letter.resolution) {
       made.unshift(actButton("replay", { class: "main", onclick: replay }, "Replay"), link(letterPath(letter), null, "Dead letter"));
