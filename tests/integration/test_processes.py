@@ -77,7 +77,7 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     service.wait_until(lambda: not any(folder.iterdir()), "take over the second node's shards")
     assert sorted(children(service)) == ["1/1"]
     service.wait_until(lambda: service.leaders() == {"n1"}, "lead every shard")
-    assert service.pending() == len(pending)
+    service.wait_until(lambda: service.pending() == len(pending), "read what the second node held")
     assert service.get("/v1/nodes")["away"] == []
     flow.cancel(pending)
     flow.wait_settled(service)
