@@ -241,6 +241,39 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
     ]  # fmt: skip
 
 
+def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
+    """The first one of a series too, as in a pause; a message that does not repeat expires at the
+    time of its header, wherever it is moved."""
+    units = spark.createDataFrame(
+        [(0, at, 1, b"i", "t", T + moved, T + moved, "pending")
+         for at, moved in enumerate((7, -7, 7))],
+        "shard int, source_offset long, occurrence int, id binary, target string,"
+        " requested_due_ms long, due_ms long, outcome string",
+    )  # fmt: skip
+    every = [{"name": "chronos-repeat", "value": b"every 1h"}]
+    rows = [
+        {name: None for name, *_ in schema.MESSAGES.columns}
+        | {
+            "shard": 0,
+            "offset": at,
+            "timestamp_ms": 1,
+            "verb": "schedule",
+            "headers": headers,
+            "due_date": "1999-01-01",
+            "due_hour": 3,
+            "batch": "b",
+            "requested_due_ms": T,
+            "expire_at_ms": T + 5,
+        }
+        for at, headers in enumerate((every, every, None))
+    ]
+    messages = spark.createDataFrame(
+        [tuple(row.values()) for row in rows], schema.table_schema(schema.MESSAGES)
+    )
+    found = selection.with_records(units, messages, None).orderBy("source_offset").collect()
+    assert [row["expire_at_ms"] - T for row in found] == [12, 5, 5]
+
+
 PLANNED = (
     "name string, target string, bytes_max long, compacted boolean, target_compacted boolean, "
     "target_key binary, expire_at_ms long, value binary, id binary, headers array<struct<name "

@@ -10,7 +10,7 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE, Reason
+from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, REPEAT, SOURCE, Reason
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
 from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN, Request
@@ -193,7 +193,8 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
     """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due
     within it.
 
-    Each occurrence of a series expires as long after its time as the first one.
+    Each occurrence of a series expires as long after its time as the first one, and one that is
+    moved to a later time, as in a pause, takes its expiry along (`core.series.expires_ms`).
     """
     here = messages if span is None else messages.where(span.hours())
     records = here.select(
@@ -206,12 +207,16 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
         "expire_at_ms",
         f.col("requested_due_ms").alias("first_due_ms"),
     )
-    since_first = f.when(
-        f.col("occurrence") > 1, f.col("requested_due_ms") - f.col("first_due_ms")
-    ).otherwise(0)
+    since_first = f.col("requested_due_ms") - f.col("first_due_ms")
+    is_series = f.coalesce(f.exists("headers", lambda pair: pair["name"] == REPEAT), f.lit(False))
+    expires_later = (
+        f.when(f.col("occurrence") > 1, since_first)
+        .when(is_series, f.greatest(since_first, f.lit(0)))
+        .otherwise(0)
+    )
     columns = {
         "bytes": f.coalesce(f.length("value"), f.lit(0)).cast("long"),
-        "expire_at_ms": f.col("expire_at_ms") + since_first,
+        "expire_at_ms": f.col("expire_at_ms") + expires_later,
     }
     return deliveries.join(records, ["shard", "source_offset"]).withColumns(columns).select(*PLAN)
 
