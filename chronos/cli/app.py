@@ -1,7 +1,7 @@
 """The verbs that ask or run a service, their options and their help. `spark_app` has those that run
 on Spark."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
@@ -12,29 +12,24 @@ from chronos.cli.options import (
     HERE,
     At,
     ConfigFile,
-    Contains,
-    DueFrom,
-    DueTo,
-    HasHeader,
-    IdPrefix,
     In,
-    Key,
     MessageId,
     NamedServer,
-    OnlySeries,
     Output,
     Server,
     Settings,
-    Target,
     at_least,
-    filter_of,
     interval_s,
     with_connection,
+    with_filter,
 )
 from chronos.cli.output import Format
 from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
 from chronos.cli.spark.app import archive_app, audit, backfill
+
+if TYPE_CHECKING:
+    from chronos.client import FilterOptions
 
 MessagesMax = Annotated[
     int,
@@ -319,18 +314,13 @@ def get(
 
 @app.command()
 @with_connection
+@with_filter
 def find(
     id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="The id of a message.", show_default=False)
     ] = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     limit: MessagesMax = 50,
     location: Annotated[
         str | None,
@@ -356,7 +346,6 @@ def find(
       chronos find --id-prefix order-17
       chronos find --header customer=42 --target 'mail*' --from -7d -l /var/lib/chronos-archive
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     if id is not None and matching:
         raise typer.BadParameter("give an id, or conditions")
     if id is None and not matching:
@@ -370,15 +359,10 @@ def find(
 
 @app.command(name="list")
 @with_connection
+@with_filter
 def list_messages(
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     limit: MessagesMax = 50,
     state: Annotated[
         Literal["pending", "settled", "delivered", "cancelled", "expired", "dead"],
@@ -413,7 +397,6 @@ def list_messages(
       chronos list --contains customer-42 --target 'mail*'
       chronos list --count
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     if count and state != "pending":
         raise typer.BadParameter("--count is for pending messages: leave --state out")
     if count:

@@ -280,18 +280,31 @@ Contains = Annotated[
 OnlySeries = Annotated[bool, typer.Option("--series", help="Only series.")]
 
 
+FILTER: dict[str, object] = {
+    "target": Target,
+    "due_from": DueFrom,
+    "due_to": DueTo,
+    "id_prefix": IdPrefix,
+    "key": Key,
+    "header": HasHeader,
+    "contains": Contains,
+    "series": OnlySeries,
+}
+"""Parameter of `filter_of` -> its option. All default to no condition."""
+
+
 def filter_of(
-    target: str | None,
-    due_from: str | None,
-    due_to: str | None,
-    id_prefix: str | None,
-    key: str | None,
-    header: list[str] | None,
-    contains: str | None,
-    series: bool,
+    target: str | None = None,
+    due_from: str | None = None,
+    due_to: str | None = None,
+    id_prefix: str | None = None,
+    key: str | None = None,
+    header: list[str] | None = None,
+    contains: str | None = None,
+    series: bool = False,
 ) -> "FilterOptions":
-    """The filter of these options, empty without any; typer.BadParameter for a value that cannot be
-    sent."""
+    """The filter of the options in `FILTER`, empty without any; typer.BadParameter for a value that
+    cannot be sent."""
     from chronos.cli.output import given, note
     from chronos.client import requests
 
@@ -336,16 +349,41 @@ def with_connection(verb: Verb) -> Verb:
     """Add the options for the token and TLS to a verb, which does not see them: their parsers give
     them to the clients."""
     options = {"token_file": TokenFile, "cert": Cert, "cert_key": CertKey, "ca": Authorities}
-    signature = inspect.signature(verb)
 
     @functools.wraps(verb)
     def run(*arguments: object, **values: object) -> None:
         verb(*arguments, **{name: value for name, value in values.items() if name not in options})
 
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in options.items()
-    ]
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**verb.__annotations__, **options}
+    added = [_option(name, kind) for name, kind in options.items()]
+    return _with_options(verb, run, [*inspect.signature(verb).parameters.values(), *added])
+
+
+def with_filter(verb: Verb) -> Verb:
+    """Put the options of a filter in the place of a verb's parameter `matching`, which is their
+    filter."""
+
+    @functools.wraps(verb)
+    def run(**values: object) -> None:
+        chosen = {name: values.pop(name) for name in FILTER}
+        verb(matching=filter_of(**chosen), **values)  # type: ignore[arg-type]
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        added = [_option(each, kind) for each, kind in FILTER.items()]
+        parameters += added if name == "matching" else [parameter]
+    return _with_options(verb, run, parameters)
+
+
+def _option(name: str, kind: object) -> inspect.Parameter:
+    """The parameter of an option that is not given by default."""
+    default = False if kind is OnlySeries else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _with_options(
+    verb: Verb, run: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Verb:
+    """`run`, with these parameters for those that ask for its signature."""
+    run.__signature__ = inspect.signature(verb).replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
     return cast(Verb, run)

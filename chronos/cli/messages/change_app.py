@@ -8,20 +8,12 @@ import typer
 from chronos.cli.options import (
     HERE,
     At,
-    Contains,
-    DueFrom,
-    DueTo,
-    HasHeader,
-    IdPrefix,
     In,
-    Key,
-    OnlySeries,
     Output,
     Server,
-    Target,
-    filter_of,
     moment,
     with_connection,
+    with_filter,
 )
 from chronos.cli.output import Format
 
@@ -50,16 +42,11 @@ Yes = Annotated[
 
 
 @with_connection
+@with_filter
 def cancel(
     id: OneId = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -81,30 +68,17 @@ def cancel(
       chronos cancel --target reminders --header tenant=17 --dry-run
       chronos cancel --id-prefix order-17- --due-to +2h --yes
     """
-    _change(
-        server,
-        output,
-        "cancel",
-        id,
-        filter_of(target, due_from, due_to, id_prefix, key, header, contains, series),
-        dry_run,
-        yes,
-    )
+    _change(server, output, "cancel", id, matching, dry_run, yes)
 
 
 @with_connection
+@with_filter
 def reschedule(
     id: OneId = None,
     in_: In = None,
     at: At = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -119,21 +93,15 @@ def reschedule(
       chronos reschedule reminder-17 --in 2h
       chronos reschedule --target reminders --due-to now --in 10m --yes
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     _change(server, output, "reschedule", id, matching, dry_run, yes, delay=in_, at=at)
 
 
 @with_connection
+@with_filter
 def fire(
     id: OneId = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -148,18 +116,11 @@ def fire(
       chronos fire reminder-17
       chronos fire --target reminders --due-to +1h --dry-run
     """
-    _change(
-        server,
-        output,
-        "fire",
-        id,
-        filter_of(target, due_from, due_to, id_prefix, key, header, contains, series),
-        dry_run,
-        yes,
-    )
+    _change(server, output, "fire", id, matching, dry_run, yes)
 
 
 @with_connection
+@with_filter
 def pause(
     id: OneId = None,
     resume_at: Annotated[
@@ -173,14 +134,8 @@ def pause(
             ),
         ),
     ] = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -199,22 +154,16 @@ def pause(
       chronos pause --target polls --resume-at +2h --yes
       chronos pause --series
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     until = moment(resume_at, "--resume-at")
     _change(server, output, "pause", id, matching, dry_run, yes, until=until)
 
 
 @with_connection
+@with_filter
 def resume(
     id: OneId = None,
-    target: Target = None,
-    due_from: DueFrom = None,
-    due_to: DueTo = None,
-    id_prefix: IdPrefix = None,
-    key: Key = None,
-    header: HasHeader = None,
-    contains: Contains = None,
-    series: OnlySeries = False,
+    *,
+    matching: "FilterOptions",
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -229,7 +178,6 @@ def resume(
       chronos resume daily-report
       chronos resume --target polls --yes
     """
-    matching = filter_of(target, due_from, due_to, id_prefix, key, header, contains, series)
     _change(server, output, "resume", id, matching, dry_run, yes)
 
 
