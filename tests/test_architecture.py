@@ -330,7 +330,7 @@ def test_a_missing_module_is_named_with_the_extra_that_has_it():
         assert DISTRIBUTIONS.get(module, module).replace("_", "-").lower() in names[extra], module
     listed = {DISTRIBUTIONS.get(module, module).replace("_", "-").lower() for module in EXTRAS}
     # The exporter is a module of the same name as the SDK.
-    unnamed = {"tzdata", "opentelemetry-exporter-otlp-proto-http"}
+    unnamed = {"opentelemetry-exporter-otlp-proto-http"}
     parts = ("server", "zookeeper", "otel", "spark")
     assert set().union(*(names[part] for part in parts)) == listed | unnamed
     asked = {extra: set(requirements) for extra, requirements in extras.items()}
@@ -338,9 +338,6 @@ def test_a_missing_module_is_named_with_the_extra_that_has_it():
 
 
 # What the base installation holds: it may import nothing of an extra, and no part that does.
-OF_THE_SERVER = "chronos.core.cron"
-"""The module of the core that needs a package of the server's extra."""
-
 BASE_PARTS = {"chronos", "client", "core", "errors", "__main__"}
 SERVER_VERBS = {
     "service": {"checks", "doctor", "processes", "serve", "settings"},
@@ -361,14 +358,11 @@ def test_the_base_installation_imports_no_package_of_an_extra():
                 continue
         elif part not in BASE_PARTS:
             continue
-        if ".".join(steps) == OF_THE_SERVER:
-            continue
         checked += 1
         for line, name in imports(
             ast.parse(path.read_text()), ".".join(steps), path.stem == "__init__"
         ):
             assert name.split(".")[0] not in EXTRAS, f"{path}:{line}: {name}"
-            assert not name.startswith(OF_THE_SERVER), f"{path}:{line}: {name}"
     assert checked > 40
 
 

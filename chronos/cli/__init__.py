@@ -15,7 +15,6 @@ from chronos.errors import ChronosError
 EXTRAS = {
     "confluent_kafka": "server",
     "cryptography": "server",
-    "cronsim": "server",
     "fsspec": "server",
     "jwt": "server",
     "prometheus_client": "server",

@@ -4,6 +4,7 @@ import time
 
 from chronos.client.models import Action, LatePolicy, OnConflict
 from chronos.client.requests import Bytes, Delay, Time, delay_text, time_ms
+from chronos.core.cron import next_cron
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
@@ -69,7 +70,7 @@ def headers(
     of the delivered message. `repeat` makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0
     9 * * 1-5`, which needs no due time; see `chronos.message` for the rest. Raises ValueError for
     what Chronos would refuse whatever its configuration: the service's own parser reads the
-    headers. Cron expressions and time zones are checked by the service alone."""
+    headers."""
     if repeat is not None:
         check_units(repeat)
     texts = (
@@ -95,7 +96,8 @@ def headers(
     ]
     # Any id and payload: those of the record are not known here.
     record = Record(0, time.time_ns() // 1_000_000, b"id", b"", found)
-    refused = parse(record, Rules(shard=0, shards=1, max_delay_ms=NO_LIMIT_MS))
+    rules = Rules(shard=0, shards=1, max_delay_ms=NO_LIMIT_MS, next_cron=next_cron)
+    refused = parse(record, rules)
     if type(refused) is Rejection:
         detail = refused.detail
         for header, argument in ARGUMENTS.items():

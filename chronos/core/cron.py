@@ -12,7 +12,7 @@ expression is known never to fire from at most 28 months, and one that does fire
 YEARS_MAX.
 
 The zone data is the machine's, so only a master computes with it; replicas execute what it recorded
-(law 9). It needs the extra `server`: nothing that clients import may import it."""
+(law 9)."""
 
 from bisect import bisect_left
 from calendar import monthrange

@@ -472,6 +472,15 @@ def test_actions_need_no_target():
             {"target": "t", "delay": "1s", "repeat": "0 9 * * 1-5"},
             "begin with every, backoff or cron",
         ),
+        (
+            {"target": "t", "repeat": "cron 61 * * * *"},
+            "repeat: '61 . . . .' is not a cron expression: bad minute",
+        ),
+        ({"target": "t", "repeat": "cron 0 0 30 2 *"}, "bad day-of-month"),
+        (
+            {"target": "t", "repeat": "cron 0 9 * * 1-5", "time_zone": "Europe/Lisbonne"},
+            "time_zone: 'Europe/Lisbonne' is not a time zone",
+        ),
         ({"target": "t", "delay": "1s", "repeat_times": 3}, "repeat_times without repeat"),
         (
             {"target": "t", "delay": "1s", "repeat": "every 1s", "repeat_times": 0},
