@@ -496,7 +496,7 @@ def test_the_bill_of_materials_is_that_of_the_lock():
     assert {named(name): version for name, version, _ in listed} == locked
 
 
-@pytest.mark.parametrize("name", ["helm", "kafka", "zookeeper", "spark"])
+@pytest.mark.parametrize("name", ["helm", "kafka", "rocketmq", "zookeeper", "spark"])
 def test_jars_are_compared_with_hashes_of_our_own(name, tmp_path):
     """One that was changed, is missing or is new ends the set-up."""
     hashes = (ROOT / f"locks/{name}-jars.sha256").read_text()

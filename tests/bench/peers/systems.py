@@ -19,14 +19,14 @@ import msgspec
 from tests.bench.peers.kafka import TARGET
 from tests.clients.programs import go_environ, made, node_packages, run_step
 from tests.harness.broker import Broker, wait_until
-from tests.harness.java import pinned_version
+from tests.harness.java import compiled, jars, java, pinned_version
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "peers"
 DEBIAN = CACHE / "tree"
-"""Where `set_up_peers` of scripts/lib.sh unpacks beanstalkd and Redis."""
+"""Where `set_up_peers` of scripts/lib.sh unpacks beanstalkd and Redis. Maven fetches RocketMQ."""
 
 BEANSTALKD, REDIS = DEBIAN / "usr/bin/beanstalkd", DEBIAN / "usr/bin/redis-server"
 
@@ -64,7 +64,11 @@ def _server(directory: Path, command: Callable[[str, str], Sequence[str]]) -> It
     program = command(str(port), str(data))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environ()
+            program,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_environ() | {"ROCKETMQ_HOME": str(data)},
         )
     try:
         if not wait_until(lambda: _is_open(port), deadline=time.monotonic() + START_S):
@@ -126,6 +130,54 @@ def _redis(directory: Path) -> AbstractContextManager[str]:
     return _server(directory, command)
 
 
+def _rocketmq(settings: str) -> Callable[[Path], AbstractContextManager[str]]:
+    """Runs RocketMQ, a name server and a broker, with further settings of the broker."""
+
+    @contextmanager
+    def run(directory: Path) -> Iterator[str]:
+        def names(port: str, data: str) -> list[str]:
+            settings = f"listenPort={port}\nbindAddress=127.0.0.1\n"
+            return _java("256m", "namesrv.NamesrvStartup", data, settings)
+
+        with _server(directory / "names", names) as server:
+
+            def broker(port: str, data: str) -> list[str]:
+                own = (
+                    f"brokerName=bench\nnamesrvAddr={server}\nlistenPort={port}\n"
+                    f"haListenPort={free_port()}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
+                    f"brokerIP2=127.0.0.1\nstorePathRootDir={data}/store\n"
+                )
+                return _java("2g", "broker.BrokerStartup", data, own + settings)
+
+            with _server(directory / "broker", broker) as address:
+                topic = ["updateTopic", "-n", server, "-b", address, "-t", "bench"]
+                tool = _java("256m", "tools.command.MQAdminStartup", str(directory))
+                subprocess.run([*tool, *topic], capture_output=True, check=True, timeout=60)
+                yield server
+
+    return run
+
+
+def _java(heap: str, program: str, data: str, settings: str | None = None) -> list[str]:
+    """The command for a program of RocketMQ, whose settings are written into its directory."""
+    jars_of, java_dir = jars("rocketmq"), HERE / "java"
+    classes = os.pathsep.join((str(java_dir), f"{jars_of}/*"))
+    command = [java(), f"-Xms{heap}", f"-Xmx{heap}", f"-Duser.home={data}", "-cp", classes]
+    command.append(f"org.apache.rocketmq.{program}")
+    if settings is None:
+        return command
+    file = Path(data) / "settings"
+    file.write_text(settings)
+    return [*command, "-c", str(file)]
+
+
+def _rocketmq_driver() -> list[str | Path]:
+    jars_of = jars("rocketmq")
+    classes = compiled(HERE / "java" / "RocketMq.java", str(jars_of))
+    path = os.pathsep.join((str(classes), str(HERE / "java"), f"{jars_of}/*"))
+    return [java(), "-cp", path, "RocketMq"]
+
+
 def _node() -> Path:
     return node_packages(CACHE, HERE / "node")
 
@@ -172,6 +224,22 @@ SYSTEMS = (
         _bullmq_version,
         _redis,
         lambda: ["node", _node() / "main.js", "bullmq"],
+        60,
+    ),
+    System(
+        "RocketMQ",
+        "commit log, timer wheel of 0.1 s",
+        lambda: pinned_version("rocketmq"),
+        _rocketmq("timerPrecisionMs=100\n"),
+        _rocketmq_driver,
+        60,
+    ),
+    System(
+        "RocketMQ-RocksDB",
+        "commit log, timers in RocksDB",
+        lambda: pinned_version("rocketmq"),
+        _rocketmq("timerRocksDBEnable=true\n"),
+        _rocketmq_driver,
         60,
     ),
 )
