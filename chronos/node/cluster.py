@@ -205,8 +205,9 @@ class ClusterNode:
         failed: Callable[[ChronosError], None],
     ) -> None:
         """`describe`: this node as it is now. `changed`: see `Membership`. `look`: see
-        `HealthObserver`. `assigned`: called when the roles have changed, with True, and once a
-        second. `failed`: called with the error that ended a thread."""
+        `HealthObserver`. `assigned`: called with True when the roles, or whether they are
+        confirmed, have changed, and once a second. `failed`: called with the error that ended a
+        thread."""
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
 
@@ -310,15 +311,21 @@ class ClusterNode:
             self._probes.close()
 
     def _run_membership(self) -> None:
-        looked_at, looked_s = None, 0.0
+        looked_at: tuple[Roles | None, bool] | None = None
+        looked_s = 0.0
         while not self._leaving.is_set():
             self.in_sync.step()
             self._steadiness.step(self.membership.snapshot())
             wake_ms = self.membership.step(self._clock.now_ms())
-            roles = self.membership.snapshot().roles
+            snapshot = self.membership.snapshot()
             now_s = time.monotonic()
-            if (have_changed := roles is not looked_at) or now_s - looked_s >= WAIT_MAX_S:
-                looked_at, looked_s = roles, now_s
+            have_changed = (
+                looked_at is None
+                or snapshot.roles is not looked_at[0]
+                or snapshot.confirmed != looked_at[1]
+            )
+            if have_changed or now_s - looked_s >= WAIT_MAX_S:
+                looked_at, looked_s = (snapshot.roles, snapshot.confirmed), now_s
                 self._assigned(have_changed)
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:

@@ -54,9 +54,10 @@ STEP_EVERY_S = 1.0
 that the disk is full."""
 
 STARTS_AT_ONCE = 64
-"""Replicas of a node that take a step of their start, or of a takeover, at a time. Where hundreds
-do, their threads hinder each other until requests time out and all begin again, for ever (measured:
-512 shards on three nodes with two cores)."""
+"""Replicas of a node that take a step of their start, or of a takeover, at a time; and those that
+poll for something as often as they want. Where hundreds do, their threads hinder each other until
+requests time out and all begin again, for ever (measured: 512 shards on three nodes with two
+cores)."""
 
 QUEUED = f"waits for its turn: {STARTS_AT_ONCE} shards of a node start at a time"
 
@@ -92,7 +93,8 @@ class Turns:
 
     def __init__(self, at_once: int = STARTS_AT_ONCE) -> None:
         self._lock = threading.Lock()
-        self._free = at_once
+        self._at_once = self._free = at_once
+        self._resting = 0
         self._waiting: deque[threading.Event] = deque()
 
     @property
@@ -113,6 +115,16 @@ class Turns:
                 self._waiting.remove(called)
                 return False
         return True
+
+    def rest(self, called: threading.Event, timeout_s: float) -> None:
+        """Wait until `called` is set, or for the time; longer where more threads rest than have a
+        turn at a time, so that hundreds that poll cost what these do."""
+        with self._lock:
+            self._resting += 1
+            timeout_s *= max(1.0, self._resting / self._at_once)
+        called.wait(timeout_s)
+        with self._lock:
+            self._resting -= 1
 
     def end(self) -> None:
         """End a turn: the next thread has it."""
@@ -162,7 +174,8 @@ class ShardDriver:
         self._changed = changed
         self._shown: tuple[ReplicaState, str | None] | None = None
         """State of the replica, and why it is paused, after the last step."""
-        self._steps_soon = False
+        self._soon = threading.Event()
+        """It shall step soon, or stop."""
         self._turns = turns or Turns()
         self._called = threading.Event()
         """It is its turn, or it shall stop."""
@@ -249,7 +262,7 @@ class ShardDriver:
 
     def step_soon(self) -> None:
         """Have the thread step within WAIT_MAX_S: its assignment or a limit may be another one."""
-        self._steps_soon = True
+        self._soon.set()
 
     def start(self) -> None:
         """Start a thread; there must be none."""
@@ -260,6 +273,7 @@ class ShardDriver:
         """Ask the thread to end after its step."""
         self._stopping.set()
         self._called.set()
+        self._soon.set()
 
     def join(self, deadline_s: float) -> None:
         """Wait for the end of the thread, until the deadline (of `time.monotonic()`)."""
@@ -290,14 +304,17 @@ class ShardDriver:
         reported, so that no thread ends unnoticed."""
         replica = self.replica
         try:
-            while not self._stopping.is_set():
+            while True:
+                # `stop` sets both, the flag first.
+                self._soon.clear()
+                if self._stopping.is_set():
+                    break
                 is_starting = replica.role in CATCHING_UP
                 if is_starting and not self._take_turn():
                     break
                 try:
                     started, now_ms = time.perf_counter(), self._clock.now_ms()
                     self.step_began_ms = now_ms
-                    self._steps_soon = False
                     wake_ms = replica.step(now_ms)
                 finally:
                     if is_starting:
@@ -340,13 +357,8 @@ class ShardDriver:
         while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
             arrived = self.replica.wait(timeout_s)
             if arrived is None:
-                self._stopping.wait(timeout_s)
-            if (
-                arrived is not False
-                or time.monotonic() > until_s
-                or self._stopping.is_set()
-                or self._steps_soon
-            ):
+                self._turns.rest(self._soon, timeout_s)
+            if arrived is not False or time.monotonic() > until_s or self._soon.is_set():
                 return
 
     def _record(self, took_s: float) -> None:

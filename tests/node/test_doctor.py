@@ -37,6 +37,10 @@ def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
         assert done.code == 0, done.out
         assert done.out.count("all checksums match") == 3
         assert done.out.endswith("\nno problems found\n")
+        assert "workers." not in done.out
+        assert "nothing is delivered: workers.push is off" in (
+            examine(service, "--set", "workers.push=off").out
+        )
         service.start()
         assert service.pending() == 100
 

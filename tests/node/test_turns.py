@@ -74,3 +74,36 @@ def test_one_that_is_to_end_leaves_the_queue_and_no_turn_is_lost(at: int) -> Non
         if number != at:
             thread.end()
     assert order == [-1, *(number for number in range(5) if number != at)]
+
+
+class Noted(threading.Event):
+    """Notes for how long it is waited for."""
+
+    def __init__(self, waits_s: list[float | None]) -> None:
+        super().__init__()
+        self._waits_s = waits_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._waits_s.append(timeout)
+        return super().wait()
+
+
+def test_the_more_rest_the_longer_each_waits_and_each_can_be_called() -> None:
+    """Together they look as often as those that have a turn at a time would."""
+    turns, waits_s = Turns(AT_ONCE), list[float | None]()
+    threads: list[tuple[threading.Event, threading.Thread]] = []
+    for number in range(2 * AT_ONCE):
+        called = Noted(waits_s)
+        thread = threading.Thread(target=turns.rest, args=(called, 0.25), daemon=True)
+        thread.start()
+        threads.append((called, thread))
+        wait_until(lambda number=number: len(waits_s) > number)
+    assert waits_s == [0.25, 0.25, 0.25, *(0.25 * each / AT_ONCE for each in (4, 5, 6))]
+    for called, thread in threads:
+        called.set()
+        thread.join(10)
+        assert not thread.is_alive()
+    alone = Noted(waits_s)
+    alone.set()
+    turns.rest(alone, 0.25)
+    assert waits_s[-1] == 0.25

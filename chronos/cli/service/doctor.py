@@ -123,6 +123,7 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
                     "first start"
                 ),
             )
+            yield from _switched_off(node)
         else:
             yield unchecked(
                 "data directory, disk, stores",
@@ -157,6 +158,7 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
         return
     yield ok("data directory", f"{config.node.data_dir}, instance {node.instance}")
     try:
+        yield from _switched_off(node)
         yield _disk(node, config)
         yield from _stopped(node, config)
     finally:
@@ -194,6 +196,12 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
             targets = due_targets(client)
     if config.log.kind == "kafka":
         yield from examine_kafka(config, node.clock, lambda: targets)
+
+
+def _switched_off(node: "Node") -> Iterator[Finding]:
+    """What the node will not do once it runs; one that runs says it itself."""
+    for text in node.switched_off:
+        yield note("settings", text)
 
 
 def _open_files(config: "Config") -> Finding:
