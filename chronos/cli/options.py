@@ -241,15 +241,10 @@ DueFrom = Annotated[
         help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m.",
     ),
 ]  # fmt: skip
-DueTo = Annotated[
-    str | None,
-    typer.Option(
-        "--due-to",
-        "--until",
-        metavar="TIME",
-        help="Only messages due before this time; the same forms.",
-    ),
-]
+_DUE_TO = "Only messages due before this time; the same forms."
+DueTo = Annotated[str | None, typer.Option("--due-to", "--until", metavar="TIME", help=_DUE_TO)]
+OnlyDueTo = Annotated[str | None, typer.Option("--due-to", metavar="TIME", help=_DUE_TO)]
+"""For verbs where `--until` would be, or look like, the end of a pause."""
 IdPrefix = Annotated[
     str | None,
     typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so."),
@@ -291,6 +286,9 @@ FILTER: dict[str, object] = {
     "series": OnlySeries,
 }
 """Parameter of `filter_of` -> its option. All default to no condition."""
+
+FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
+"""The same, for verbs that pause or resume."""
 
 
 def filter_of(
@@ -358,20 +356,25 @@ def with_connection(verb: Verb) -> Verb:
     return _with_options(verb, run, [*inspect.signature(verb).parameters.values(), *added])
 
 
-def with_filter(verb: Verb) -> Verb:
+def with_filter(verb: Verb, options: dict[str, object] = FILTER) -> Verb:
     """Put the options of a filter in the place of a verb's parameter `matching`, which is their
     filter."""
 
     @functools.wraps(verb)
     def run(**values: object) -> None:
-        chosen = {name: values.pop(name) for name in FILTER}
+        chosen = {name: values.pop(name) for name in options}
         verb(matching=filter_of(**chosen), **values)  # type: ignore[arg-type]
 
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(verb).parameters.items():
-        added = [_option(each, kind) for each, kind in FILTER.items()]
+        added = [_option(each, kind) for each, kind in options.items()]
         parameters += added if name == "matching" else [parameter]
     return _with_options(verb, run, parameters)
+
+
+def with_filter_of_series(verb: Verb) -> Verb:
+    """`with_filter` for verbs that pause or resume."""
+    return with_filter(verb, FILTER_OF_SERIES)
 
 
 def _option(name: str, kind: object) -> inspect.Parameter:

@@ -102,8 +102,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """`accepted`: the action is in the log, but was not applied in time."""
     id: str
     shard: int
-    offset: int
-    """Offset of the action's record in the delay topic."""
+    offset: int | None = None
+    """Offset of the action's record in the delay topic; None if there is none, because a series
+    that is to go on is not paused."""
     detail: str | None = None
     """Why the action was refused."""
     warnings: list[str] = msgspec.field(default_factory=list)

@@ -260,19 +260,21 @@ def expires_ms(entry: Entry) -> int | None:
 # --- pauses: a paused series is one whose pending occurrence is moved over others
 
 
-def resumed_ms(entry: Entry, from_ms: int, next_cron: NextCron) -> int:
+def resumed_ms(entry: Entry, from_ms: int, next_cron: NextCron) -> int | None:
     """Return the time (epoch ms) to which the pending occurrence of a series is moved so that it
-    goes on at `from_ms`: the first time of the rhythm from then on, or `from_ms` if there is none.
+    goes on at `from_ms`: the first time of the rhythm from then on; None if the rhythm ends before.
 
-    Raises ValueError if the cron expression or its zone is not known on this machine."""
+    Growing intervals count from one occurrence to the next, so that such a series has no times of
+    its own after a pause: it goes on at `from_ms`. Raises ValueError if the cron expression or its
+    zone is not known on this machine."""
     repetition = repetition_of(entry)
     assert repetition is not None, "a message without a repetition has no rhythm"
     planned = planned_ms(entry, repetition)
     if entry.occurrence and planned >= from_ms:
         return planned
-    after_ms = max(planned, from_ms - 1)
-    found = following_after(repetition, planned, entry.occurrence, after_ms, next_cron)
-    return from_ms if found is None else found
+    if repetition.kind == Repeat.BACKOFF:
+        return None if repetition.until_ms and from_ms > repetition.until_ms else from_ms
+    return _next_ms(entry, replace(repetition, times=0), planned, from_ms - 1, next_cron)
 
 
 def is_paused(entry: Entry, now_ms: int, next_cron: NextCron) -> bool:
@@ -281,11 +283,25 @@ def is_paused(entry: Entry, now_ms: int, next_cron: NextCron) -> bool:
 
     Raises ValueError if the cron expression or its zone is not known on this machine."""
     repetition = repetition_of(entry)
-    if repetition is None or not repetition.planned_ms or entry.due_ms <= now_ms:
+    if repetition is None or not repetition.planned_ms:
         return False
     planned = repetition.planned_ms
-    found = following_after(repetition, planned, entry.occurrence, max(planned, now_ms), next_cron)
-    return found is not None and found < entry.due_ms
+    if entry.due_ms <= max(planned, now_ms):
+        return False
+    endless = replace(repetition, times=0, until_ms=0)
+    found = _next_ms(entry, endless, planned, now_ms, next_cron)
+    if found is None:
+        return False
+    # While its own time is still to come, that is the one that is left out.
+    return found < entry.due_ms or (found == entry.due_ms and planned > now_ms)
+
+
+def _next_ms(
+    entry: Entry, repetition: Repetition, planned: int, after_ms: int, next_cron: NextCron
+) -> int | None:
+    """Return the first time of the rhythm behind `planned` and after `after_ms`. The pending
+    occurrence moves there, so that it counts once, whichever of the times it takes."""
+    return following_after(repetition, planned, entry.occurrence, max(planned, after_ms), next_cron)
 
 
 # --- what becomes of an entry

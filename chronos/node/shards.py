@@ -59,6 +59,9 @@ poll for something as often as they want. Where hundreds do, their threads hinde
 requests time out and all begin again, for ever (measured: 512 shards on three nodes with two
 cores)."""
 
+STARTS = CATCHING_UP | {ReplicaState.NONE, ReplicaState.STEPPED_DOWN}
+"""States from which a replica starts, or goes on starting."""
+
 QUEUED = f"waits for its turn: {STARTS_AT_ONCE} shards of a node start at a time"
 
 QUEUED_S = 5.0
@@ -89,32 +92,43 @@ def join_until(thread: threading.Thread, deadline_s: float) -> None:
 
 class Turns:
     """Bounds the steps of starting replicas that run at a time, and gives the turns in the order in
-    which they were asked for. A thread that waits costs nothing, however many do."""
+    which they were asked for, but takeovers come first: their shard has no master meanwhile. A
+    thread that waits costs nothing, however many do."""
 
     def __init__(self, at_once: int = STARTS_AT_ONCE) -> None:
         self._lock = threading.Lock()
         self._at_once = self._free = at_once
         self._resting = 0
-        self._waiting: deque[threading.Event] = deque()
+        self._takeovers: deque[threading.Event] = deque()
+        self._others: deque[threading.Event] = deque()
 
     @property
     def waiting(self) -> int:
         """Threads that wait for their turn."""
-        return len(self._waiting)
+        return len(self._takeovers) + len(self._others)
 
-    def take(self, called: threading.Event) -> bool:
+    def take(self, called: threading.Event, *, takeover: bool = False) -> bool:
         """Wait for a turn; False if `called` was set by another than this object."""
+        queue = self._takeovers if takeover else self._others
         with self._lock:
             if self._free:
                 self._free -= 1
                 return True
-            self._waiting.append(called)
+            queue.append(called)
         called.wait()
         with self._lock:
-            if called in self._waiting:
-                self._waiting.remove(called)
+            if called in queue:
+                queue.remove(called)
                 return False
         return True
+
+    def end(self) -> None:
+        """End a turn: the next thread has it."""
+        with self._lock:
+            if queue := self._takeovers or self._others:
+                queue.popleft().set()
+            else:
+                self._free += 1
 
     def rest(self, called: threading.Event, timeout_s: float) -> None:
         """Wait until `called` is set, or for the time; longer where more threads rest than have a
@@ -125,14 +139,6 @@ class Turns:
         called.wait(timeout_s)
         with self._lock:
             self._resting -= 1
-
-    def end(self) -> None:
-        """End a turn: the next thread has it."""
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().set()
-            else:
-                self._free += 1
 
 
 class ShardDriver:
@@ -206,6 +212,11 @@ class ShardDriver:
         """Why the replica is paused, reads its log slowly, or stands still, for people; None if it
         works."""
         return self.replica.paused or self.replica.delayed or self.queued or self.stall
+
+    @property
+    def awaits_turn(self) -> bool:
+        """Whether it waits for its turn to start."""
+        return self._queued_s is not None
 
     @property
     def queued(self) -> str | None:
@@ -309,7 +320,8 @@ class ShardDriver:
                 self._soon.clear()
                 if self._stopping.is_set():
                     break
-                is_starting = replica.role in CATCHING_UP
+                # One that reads in bounded memory waits for a turn of that in its steps.
+                is_starting = replica.role in STARTS and replica.delayed is None
                 if is_starting and not self._take_turn():
                     break
                 try:
@@ -343,7 +355,8 @@ class ShardDriver:
         self._called.clear()
         if self._stopping.is_set():
             return False
-        has_turn = self._turns.take(self._called)
+        takes_over = self.replica.role == ReplicaState.TAKING_OVER
+        has_turn = self._turns.take(self._called, takeover=takes_over)
         self._queued_s = None
         return has_turn
 
@@ -356,7 +369,9 @@ class ShardDriver:
         until_s = time.monotonic() + STEP_EVERY_S - WAIT_MAX_S
         while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
             arrived = self.replica.wait(timeout_s)
-            if arrived is None:
+            if arrived is None and self.replica.role == ReplicaState.MASTER:
+                self._soon.wait(timeout_s)  # until a message is due
+            elif arrived is None:
                 self._turns.rest(self._soon, timeout_s)
             if arrived is not False or time.monotonic() > until_s or self._soon.is_set():
                 return
@@ -529,7 +544,8 @@ def report(
         role_instance=state.instance,
         log_epoch=state.log_epoch,
         role=shard.role,
-        reason=shard.paused,
+        # Not that it waits for its turn: it is as able as the others.
+        reason=shard.replica.paused or shard.replica.delayed or shard.stall,
         kept_applied=flushed.applied,
         kept_pull_offset=flushed.pull_offset,
         waiting=shard.replica.waiting,
@@ -729,9 +745,9 @@ class ShardWatch:
             delay_end=self._delay_ends.get(number),
             progress_end=self._progress_ends.get(number),
         )
-        stalled = judge.step(monotonic_ms, facts)
-        # A shard that reads slowly, or waits for its turn, says so itself.
-        if not stalled or shard.replica.delayed is not None or shard.queued is not None:
+        stalled = judge.step(monotonic_ms, facts, counts=not shard.awaits_turn)
+        # A shard that reads slowly says so itself.
+        if not stalled or shard.replica.delayed is not None:
             shard.stalled_ms, shard.stall = 0, None
             return
         if not shard.stalled_ms:

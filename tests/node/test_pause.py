@@ -152,6 +152,53 @@ def test_what_cannot_be_paused_is_said(service):
     assert not service.get("/v1/messages/present")["paused"]
 
 
+def test_a_series_that_is_not_paused_stays_as_it_is_when_it_is_resumed(service):
+    """One that was moved within its interval too; and one that is resumed twice."""
+    first_ms = begin(service, "moved")
+    assert (
+        service.ask("PATCH", "/v1/messages/moved", {"deliver_at": first_ms + 1_800_000})[0] == 200
+    )
+    for _ in range(2):
+        status, answer = resume(service, "moved")
+        assert (status, answer["result"], "offset" in answer) == (200, "resumed", False)
+        assert ms(answer["due_at"]) == first_ms + 1_800_000
+    pause(service, "moved")
+    _, answer = resume(service, "moved")
+    assert (ms(answer["due_at"]), "offset" in answer) == (first_ms, True)
+    assert "offset" not in resume(service, "moved")[1]
+
+
+def test_what_a_pause_could_not_keep_is_refused(service):
+    """A series that makes up for everything, an end beyond the reach or the rhythm."""
+    first_ms = begin(service, "invoices", late_policy="fire-all")
+    status, problem = pause(service, "invoices")
+    assert (status, "fire-all" in problem["errors"][0]["detail"]) == (422, True)
+    begin(service, "bounded-end", repeat_until=first_ms + 3 * 3_600_000)
+    status, problem = pause(service, "bounded-end", {"until": first_ms + 4 * 3_600_000})
+    assert (status, "no time in its rhythm" in problem["errors"][0]["detail"]) == (422, True)
+    assert pause(service, "bounded-end", {"until": first_ms + 2 * 3_600_000})[0] == 200
+    beyond = {"until": now_ms() + MAX_DELAY_MS + 60_000}
+    status, problem = pause(service, "bounded-end", beyond)
+    assert (status, problem["errors"][0]["field"]) == (422, "until")
+    wrong = {"action": "pause", "filter": {"target": "bounded-end"}} | beyond
+    assert service.ask("POST", "/v1/jobs", wrong)[0] == 422
+    # The last occurrence keeps its place in the rhythm.
+    first_ms = begin(service, "last", repeat_times=1)
+    _, answer = pause(service, "last", {"until": first_ms + 1})
+    assert ms(answer["due_at"]) == first_ms + 3_600_000
+    assert service.get("/v1/messages/last")["paused"]
+
+
+def test_a_series_of_long_steps_is_not_paused_into_the_middle_of_one(tmp_path):
+    """Its next time lies beyond what a message can be moved to."""
+    settings = {"shards": 1, "limits.max_delay": "7d"}
+    with Service(tmp_path / "data", settings=settings) as service:
+        service.start()
+        begin(service, "yearly", repeat="cron 0 9 1 1 *", deliver_at=now_ms() + 3_600_000)
+        status, problem = pause(service, "yearly")
+        assert (status, "more than 7d ahead" in problem["errors"][0]["detail"]) == (422, True)
+
+
 def job(service: Service, action: str, matching: Any, **fields: Any) -> dict[str, Any]:
     """Start a job, and wait for its end."""
     found = service.post("/v1/jobs", {"action": action, "filter": matching} | fields)
@@ -173,8 +220,10 @@ def test_a_job_pauses_all_series_of_a_filter_and_no_other_message(service):
     assert (found["matched"], found["done"], found["failed"]) == (20, 20, 0)
     rows = service.get("/v1/messages", target="many", limit=100)["messages"]
     assert {one["id"] for one in rows if one["paused"]} == {*firsts}
+    assert resume(service, "many-7")[0] == 200
     found = job(service, "resume", {"target": "many"})
-    assert (found["matched"], found["done"], found["failed"]) == (20, 20, 0)
+    assert (found["matched"], found["done"], found["failed"]) == (20, 19, 0)
+    assert found["too_late"] == 0
     for name, first_ms in firsts.items():
         assert ms(service.get(f"/v1/messages/{name}")["due_at"]) == first_ms
     until_ms = now_ms() + 10 * 3_600_000
@@ -203,6 +252,11 @@ def test_the_command_line_pauses_and_resumes(service):
     assert (done.code, done.out.startswith("1 paused")) == (0, True)
     done = run("resume", "--series", "--target", "nightly", "--yes", server=service.url)
     assert (done.code, done.out.startswith("1 resumed")) == (0, True)
+    done = run("resume", "nightly", server=service.url)
+    assert (done.code, done.out) == (0, "resumed\n")
+    done = run("pause", "--target", "nightly", "--until", "+5h", "--yes", server=service.url)
+    assert (done.code, done.out.startswith("1 paused")) == (0, True)
+    assert run("resume", "--target", "nightly", "--until", "+5h", server=service.url).code == 2
     assert run("pause", server=service.url).code == 2
     assert run("pause", "nightly", "--resume-at", "soon", server=service.url).code == 2
     assert run("resume", "no-such-series", server=service.url).code == 4

@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Sized
 from functools import partial
 from operator import eq
 
@@ -19,16 +20,19 @@ THREADS = 50
 class Stepping:
     """A thread that takes one turn and keeps it until it is let go."""
 
-    def __init__(self, turns: Turns, order: list[int], number: int) -> None:
+    def __init__(
+        self, turns: Turns, order: list[int], number: int, *, takeover: bool = False
+    ) -> None:
         self.called = threading.Event()
         self.has_turn: bool | None = None
         self._turns, self._order, self._number = turns, order, number
+        self._takeover = takeover
         self._let_go = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self.has_turn = self._turns.take(self.called)
+        self.has_turn = self._turns.take(self.called, takeover=self._takeover)
         if self.has_turn:
             self._order.append(self._number)
             self._let_go.wait()
@@ -76,6 +80,25 @@ def test_one_that_is_to_end_leaves_the_queue_and_no_turn_is_lost(at: int) -> Non
     assert order == [-1, *(number for number in range(5) if number != at)]
 
 
+def _has(found: Sized, count: int) -> bool:
+    return len(found) == count
+
+
+def test_takeovers_come_before_the_others() -> None:
+    """In the order in which they asked."""
+    turns, order = Turns(1), list[int]()
+    assert turns.take(threading.Event())
+    threads: list[Stepping] = []
+    for number, takeover in enumerate((False, True, False, True)):
+        threads.append(Stepping(turns, order, number, takeover=takeover))
+        wait_until(lambda: turns.waiting == len(threads))
+    turns.end()
+    for at, number in enumerate((1, 3, 0, 2)):
+        wait_until(partial(_has, order, at + 1))
+        assert order[-1] == number
+        threads[number].end()
+
+
 class Noted(threading.Event):
     """Notes for how long it is waited for."""
 
@@ -91,13 +114,13 @@ class Noted(threading.Event):
 def test_the_more_rest_the_longer_each_waits_and_each_can_be_called() -> None:
     """Together they look as often as those that have a turn at a time would."""
     turns, waits_s = Turns(AT_ONCE), list[float | None]()
-    threads: list[tuple[threading.Event, threading.Thread]] = []
+    threads: list[tuple[Noted, threading.Thread]] = []
     for number in range(2 * AT_ONCE):
         called = Noted(waits_s)
         thread = threading.Thread(target=turns.rest, args=(called, 0.25), daemon=True)
         thread.start()
         threads.append((called, thread))
-        wait_until(lambda number=number: len(waits_s) > number)
+        wait_until(partial(_has, waits_s, number + 1))
     assert waits_s == [0.25, 0.25, 0.25, *(0.25 * each / AT_ONCE for each in (4, 5, 6))]
     for called, thread in threads:
         called.set()

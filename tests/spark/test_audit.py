@@ -716,12 +716,19 @@ def test_find_asks_the_archive_for_what_the_service_does_not_keep(
     archived: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "chronos", "find", "--target", "else*", "-o", "json"]
+    # The verb has no option for Spark: its settings come from where Spark itself looks.
+    defaults = "".join(f"{name} {value}\n" for name, value in small().items())
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
     with Inside(tmp_path / "data", shards=1) as node:
 
         def asked(*more: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
                 [*command, *more, "--server", f"http://127.0.0.1:{node.port}"],
-                env={**os.environ, "CHRONOS_ARCHIVE": str(archived)},
+                env={
+                    **os.environ,
+                    "CHRONOS_ARCHIVE": str(archived),
+                    "SPARK_CONF_DIR": str(tmp_path),
+                },
                 capture_output=True,
                 text=True,
                 timeout=500,

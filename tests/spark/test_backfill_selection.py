@@ -251,6 +251,7 @@ def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
         " requested_due_ms long, due_ms long, outcome string",
     )  # fmt: skip
     every = [{"name": "chronos-repeat", "value": b"every 1h"}]
+    other = [{"name": "Chronos_Repeat", "value": b"every 1h"}]
     rows = [
         {name: None for name, *_ in schema.MESSAGES.columns}
         | {
@@ -265,7 +266,7 @@ def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
             "requested_due_ms": T,
             "expire_at_ms": T + 5,
         }
-        for at, headers in enumerate((every, every, None))
+        for at, headers in enumerate((every, other, None))
     ]
     messages = spark.createDataFrame(
         [tuple(row.values()) for row in rows], schema.table_schema(schema.MESSAGES)

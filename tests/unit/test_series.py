@@ -236,12 +236,21 @@ def test_a_paused_series_goes_on_with_the_first_time_of_its_rhythm(
         assert resumed_ms(entry, T + from_ms, next_cron) == T + expected_ms
 
 
-def test_a_series_without_a_further_time_goes_on_at_once() -> None:
+def test_a_series_goes_on_within_its_rhythm_or_not_at_all() -> None:
+    """The last occurrence of a number of times moves like the others; nothing comes after the end
+    of the rhythm. Growing intervals have no times of their own."""
     last = pending(series("every 60s", times=3, planned_ms=T), due_ms=T + 10**9, occurrence=3)
-    assert resumed_ms(last, T + SECOND, next_cron) == T + SECOND
+    assert resumed_ms(last, T + SECOND, next_cron) == T + 60 * SECOND
     undecided = pending(series("cron 0 9 * * *"), occurrence=0)
     first_ms = next_cron("0 9 * * *", "", T)
     assert resumed_ms(undecided, T - 5, next_cron) == first_ms
+    for text in ("every 60s", "backoff 60s 1 60s"):
+        ended = series(text, until_ms=T + 90 * SECOND, planned_ms=T)
+        over = pending(ended, due_ms=T + 10**9)
+        assert resumed_ms(over, T + 91 * SECOND, next_cron) is None
+        assert resumed_ms(over, T + 60 * SECOND, next_cron) == T + 60 * SECOND
+    growing = pending(series("backoff 1s 2 1h", planned_ms=T), due_ms=T + 10**9, occurrence=2)
+    assert resumed_ms(growing, T + 777, next_cron) == T + 777
 
 
 def test_a_series_is_paused_while_it_leaves_out_an_occurrence_that_is_to_come() -> None:
@@ -253,6 +262,16 @@ def test_a_series_is_paused_while_it_leaves_out_an_occurrence_that_is_to_come() 
     within = pending(series("every 60s", planned_ms=T), due_ms=T + 59 * SECOND)
     assert not is_paused(within, T - SECOND, next_cron)
     assert not is_paused(pending(series("every 60s")), T - 10**9, next_cron)
+    # Over its own time alone; once that has passed, nothing more is left out, as after a resume.
+    over_one = pending(series("every 60s", planned_ms=T), due_ms=T + 60 * SECOND)
+    assert is_paused(over_one, T - SECOND, next_cron)
+    assert not is_paused(over_one, T, next_cron)
+    ahead = pending(series("every 60s", planned_ms=T), due_ms=T - 70 * SECOND)
+    assert not is_paused(ahead, T - 90 * SECOND, next_cron)
+    # Its number of times and its last time say nothing of what is left out now.
+    for bound in ({"times": 1}, {"until_ms": T + SECOND}):
+        bounded = pending(series("every 60s", planned_ms=T, **bound), due_ms=T + 10**9)
+        assert is_paused(bounded, T + 10**6, next_cron)
 
 
 def test_an_occurrence_that_is_moved_to_a_later_time_takes_its_expiry_along() -> None:

@@ -183,6 +183,7 @@ class KafkaLog:
         self._shared = SharedConsumer(self._shared_settings)
         self._progress_topic_id = -math.inf, ""
         """When it was asked for (`time.monotonic()`), and the id."""
+        self._progress_id_lock = threading.Lock()
         self._bounded_until: dict[tuple[str, int], int] = {}
         """Topic and partition -> end of the stretch that is read in bounded memory."""
 
@@ -268,15 +269,22 @@ class KafkaLog:
     def _progress_id(self) -> str:
         """Return the id that Kafka gave the progress topic, as of now or of a moment ago: a node
         that takes over hundreds of shards asks once."""
-        found_s, found = self._progress_topic_id
         now_s = time.monotonic()
-        if now_s - found_s > TOPIC_ID_S:
-            info = self.describe([self._progress_topic])[self._progress_topic]
-            if info is None:
-                raise LogUnavailable(f"the topic {self._progress_topic} is not there")
-            found = info.id
-            self._progress_topic_id = now_s, found
-        return found
+        # Those that wait get what the first one finds; they wait no longer than they would ask.
+        if not self._progress_id_lock.acquire(timeout=self._connection.request_timeout_s):
+            raise LogUnavailable(f"the description of {self._progress_topic} takes too long")
+        try:
+            found_s, found = self._progress_topic_id
+            if now_s - found_s > TOPIC_ID_S:
+                asked_s = time.monotonic()
+                info = self.describe([self._progress_topic])[self._progress_topic]
+                if info is None:
+                    raise LogUnavailable(f"the topic {self._progress_topic} is not there")
+                found = info.id
+                self._progress_topic_id = asked_s, found
+            return found
+        finally:
+            self._progress_id_lock.release()
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
         """Produce outside any transaction and wait for every delivery report."""

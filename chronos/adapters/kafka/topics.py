@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from chronos.adapters.kafka.batches import BatchHeader, batch_header
 from chronos.adapters.kafka.connection import (
     ADMIN,
+    ANSWER_MARGIN_S,
     BATCH_BYTES,
-    CREATE_TIMEOUT_S,
+    CREATE_PARTITION_S,
     FORBIDDEN_CODES,
     LEADER_POLL_S,
     NOT_CREATED_CODES,
@@ -91,11 +92,12 @@ class KafkaTopics:
                 [f"topics.create is off and these topics are missing: {listed}"]
             )
         self._create(missing)
-        deadline = time.monotonic() + CREATE_TIMEOUT_S
+        deadline = time.monotonic() + self._create_s(missing)
         while any(info is None for info in infos.values()):
             if time.monotonic() > deadline:
                 raise LogUnavailable("the topics just created do not appear")
             infos = self.describe(names)
+            time.sleep(LEADER_POLL_S)
         problems, advice = [], {}
         for spec in topics:
             wrong, unwise = self._check(spec, infos[spec.name])
@@ -115,9 +117,15 @@ class KafkaTopics:
         self.bytes_max.update((name, info.bytes_max) for name, info in found.items())
         return found
 
+    def _create_s(self, specs: Sequence[TopicSpec]) -> float:
+        """Return how long the creation of these topics may take (s)."""
+        partitions = sum(max(1, spec.partitions) for spec in specs)
+        return self._connection.request_timeout_s + CREATE_PARTITION_S * partitions
+
     def _create(self, specs: Sequence[TopicSpec], *, validate_only: bool = False) -> None:
         if not specs:
             return
+        limit_s = self._create_s(specs)
         wanted = [
             NewTopic(
                 spec.name,
@@ -132,10 +140,13 @@ class KafkaTopics:
             for spec in specs
         ]
         for name, future in self._admin.create_topics(
-            wanted, operation_timeout=CREATE_TIMEOUT_S, validate_only=validate_only
+            wanted,
+            operation_timeout=limit_s,
+            request_timeout=limit_s + ANSWER_MARGIN_S,
+            validate_only=validate_only,
         ).items():
             try:
-                future.result(CREATE_TIMEOUT_S + self._connection.request_timeout_s)
+                future.result(limit_s + 2 * ANSWER_MARGIN_S)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NOT_CREATED_CODES:

@@ -626,8 +626,14 @@ class ActionResult(Struct, kw_only=True):
     id: str
     shard: ShardNumber
     offset: Annotated[
-        int, Meta(ge=0, description="Offset of the action's record in the delay topic.")
-    ]
+        Count | UnsetType,
+        Meta(
+            description=(
+                "Offset of the action's record in the delay topic; absent if there is none, "
+                "because a series that is to go on is not paused."
+            )
+        ),
+    ] = UNSET
     detail: Annotated[str | UnsetType, Meta(description="Why the action was refused.")] = UNSET
     warnings: Annotated[
         list[str] | UnsetType,

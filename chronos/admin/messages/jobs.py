@@ -179,11 +179,11 @@ class BulkRun:
                 counts.other_targets += count
 
     async def _write(self, matches: list[Match]) -> None:
-        records, unknown = await self._context.in_thread(self._plan, matches)
-        if unknown:
-            self._counts.failed += unknown
-            self._counts.reasons[Reason.BAD_VALUE.label] += unknown
-        self._counts.too_late += len(matches) - len(records) - unknown
+        records, impossible, as_wanted = await self._context.in_thread(self._plan, matches)
+        if impossible:
+            self._counts.failed += impossible
+            self._counts.reasons[Reason.BAD_VALUE.label] += impossible
+        self._counts.too_late += len(matches) - len(records) - impossible - as_wanted
         if not records:
             return
         try:
@@ -195,9 +195,10 @@ class BulkRun:
         self._in_flight.append([each.offset for each in appended])
         await self._settle(IN_FLIGHT - 1)
 
-    def _plan(self, matches: list[Match]) -> tuple[list[Outgoing], int]:
+    def _plan(self, matches: list[Match]) -> tuple[list[Outgoing], int, int]:
         """The actions on those messages that are still pending, and still in the due window: the
-        snapshot may be a minute old. And the number of series whose next time is not known here.
+        snapshot may be a minute old. And the numbers of series that cannot be moved, and of those
+        that are as they should be: they are not paused.
 
         A message that has got the id of one of them since then is left alone, except in the moment
         between here and the log."""
@@ -211,7 +212,7 @@ class BulkRun:
             headers[order.time[0]] = order.time[1]
         rules = self._context.rules[shard.number]
         records: list[Outgoing] = []
-        unknown = 0
+        impossible = as_wanted = 0
         for match, data in zip(matches, states, strict=True):
             if data is None:
                 is_pending = (match.place_ms, match.offset) > cursor
@@ -231,16 +232,19 @@ class BulkRun:
                 if found is None or found.state != "pending" or found.entry is None:
                     continue
                 try:
-                    name, value = order.rhythm.time(found.entry, rules)
+                    time_header = order.rhythm.time(found.entry, rules)
                 except ProblemError:
-                    unknown += 1
+                    impossible += 1
                     continue
-                headers = {ACTION: order.verb, name: value}
+                if time_header is None:
+                    as_wanted += 1
+                    continue
+                headers = {ACTION: order.verb, time_header[0]: time_header[1]}
             if parse_generated_id(match.id, shards) is None:
                 records.append((topic, match.id, None, headers, shard.number))
             else:
                 records.append((topic, None, None, {**headers, ID: match.id}, shard.number))
-        return records, unknown
+        return records, impossible, as_wanted
 
     async def _append(self, records: list[Outgoing]) -> list[Appended]:
         """Write the records, again and again while the log does not take them: an action may be
@@ -581,8 +585,10 @@ class JobHandlers:
         rhythm = None
         if request.action in ("pause", "resume"):
             matching, now_ms = replace(matching, is_series=True), self._context.now_ms()
-            rhythm = Rhythm(
-                now_ms if request.action == "resume" else pause_end(request.until, now_ms)
+            rhythm = (
+                Rhythm(now_ms, now_ms, resumes=True)
+                if request.action == "resume"
+                else Rhythm(now_ms, pause_end(request.until, now_ms, self._context.rules[0]))
             )
         elif verb is not None:
             rules = self._context.rules[partition_of(SAMPLE_ID, len(self._context.rules))]

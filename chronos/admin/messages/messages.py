@@ -535,12 +535,14 @@ class Messages:
     async def pause(self, call: Call) -> Answer:
         """Leave out the occurrences of a series until a time, or until it is resumed."""
         request = decode_body(_decode_pause, Pause, call.body or b"{}")
-        until_ms = pause_end(request.until, self._context.now_ms())
-        return await self._act(call, "reschedule", "paused", Rhythm(until_ms), path="/pause")
+        now_ms = self._context.now_ms()
+        rhythm = Rhythm(now_ms, pause_end(request.until, now_ms, self._context.rules[0]))
+        return await self._act(call, "reschedule", "paused", rhythm, path="/pause")
 
     async def resume(self, call: Call) -> Answer:
-        """Let a paused series go on."""
-        rhythm = Rhythm(self._context.now_ms())
+        """Let a paused series go on; one that is not paused stays as it is."""
+        now_ms = self._context.now_ms()
+        rhythm = Rhythm(now_ms, now_ms, resumes=True)
         return await self._act(call, "reschedule", "resumed", rhythm, path="/resume")
 
     async def _act(
@@ -593,7 +595,15 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         in_rhythm: TimeHeader | None = None
         if isinstance(time, Rhythm):
-            time = in_rhythm = await self._time_of_series(shard, message_id, time)
+            series = await self._series(shard, message_id)
+            time = in_rhythm = await context.in_thread(time.time, series, context.rules[shard])
+            if in_rhythm is None:
+                return 200, ActionResult(
+                    result=success,  # type: ignore[arg-type]
+                    id=id_text(message_id),
+                    shard=shard,
+                    due_at=format_time(series.due_ms),
+                )
         record = plan_action(
             message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms()
         )
@@ -626,9 +636,8 @@ class Messages:
             answer.result, answer.detail = "refused", Reason(reason).label
         return 200, answer
 
-    async def _time_of_series(self, shard: int, message_id: bytes, rhythm: Rhythm) -> TimeHeader:
-        """The time at which a series of this node goes on. ProblemError if no pending series has
-        the id."""
+    async def _series(self, shard: int, message_id: bytes) -> Entry:
+        """A pending message of this node. ProblemError if none has the id."""
         context = self._context
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         is_current = await context.caught_up(shard, deadline_s)
@@ -640,7 +649,7 @@ class Messages:
                 409, "not-pending", f"{id_text(message_id)} is no longer pending: {found.state}"
             )
         assert found.entry is not None, "a pending message has an entry"
-        return await context.in_thread(rhythm.time, found.entry, context.rules[shard])
+        return found.entry
 
     async def _is_cancelled(self, shard: ShardDriver, message_id: bytes) -> bool:
         """True if the message is cancelled: then a cancel that had no effect, whatever the reason,

@@ -59,16 +59,23 @@ from chronos.core.message import (
     TARGET_TOPIC,
     TIME_ZONE,
     Entry,
+    LatePolicy,
     Reason,
     Record,
     Rejection,
     header_of,
 )
-from chronos.core.series import check_units, repetition_of, resumed_ms
+from chronos.core.series import check_units, is_paused, planned_ms, repetition_of, resumed_ms
 from chronos.core.shard.parsing import parse, repeats_by_cron
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
-from chronos.core.timefmt import check_unit, format_time, parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import (
+    check_unit,
+    format_duration,
+    format_time,
+    parse_duration_ms,
+    parse_time_ms,
+)
 from chronos.core.values import bad_value
 from chronos.ports import Appended, Outgoing, RecordLog
 
@@ -453,30 +460,67 @@ def new_time(request: Reschedule) -> tuple[str, bytes]:
 class Rhythm(NamedTuple):
     """The new time of a series that is paused, or goes on: the first one of its rhythm."""
 
+    now_ms: int
     from_ms: int | None
     """From when on (epoch ms); None: as late as a message may be due."""
+    resumes: bool = False
 
-    def time(self, entry: Entry, rules: Rules) -> tuple[str, bytes]:
-        """The control header for it; ProblemError if the message is not a series."""
-        if repetition_of(entry) is None:
+    def time(self, entry: Entry, rules: Rules) -> tuple[str, bytes] | None:
+        """The control header for it; None if a series that is not paused shall go on. ProblemError
+        if the message is not a series, or cannot be moved there."""
+        repetition = repetition_of(entry)
+        if repetition is None:
             raise wrong_field(
                 "id", "is not a series; `chronos reschedule` gives a message another time"
             )
-        if self.from_ms is None:
-            return _time_header(rules.max_delay_ms, True)
+        if repetition.late_policy == LatePolicy.FIRE_ALL and not self.resumes:
+            raise wrong_field(
+                "id",
+                "makes up for all that it misses (late policy fire-all), so that a pause would "
+                "leave out nothing; cancel it, or edit its late policy",
+            )
         try:
-            return _time_header(resumed_ms(entry, self.from_ms, next_cron), False)
+            if self.resumes and not is_paused(entry, self.now_ms, next_cron):
+                return None
+            found_ms = resumed_ms(
+                entry,
+                planned_ms(entry, repetition) + 1 if self.from_ms is None else self.from_ms,
+                next_cron,
+            )
         except ValueError as error:
             raise wrong_field("id", f"the next time cannot be computed: {error}") from None
+        reach = format_duration(rules.max_delay_ms)
+        if found_ms is None and self.from_ms is not None:
+            raise wrong_field(
+                "id",
+                f"has no time in its rhythm from {format_time(self.from_ms)} on; cancel it, or "
+                "reschedule it for one more time",
+            )
+        if found_ms is not None and found_ms > self.now_ms + rules.max_delay_ms:
+            raise wrong_field(
+                "id",
+                f"its next time would be {format_time(found_ms)}, more than {reach} ahead, the "
+                "limit set by limits.max_delay",
+            )
+        if self.from_ms is None or found_ms is None:
+            return _time_header(rules.max_delay_ms, True)
+        return _time_header(found_ms, False)
 
 
-def pause_end(until: int | str | UnsetType, now_ms: int) -> int | None:
-    """The end of a pause (epoch ms); None: it has none. ProblemError if it is not ahead."""
+def pause_end(until: int | str | UnsetType, now_ms: int, rules: Rules) -> int | None:
+    """The end of a pause (epoch ms); None: it has none. ProblemError if it is not ahead, or too
+    far."""
     if until is UNSET:
         return None
     until_ms = converted("until", time_ms, until)
     if until_ms <= now_ms:
         raise wrong_field("until", "is not ahead; `chronos resume` lets a series go on at once")
+    if until_ms > now_ms + rules.max_delay_ms:
+        raise wrong_field(
+            "until",
+            f"is more than {format_duration(rules.max_delay_ms)} ahead, the limit set by "
+            "limits.max_delay; without it the series is paused until it is resumed",
+        )
     return until_ms
 
 

@@ -14,6 +14,7 @@ from chronos.cli.options import (
     moment,
     with_connection,
     with_filter,
+    with_filter_of_series,
 )
 from chronos.cli.output import Format
 
@@ -120,13 +121,14 @@ def fire(
 
 
 @with_connection
-@with_filter
+@with_filter_of_series
 def pause(
     id: OneId = None,
     resume_at: Annotated[
         str | None,
         typer.Option(
             "--resume-at",
+            "--until",
             metavar="TIME",
             help=(
                 "Go on with the first time from then on: RFC 3339 with an offset, or +2h for two "
@@ -144,8 +146,9 @@ def pause(
     """Pause a series, or all series of a filter: leave out their occurrences until they are
     resumed, or until a time.
 
-    A series that is never resumed goes on after limits.max_delay, which is ten years. The exit
-    codes, and the job with a filter, are those of `chronos cancel`.
+    A series that is never resumed goes on after limits.max_delay, which is ten years; one that is
+    fired or rescheduled goes on from there. The exit codes, and the job with a filter, are those of
+    `chronos cancel`.
 
     \b
     Examples:
@@ -159,7 +162,7 @@ def pause(
 
 
 @with_connection
-@with_filter
+@with_filter_of_series
 def resume(
     id: OneId = None,
     *,
@@ -169,9 +172,11 @@ def resume(
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Let a paused series, or all series of a filter, go on with the next time of their rhythm.
+    """Let a paused series, or all paused series of a filter, go on with the next time of their
+    rhythm.
 
-    The exit codes, and the job with a filter, are those of `chronos cancel`.
+    A series that is not paused stays as it is. The exit codes, and the job with a filter, are those
+    of `chronos cancel`.
 
     \b
     Examples:

@@ -208,7 +208,9 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
         f.col("requested_due_ms").alias("first_due_ms"),
     )
     since_first = f.col("requested_due_ms") - f.col("first_due_ms")
-    is_series = f.coalesce(f.exists("headers", lambda pair: pair["name"] == REPEAT), f.lit(False))
+    # As `core.message.folded_name` spells it.
+    is_repeat = lambda pair: f.translate(f.lower(pair["name"]), "_", "-") == REPEAT  # noqa: E731
+    is_series = f.coalesce(f.exists("headers", is_repeat), f.lit(False))
     expires_later = (
         f.when(f.col("occurrence") > 1, since_first)
         .when(is_series, f.greatest(since_first, f.lit(0)))

@@ -21,6 +21,7 @@ from chronos.core.message import (
     Record,
     Rejection,
 )
+from chronos.core.series import expires_ms
 from chronos.core.shard.order import hop
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes, batch_bytes_max
@@ -146,8 +147,8 @@ class LetterRecords:
         more: dict[str, bytes | None] = {TARGET_TOPIC: entry.target.encode()}
         if entry.key is not None:
             more[TARGET_KEY] = entry.key
-        if entry.expire_at_ms is not None:
-            more[EXPIRE_AT] = b"%d" % entry.expire_at_ms
+        if (expire_at_ms := expires_ms(entry)) is not None:
+            more[EXPIRE_AT] = b"%d" % expire_at_ms
         if options is not None and options.attempts_max:
             more[ATTEMPTS] = b"%d" % options.attempts_max
         if options is not None and options.repetition is not None and entry.occurrence == 1:

@@ -480,7 +480,9 @@ class Replica:
         """Delete what is past its retention, and wait for more progress records: the follower has
         caught up."""
         self._replay.check_places(self.store, self._rules, follower.position, now_ms)
-        follower.set_patient(True)
+        if follower.has_reached(self._replay.end):
+            # Before, a read that finds nothing yet is the first one.
+            follower.set_patient(True)
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info(

@@ -138,10 +138,17 @@ class StallJudge:
         self.work = ""
         """The work that is not done, for people."""
 
-    def step(self, monotonic_ms: int, facts: Facts) -> bool:
-        """Judge; return whether the replica is stalled. Call it every JUDGE_EVERY_MS."""
+    def step(self, monotonic_ms: int, facts: Facts, *, counts: bool = True) -> bool:
+        """Judge; return whether the replica is stalled. Call it every JUDGE_EVERY_MS.
+
+        `counts`: whether the time since the last call counts; it does not while the replica waits
+        for its turn."""
         before_ms, self._judged_ms = self._judged_ms, monotonic_ms
-        passed_ms = 0 if before_ms is None else min(monotonic_ms - before_ms, INTERVAL_MS_MAX)
+        passed_ms = (
+            min(monotonic_ms - before_ms, INTERVAL_MS_MAX)
+            if counts and before_ms is not None
+            else 0
+        )
         self._due.step(passed_ms, _in_time(facts, _is_due(facts)), facts.cursor)
         self._pull.step(passed_ms, _in_time(facts, _is_readable(facts)), facts.pulled)
         self._replay.step(passed_ms, _is_behind(facts), facts.applied)

@@ -105,7 +105,7 @@ export function mount(root, { query }) {
     replace(about,
       h("div", { class: "head" }, h("span", null, messageLink(chosen), " ", h("span", { class: "soft" }, message.state === "pending" ? "" : message.state)), link(PATH, kept, "Close")),
       message.repetition && h("p", null, rhythm(message.repetition)),
-      message.paused && h("p", { class: "notice warn" }, `Paused: it goes on once it is resumed, and otherwise at ${timeText(message.due_at)}.`), acts);
+      message.paused && h("p", { class: "notice warn" }, `Paused: it goes on once it is resumed, and otherwise at ${timeText(message.due_at)}. To edit it, resume it first.`), acts);
   }
 
   async function perform(name, message) {

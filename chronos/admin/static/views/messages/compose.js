@@ -206,4 +206,4 @@ export const composeFromLetter = (letter) => address("/ui/messages", { schedule:
 const isFree = (message) => !GENERATED.test(message.id) && message.occurrence === undefined;
 
 /** Whether another message can take its place. */
-export const isReplaceable = (message) => message.state === "pending" && message.target !== null && !GENERATED.test(message.id);
+export const isReplaceable = (message) => message.state === "pending" && message.target !== null && !GENERATED.test(message.id) && !message.paused;
