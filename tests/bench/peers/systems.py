@@ -30,7 +30,7 @@ DEBIAN = CACHE / "tree"
 
 BEANSTALKD, REDIS = DEBIAN / "usr/bin/beanstalkd", DEBIAN / "usr/bin/redis-server"
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 10.0
 NATS = "github.com/nats-io/nats-server/v2"
 
@@ -150,9 +150,19 @@ def _rocketmq(settings: str) -> Callable[[Path], AbstractContextManager[str]]:
                 return _java("2g", "broker.BrokerStartup", data, own + settings)
 
             with _server(directory / "broker", broker) as address:
-                topic = ["updateTopic", "-n", server, "-b", address, "-t", "bench"]
                 tool = _java("256m", "tools.command.MQAdminStartup", str(directory))
-                subprocess.run([*tool, *topic], capture_output=True, check=True, timeout=60)
+
+                def said(verb: str, *options: str) -> str:
+                    return _output(*tool, verb, "-n", server, "-t", "bench", *options)
+
+                # Both answer with 0 whatever became of it, and the broker listens before it is
+                # known to the name server.
+                deadline = time.monotonic() + START_S
+                while "success" not in said("updateTopic", "-b", address) or (
+                    "brokerDatas" not in said("topicRoute")
+                ):
+                    if time.monotonic() > deadline:
+                        raise RuntimeError("RocketMQ did not create the topic")
                 yield server
 
     return run

@@ -28,10 +28,14 @@ public class RocketMq {
     private static final int UNDER_WAY = 500; // messages that wait for their answer at most
     private static final int PULLED = 1_000; // messages of one pull at most; a broker sends fewer by default
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
         JSONObject task = JSON.parseObject(arguments[1]);
-        Map<String, Object> result = arguments[0].equals("write") ? write(task) : read(task);
-        System.out.println(JSON.toJSONString(result));
+        try {
+            Map<String, Object> result = arguments[0].equals("write") ? write(task) : read(task);
+            System.out.println(JSON.toJSONString(result));
+        } catch (Exception error) {
+            fail(error); // threads of the client would keep the process alive
+        }
         System.exit(0);
     }
 
