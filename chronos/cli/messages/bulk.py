@@ -169,6 +169,9 @@ def _result(job: Job, done: str) -> str:
         parts.append(f"{job.too_late:,} too late")
     if job.failed:
         parts.append(f"{job.failed:,} failed")
+    left = job.matched - job.done - job.too_late - job.failed
+    if job.action == "resume" and job.state == "done" and left:
+        parts.append(f"{left:,} not paused")
     return f"{', '.join(parts)} in {span(job.elapsed_ms / 1_000)}"
 
 

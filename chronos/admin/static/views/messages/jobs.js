@@ -109,6 +109,8 @@ function progressText(job) {
   if (job.action === "count") parts[0] = `${plural(job.matched, "message")} counted`;
   if (job.too_late) parts.push(`${number(job.too_late)} too late: delivered, changed or ended before`);
   if (job.failed) parts.push(`${number(job.failed)} failed${reasonsText(job.reasons)}`);
+  const left = job.matched - job.done - (job.too_late ?? 0) - (job.failed ?? 0);
+  if (job.action === "resume" && job.state === "done" && left) parts.push(`${number(left)} not paused`);
   if (job.error) parts.push(job.error);
   return parts.join(", ");
 }
