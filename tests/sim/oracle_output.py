@@ -49,8 +49,8 @@ class Output:
         receipt["chronos-target-topic"] = command.target.encode()
         if command.target_key is not None:
             receipt["chronos-target-key"] = command.target_key
-        if message.expire_at_ms is not None:
-            receipt["chronos-expire-at"] = b"%d" % message.expire_at_ms
+        if message.expires_ms is not None:
+            receipt["chronos-expire-at"] = b"%d" % message.expires_ms
         if command.attempts_max:
             receipt["chronos-attempts"] = b"%d" % command.attempts_max
         receipt["chronos-detail"] = _detail(what, found.record)
