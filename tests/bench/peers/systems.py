@@ -143,7 +143,7 @@ def _rocketmq(settings: str) -> Callable[[Path], AbstractContextManager[str]]:
 
             def broker(port: str, data: str) -> list[str]:
                 own = (
-                    f"brokerName=bench\nnamesrvAddr={server}\nlistenPort={port}\n"
+                    f"brokerName=broker\nnamesrvAddr={server}\nlistenPort={port}\n"
                     f"haListenPort={free_port()}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
                     f"brokerIP2=127.0.0.1\nstorePathRootDir={data}/store\n"
                 )
