@@ -311,7 +311,8 @@ class ClusterNode:
             self._probes.close()
 
     def _run_membership(self) -> None:
-        looked_at: tuple[Roles | None, bool] | None = None
+        roles: Roles | None = None
+        confirmed: bool | None = None
         looked_s = 0.0
         while not self._leaving.is_set():
             self.in_sync.step()
@@ -319,13 +320,9 @@ class ClusterNode:
             wake_ms = self.membership.step(self._clock.now_ms())
             snapshot = self.membership.snapshot()
             now_s = time.monotonic()
-            have_changed = (
-                looked_at is None
-                or snapshot.roles is not looked_at[0]
-                or snapshot.confirmed != looked_at[1]
-            )
+            have_changed = snapshot.roles is not roles or snapshot.confirmed != confirmed
             if have_changed or now_s - looked_s >= WAIT_MAX_S:
-                looked_at, looked_s = (snapshot.roles, snapshot.confirmed), now_s
+                roles, confirmed, looked_s = snapshot.roles, snapshot.confirmed, now_s
                 self._assigned(have_changed)
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:

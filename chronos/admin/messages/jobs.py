@@ -34,7 +34,7 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.listing import to_filter
-from chronos.admin.messages.scheduling import Rhythm, new_time, pause_end, plan_action
+from chronos.admin.messages.scheduling import Rhythm, new_time, paused, plan_action, resumed
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import id_key, parse_generated_id, partition_of
 from chronos.core.message import ACTION, ID, Reason
@@ -586,9 +586,9 @@ class JobHandlers:
         if request.action in ("pause", "resume"):
             matching, now_ms = replace(matching, is_series=True), self._context.now_ms()
             rhythm = (
-                Rhythm(now_ms, now_ms, resumes=True)
+                resumed(now_ms)
                 if request.action == "resume"
-                else Rhythm(now_ms, pause_end(request.until, now_ms, self._context.rules[0]))
+                else paused(request.until, now_ms, self._context.rules[0])
             )
         elif verb is not None:
             rules = self._context.rules[partition_of(SAMPLE_ID, len(self._context.rules))]

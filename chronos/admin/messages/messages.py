@@ -54,8 +54,9 @@ from chronos.admin.messages.scheduling import (
     duration_ms,
     new_time,
     past_warnings,
-    pause_end,
+    paused,
     plan_action,
+    resumed,
 )
 from chronos.admin.messages.targets import TopicInfos, objection, planned_bytes
 from chronos.core.cron import next_cron
@@ -536,13 +537,12 @@ class Messages:
         """Leave out the occurrences of a series until a time, or until it is resumed."""
         request = decode_body(_decode_pause, Pause, call.body or b"{}")
         now_ms = self._context.now_ms()
-        rhythm = Rhythm(now_ms, pause_end(request.until, now_ms, self._context.rules[0]))
+        rhythm = paused(request.until, now_ms, self._context.rules[0])
         return await self._act(call, "reschedule", "paused", rhythm, path="/pause")
 
     async def resume(self, call: Call) -> Answer:
         """Let a paused series go on; one that is not paused stays as it is."""
-        now_ms = self._context.now_ms()
-        rhythm = Rhythm(now_ms, now_ms, resumes=True)
+        rhythm = resumed(self._context.now_ms())
         return await self._act(call, "reschedule", "resumed", rhythm, path="/resume")
 
     async def _act(

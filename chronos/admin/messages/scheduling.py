@@ -507,11 +507,15 @@ class Rhythm(NamedTuple):
         return _time_header(found_ms, False)
 
 
-def pause_end(until: int | str | UnsetType, now_ms: int, rules: Rules) -> int | None:
-    """The end of a pause (epoch ms); None: it has none. ProblemError if it is not ahead, or too
-    far."""
+def resumed(now_ms: int) -> Rhythm:
+    """The time of a series that goes on now."""
+    return Rhythm(now_ms, now_ms, resumes=True)
+
+
+def paused(until: int | str | UnsetType, now_ms: int, rules: Rules) -> Rhythm:
+    """The time of a series that is paused; ProblemError if the end is not ahead, or too far."""
     if until is UNSET:
-        return None
+        return Rhythm(now_ms, None)
     until_ms = converted("until", time_ms, until)
     if until_ms <= now_ms:
         raise wrong_field("until", "is not ahead; `chronos resume` lets a series go on at once")
@@ -521,7 +525,7 @@ def pause_end(until: int | str | UnsetType, now_ms: int, rules: Rules) -> int | 
             f"is more than {format_duration(rules.max_delay_ms)} ahead, the limit set by "
             "limits.max_delay; without it the series is paused until it is resumed",
         )
-    return until_ms
+    return Rhythm(now_ms, until_ms)
 
 
 def due_of(header: tuple[str, bytes], timestamp_ms: int) -> int:

@@ -64,11 +64,7 @@ def _server(directory: Path, command: Callable[[str, str], Sequence[str]]) -> It
     program = command(str(port), str(data))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            program,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environ() | {"ROCKETMQ_HOME": str(data)},
+            program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environ()
         )
     try:
         if not wait_until(lambda: _is_open(port), deadline=time.monotonic() + START_S):
@@ -172,7 +168,8 @@ def _java(heap: str, program: str, data: str, settings: str | None = None) -> li
     """The command for a program of RocketMQ, whose settings are written into its directory."""
     jars_of, java_dir = jars("rocketmq"), HERE / "java"
     classes = os.pathsep.join((str(java_dir), f"{jars_of}/*"))
-    command = [java(), f"-Xms{heap}", f"-Xmx{heap}", f"-Duser.home={data}", "-cp", classes]
+    homes = (f"-Duser.home={data}", f"-Drocketmq.home.dir={data}")
+    command = [java(), f"-Xms{heap}", f"-Xmx{heap}", *homes, "-cp", classes]
     command.append(f"org.apache.rocketmq.{program}")
     if settings is None:
         return command
