@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
 from msgspec.structs import replace
 
 from chronos.config import Config
@@ -15,7 +16,7 @@ from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.replication import ReplicationRules
 from chronos.core.cluster.roles import ClusterView, Member, Roles, machines
-from chronos.errors import ChronosError
+from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.shards import join_until, run_guarded
 from chronos.node.tls import Tls
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from chronos.adapters.raft.coordinator import RaftCoordinator
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
 
+log = structlog.get_logger("chronos.cluster")
+
 WAIT_MAX_S = 1.0
 """Longest single wait, so that a stop is noticed."""
 
@@ -35,7 +38,7 @@ HAND_OVER_S = 5.0
 """How long a node that stops waits for other nodes to take over its shards."""
 
 POLL_S = 0.02
-"""Time between two checks of the hand-over."""
+"""Time between two checks of the hand-over, and between two attempts to join."""
 
 UNREACHABLE_SHARE = 3 / 4
 """Share of the session time-out without an answer from the log after which a master is replaced:
@@ -53,8 +56,9 @@ UNREACHABLE_STANDALONE_MS = 6_000
 VOTE_FILE = "vote.raft"
 """Name of the file of a voter in the data directory."""
 
-JOIN_S = 30.0
-"""How long a node waits for the voters to elect a leader: a whole cluster may be starting."""
+JOIN_S = 60.0
+"""How long a node that starts waits for the coordinator: a whole cluster may be starting, whose
+voters have no leader yet, or whose broker still makes the logs of some thousand partitions."""
 
 
 def open_coordinator(config: Config, instance: str, tls: Tls) -> Coordinator:
@@ -261,7 +265,18 @@ class ClusterNode:
 
     def join(self) -> None:
         """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""
-        self.membership.join()
+        deadline_s, first = time.monotonic() + JOIN_S, True
+        while True:
+            try:
+                self.membership.join()
+                break
+            except CoordinatorUnavailable as error:
+                if time.monotonic() > deadline_s:
+                    raise
+                if first:
+                    log.warning("waiting for the coordinator", why=str(error), at_most_s=JOIN_S)
+                first = False
+                time.sleep(POLL_S)
         self._membership_thread.start()
         if self._observer is not None:
             self._health_thread.start()

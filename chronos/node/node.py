@@ -226,18 +226,19 @@ class Node:
                     clock=self.clock,
                     brokers=str(config.log.kafka.bootstrap_servers),
                 )
-            topics = own_topics(config)
-            infos = self.log.prepare([*topics, *audit_topics(config)], create=config.topics.create)
+            topics, others = own_topics(config), [*audit_topics(config)]
+            if config.coordinator.kind == "kafka":
+                # A broker shows it only after all that was asked for before, which takes a minute
+                # for some thousand partitions: one request creates all.
+                others.append(cluster_topic(config))
+            infos = self.log.prepare([*topics, *others], create=config.topics.create)
             check_progress_fits(config, infos[config.topics.progress])
             self._topic_watch = TopicWatch(
                 self.log,
                 topics[:2],
                 infos,
                 letters=topics[2:],
-                others=[
-                    *audit_topics(config),
-                    *([cluster_topic(config)] if config.coordinator.kind == "kafka" else []),
-                ],
+                others=others,
                 create=config.topics.create,
             )
             self.open_transactions = OpenTransactions(self.log, config.topics.delay)

@@ -91,13 +91,13 @@ class KafkaTopics:
             raise ConfigurationError(
                 [f"topics.create is off and these topics are missing: {listed}"]
             )
-        self._create(missing)
-        deadline = time.monotonic() + self._create_s(missing)
-        while any(info is None for info in infos.values()):
-            if time.monotonic() > deadline:
-                raise LogUnavailable("the topics just created do not appear")
-            infos = self.describe(names)
-            time.sleep(LEADER_POLL_S)
+        if missing:
+            self._create(missing)
+            deadline = time.monotonic() + self._create_s(missing)
+            while None in (infos := self.describe(names)).values():
+                if time.monotonic() > deadline:
+                    raise LogUnavailable("the topics just created do not appear")
+                time.sleep(LEADER_POLL_S)
         problems, advice = [], {}
         for spec in topics:
             wrong, unwise = self._check(spec, infos[spec.name])
