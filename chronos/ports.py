@@ -145,6 +145,11 @@ class Reader(Protocol):
         """Why it reads slowly, or waits until others have read, for people; None if it does
         neither. Any thread may read it."""
 
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends the present `wait`, or else the next one; None: nothing ends a wait. Any thread may
+        read and call it."""
+
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records without waiting; at least one if there is one.
 
@@ -153,7 +158,7 @@ class Reader(Protocol):
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a record, or for the position to move past a marker; False if the time passes
-        first."""
+        first, or if `waker` was called."""
 
     def seek(self, offset: int) -> None:
         """Continue from another offset."""

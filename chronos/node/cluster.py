@@ -3,7 +3,7 @@ probes of masters."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.replication import ReplicationRules
-from chronos.core.cluster.roles import ClusterView, Member, Roles, machines
+from chronos.core.cluster.roles import ClusterView, Member, Roles, ShardRoles, machines
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.shards import join_until, run_guarded
@@ -192,6 +192,24 @@ def replication_rules(config: Config) -> ReplicationRules:
     )
 
 
+def reassigned(before: Roles | None, roles: Roles | None, shards: int) -> Collection[int]:
+    """Return the shards whose replicas have to look at the roles, because more than progress has
+    changed."""
+    if roles is before:
+        return ()
+    if before is None or roles is None or roles.rules != before.rules:
+        return range(shards)
+    return [
+        shard
+        for shard in range(shards)
+        if _place(before.shards.get(shard)) != _place(roles.shards.get(shard))
+    ]
+
+
+def _place(given: ShardRoles | None) -> object:
+    return given and (given.master, given.epoch, given.previous, given.replicas)
+
+
 class ClusterNode:
     """This node as a member of a cluster, from `join` to `leave`."""
 
@@ -205,11 +223,11 @@ class ClusterNode:
         describe: Callable[[], Member],
         changed: Callable[[], bool],
         look: Callable[[int, str], Look | None],
-        assigned: Callable[[bool], None],
+        assigned: Callable[[Collection[int]], None],
         failed: Callable[[ChronosError], None],
     ) -> None:
         """`describe`: this node as it is now. `changed`: see `Membership`. `look`: see
-        `HealthObserver`. `assigned`: called with True when the roles, or whether they are
+        `HealthObserver`. `assigned`: called with the shards whose roles, or whether they are
         confirmed, have changed, and once a second. `failed`: called with the error that ended a
         thread."""
         self._mode = config.failover.on_unhealthy
@@ -241,6 +259,7 @@ class ClusterNode:
         """The followers in sync of all shards."""
         self._coordinator = coordinator
         self._node = config.node.id
+        self._shards = config.shards
         self._assigned = assigned
         self._clock = clock
         self._leaving = threading.Event()
@@ -335,10 +354,15 @@ class ClusterNode:
             wake_ms = self.membership.step(self._clock.now_ms())
             snapshot = self.membership.snapshot()
             now_s = time.monotonic()
-            have_changed = snapshot.roles is not roles or snapshot.confirmed != confirmed
-            if have_changed or now_s - looked_s >= WAIT_MAX_S:
-                roles, confirmed, looked_s = snapshot.roles, snapshot.confirmed, now_s
-                self._assigned(have_changed)
+            changed = (
+                reassigned(roles, snapshot.roles, self._shards)
+                if snapshot.confirmed == confirmed
+                else range(self._shards)
+            )
+            if changed or now_s - looked_s >= WAIT_MAX_S:
+                looked_s = now_s
+                self._assigned(changed)
+            roles, confirmed = snapshot.roles, snapshot.confirmed
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))

@@ -7,7 +7,7 @@ stops it first."""
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -343,12 +343,11 @@ class Node:
     def _note_change(self) -> None:
         self._is_changed = True
 
-    def _reassign(self, roles_changed: bool) -> None:
-        """Have the shards look at the roles if they have changed, and start those that this node
+    def _reassign(self, changed: Collection[int]) -> None:
+        """Have the shards look at the roles if these have changed, and start those that this node
         holds."""
-        if roles_changed:
-            for shard in self.shards:
-                shard.step_soon()
+        for shard in changed:
+            self.shards[shard].step_soon()
         # Before the roles are known, a shard without a store may not be this node's.
         if self.membership is not None and self.membership.snapshot().roles is not None:
             self._start_shards()

@@ -47,9 +47,10 @@ from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, 
 log = structlog.get_logger("chronos.shard")
 
 WAIT_MAX_S = 0.2
-"""Longest single wait, so that a stop or another assignment is noticed."""
+"""Longest wait for a reader whose waits cannot be ended, so that a stop or another assignment is
+noticed."""
 
-STEP_EVERY_S = 1.0
+STEP_EVERY_S = 5.0
 """Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
 that the disk is full."""
 
@@ -272,8 +273,13 @@ class ShardDriver:
         )
 
     def step_soon(self) -> None:
-        """Have the thread step within WAIT_MAX_S: its assignment or a limit may be another one."""
+        """Have the thread step within WAIT_MAX_S: its assignment, a limit or the wall clock may be
+        another one."""
         self._soon.set()
+        # A step that changes the reader comes before the thread looks at `_soon`.
+        waker = self.replica.waker
+        if waker is not None:
+            waker()
 
     def start(self) -> None:
         """Start a thread; there must be none."""
@@ -284,7 +290,7 @@ class ShardDriver:
         """Ask the thread to end after its step."""
         self._stopping.set()
         self._called.set()
-        self._soon.set()
+        self.step_soon()
 
     def join(self, deadline_s: float) -> None:
         """Wait for the end of the thread, until the deadline (of `time.monotonic()`)."""
@@ -366,14 +372,20 @@ class ShardDriver:
 
     def _wait(self, wake_ms: int) -> None:
         """Wait for the time of the next step, for records, or for `step_soon`."""
-        until_s = time.monotonic() + STEP_EVERY_S - WAIT_MAX_S
-        while (timeout_s := min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S)) > 0:
+        until_s = time.monotonic() + STEP_EVERY_S
+        while not self._soon.is_set():
+            wake_s = (wake_ms - self._clock.now_ms()) / 1_000
+            timeout_s = min(wake_s, until_s - time.monotonic())
+            if timeout_s <= 0:
+                return
+            if self.replica.waker is None:
+                timeout_s = min(timeout_s, WAIT_MAX_S)
             arrived = self.replica.wait(timeout_s)
             if arrived is None and self.replica.role == ReplicaState.MASTER:
                 self._soon.wait(timeout_s)  # until a message is due
             elif arrived is None:
                 self._turns.rest(self._soon, timeout_s)
-            if arrived is not False or time.monotonic() > until_s or self._soon.is_set():
+            if arrived is not False:
                 return
 
     def _record(self, took_s: float) -> None:
@@ -589,6 +601,9 @@ def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
     return Look(cursor=state.cursor, pull_offset=state.pull_offset)
 
 
+CLOCK_STEP_MS = 10
+"""Step of the wall clock after which shards look at it again; they may sleep for STEP_EVERY_S."""
+
 LOG_EVERY_MS = 60_000
 """Time between two log lines about the same trouble."""
 
@@ -695,6 +710,8 @@ class ShardWatch:
         """Monotonic time before which troubles are not logged: they are those of the outage, or
         what is left of it."""
         self._troubles = TroubleLog()
+        self._stepped_ms = clock.stepped_ms()
+        """`Clock.stepped_ms` when the shards last looked at the clock because of it."""
         self._delay_ends: dict[int, int] = {}
         self._progress_ends: dict[int, int] = {}
         self._stopping = threading.Event()
@@ -725,8 +742,15 @@ class ShardWatch:
                 return
 
     def step(self, monotonic_ms: int) -> None:
-        """Judge all shards, and log their troubles."""
+        """Judge all shards, and log their troubles; wake them when the wall clock was stepped:
+        messages may be due."""
+        stepped_ms = self._clock.stepped_ms()
+        is_stepped = abs(stepped_ms - self._stepped_ms) >= CLOCK_STEP_MS
+        if is_stepped:
+            self._stepped_ms = stepped_ms
         for shard in self._shards:
+            if is_stepped:
+                shard.step_soon()
             self._judge(shard, monotonic_ms)
         if self._outage() is not None:
             self._quiet_until_ms = monotonic_ms + OVER_MS

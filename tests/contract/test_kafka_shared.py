@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import Producer
@@ -259,6 +260,28 @@ def test_a_batch_that_cannot_be_read_is_left_to_a_reader_of_its_own(
     assert other.reader.is_shared
     for each in (reading, other):
         each.reader.close()
+
+
+def test_another_thread_ends_a_wait(broker: Broker, log: KafkaLog, topic: str) -> None:
+    """The present wait, or else the next one, and only one; a consumer of its own has no such
+    waits."""
+    reading = Reading(log, topic)
+    alone = reading.reader.waker
+    reading.is_shared()
+    waker = reading.reader.waker
+    assert alone is None
+    assert waker is not None
+    waker()
+    assert not reading.reader.wait(TIMEOUT_S)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(reading.reader.wait, TIMEOUT_S)
+        wait_until(waiting.running)
+        waker()
+        assert not waiting.result(TIMEOUT_S / 2)
+        waiting = threads.submit(reading.reader.wait, TIMEOUT_S)
+        produce(broker.bootstrap, topic, [Sent(b"one", partition=0)])
+        assert waiting.result(TIMEOUT_S / 2)
+    reading.reader.close()
 
 
 def test_readers_outlive_the_shared_consumer(broker: Broker, log: KafkaLog, topic: str) -> None:

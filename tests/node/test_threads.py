@@ -11,10 +11,10 @@ import pytest
 from chronos.adapters.machine import SystemClock
 from chronos.adapters.zookeeper import ZooKeeperCoordinator
 from chronos.config import load
-from chronos.core.cluster.roles import Member
+from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node import Node
-from chronos.node.cluster import ClusterNode
+from chronos.node.cluster import ClusterNode, reassigned
 from tests.harness.files import no_more_files
 
 
@@ -57,6 +57,34 @@ def test_a_membership_thread_that_fails_fails_the_node() -> None:
     cluster_node._membership_thread.join(9.0)
     (failure,) = failures
     assert "membership failed" in str(failure)
+
+
+def test_shards_look_at_the_roles_only_if_more_than_progress_has_changed() -> None:
+    """Progress is published every two seconds; hundreds of shards that look at it would hinder
+    each other."""
+
+    def roles(*masters: str, rules: int = 1, applied: int = 0) -> Roles:
+        return Roles(
+            rules=rules,
+            shards={
+                number: ShardRoles(master=master, applied=applied, replicas=("a", "b"))
+                for number, master in enumerate(masters)
+            },
+        )
+
+    before = roles("a", "b", "a")
+    found = [
+        list(reassigned(earlier, now, 3))
+        for earlier, now in [
+            (before, before),
+            (before, roles("a", "b", "a", applied=7)),
+            (before, roles("a", "a", "a")),
+            (before, roles("a", "b", "a", rules=2)),
+            (before, None),
+            (None, before),
+        ]
+    ]
+    assert found == [[], [], [1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("name", ["maintenance", "reachability"])

@@ -144,6 +144,10 @@ class SimReader:
             self.position = at
         return records
 
+    @property
+    def waker(self) -> None:
+        return None
+
     def wait(self, timeout_s: float) -> bool:
         for _ in range(2):
             there = self.position < self._partition.stable and not self._log.is_cut

@@ -19,8 +19,17 @@ from chronos.core.shard.codec import pack_state
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import RULES, unpack_progress
 from chronos.errors import ChronosError, Deposed, LogMismatch, NoSpace, Retry
+from chronos.node import shards
 from chronos.node.opening import own_topics
-from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardDriver, ShardWatch, make_shard, report
+from chronos.node.shards import (
+    CLOCK_STEP_MS,
+    LOG_EVERY_MS,
+    OVER_MS,
+    ShardDriver,
+    ShardWatch,
+    make_shard,
+    report,
+)
 from chronos.ports import READING_BOUNDED
 from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica import state as states_module
@@ -635,9 +644,12 @@ def test_a_wait_tells_whether_records_may_have_arrived(case: Case) -> None:
     assert case.node.replica.wait(9.0) is True
 
 
-def test_a_waiting_shard_steps_soon_when_it_is_told_to(case: Case) -> None:
+def test_a_waiting_shard_steps_soon_when_it_is_told_to(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its clock stands still, so that no time for a step comes; without the word it would step
-    once a second."""
+    once a minute."""
+    monkeypatch.setattr(shards, "STEP_EVERY_S", 60.0)
     driver = case.node.driver
     driver.start()
     wait_until(lambda: driver.role == S.FOLLOWER)
@@ -645,6 +657,23 @@ def test_a_waiting_shard_steps_soon_when_it_is_told_to(case: Case) -> None:
     driver.step_soon()
     driver.join(time.monotonic() + 9.0)
     assert driver.role == S.NONE
+
+
+def test_a_step_of_the_wall_clock_wakes_the_shards(case: Case) -> None:
+    """Messages may be due that were not; a clock that runs a little faster wakes none."""
+    driver = case.node.driver
+    watch = ShardWatch(
+        [driver],
+        case.log,
+        progress_topic=case.progress,
+        clock=case.clock,
+        failed=case.node.failures.append,
+        outage=lambda: None,
+    )
+    for stepped_ms, wakes in ((0, False), (CLOCK_STEP_MS - 1, False), (-3_600_000, True)):
+        case.clock.stepped = stepped_ms
+        watch.step(0)
+        assert driver._soon.is_set() == wakes
 
 
 def test_a_store_that_cannot_be_flushed_stays_open(case: Case) -> None:

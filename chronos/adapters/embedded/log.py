@@ -91,6 +91,11 @@ class EmbeddedReader:
         self.position += len(records)
         return records
 
+    @property
+    def waker(self) -> None:
+        """Nothing ends a wait."""
+        return None
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for a record, or for an error that `read` will raise."""
         partition, journal = self._partition, self._journal

@@ -106,6 +106,11 @@ class KafkaReader:
         """Never."""
         return None
 
+    @property
+    def waker(self) -> None:
+        """Nothing ends a wait."""
+        return None
+
     def seek(self, offset: int) -> None:
         """Continue from another offset."""
         self.position = offset
@@ -402,6 +407,11 @@ class BoundedReader:
             return None
         waiting, readers = _turns.waiting()
         return f"{READING_BOUNDED}: {waiting} of {readers} shards wait for their turn"
+
+    @property
+    def waker(self) -> None:
+        """Nothing ends a wait."""
+        return None
 
     def seek(self, offset: int) -> None:
         """Continue from another offset."""

@@ -60,6 +60,8 @@ class Share:
         """Topic, partition, and the offset at which it begins."""
         self.has_ended = False
         """No message comes after those that it holds."""
+        self._is_woken = False
+        """The next poll, or the present one, waits no longer."""
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Begin at an offset. A share begins once: a seek ends it."""
@@ -70,9 +72,13 @@ class Share:
         self._shared.add(self)
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if the time passes first, or there will be none."""
+        """Return the next message; None if the time passes first, if it was woken, or if there
+        will be none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self.has_ended, timeout_s)
+            self._changed.wait_for(
+                lambda: self._messages or self.has_ended or self._is_woken, timeout_s
+            )
+            self._is_woken = False
             return self._messages.popleft() if self._messages else None
 
     def consume(self, count: int, timeout_s: float) -> list[Message]:
@@ -104,6 +110,12 @@ class Share:
                 self._bytes += len(message)
             else:
                 self.has_ended = True
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """End the present poll, or else the next one. Any thread may call."""
+        with self._changed:
+            self._is_woken = True
             self._changed.notify()
 
     def end(self) -> None:
@@ -265,6 +277,12 @@ class PatientReader:
     def delayed(self) -> str | None:
         """Never."""
         return None
+
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends a wait for the share."""
+        share = self._share
+        return None if share is None else share.wake
 
     def _count_anew(self) -> None:
         self._since_s = time.monotonic()

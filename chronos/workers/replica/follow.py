@@ -5,6 +5,7 @@ It consumes a shard's two partitions. For each progress record it stages the del
 pull offset that the record names, except those listed as refused, and applies the outcomes and the
 cursor. It never runs ahead of the progress log (law 9)."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -140,6 +141,11 @@ class Follower:
         finally:
             reader.seek(position)
         return unpack_progress(found[-1].value) if found and is_whole else None
+
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends a `wait`, see `ports.Reader`."""
+        return self._progress.waker
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there may be more progress records, or for the time to pass; return which."""

@@ -645,6 +645,11 @@ class Master:
             due_ms = now_ms + TRANSACTION_POLL_MS
         return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends a `wait`, see `ports.Reader`."""
+        return self._puller.waker
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until a record arrives, or the time is over; return whether one may have arrived."""
         return self._puller.wait(timeout_s)

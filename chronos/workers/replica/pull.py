@@ -4,6 +4,7 @@ they are applied.
 Keeps its part of law 6: it reports whether the end of the log was reached *after* a moment in time.
 """
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import structlog
@@ -160,6 +161,11 @@ class Puller:
     def release(self, count: int) -> None:
         """Forget the first `count` records, which are applied."""
         del self._waiting[:count]
+
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends a `wait`, see `ports.Reader`."""
+        return self._reader.waker
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until a record can be read, or for the time to pass; return whether one may be

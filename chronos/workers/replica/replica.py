@@ -93,7 +93,7 @@ log = structlog.get_logger("chronos.shard")
 POLL_MS = 200
 """Time between the checks of a replica that waits for another node or for the coordinator."""
 
-FOLLOWING_MS = 1_000
+FOLLOWING_MS = 5_000
 """Longest time between two steps of a follower whose master writes nothing."""
 
 PREDECESSOR_POLL_MS = POLL_MS // 10
@@ -332,6 +332,12 @@ class Replica:
         if self._master is not None:
             return None if self._master.lingering else self._master.wait(timeout_s)
         return None if self._follower is None else self._follower.wait(timeout_s)
+
+    @property
+    def waker(self) -> Callable[[], None] | None:
+        """Ends a `wait`, see `ports.Reader`. Any thread may read and call it."""
+        waiting = self._master or self._follower
+        return None if waiting is None else waiting.waker
 
     def close(self) -> None:
         """Close everything for good; an open transaction is left for the next master to resolve."""
