@@ -275,6 +275,7 @@ def open_kafka(config: Config) -> "KafkaLog":
         progress_topic=config.topics.progress,
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         request_timeout_s=config.log.kafka.request_timeout / 1_000,
+        shards=config.shards,
     )
 
 

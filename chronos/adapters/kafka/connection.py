@@ -172,13 +172,21 @@ BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`. A topic with a smaller `max.message.bytes` is flushed in smaller
 portions."""
 
+METADATA = "topic.metadata.refresh.interval.ms"
+"""librdkafka's time between two questions for the leaders of all partitions of its topics."""
+
+METADATA_SHARD_MS = 20
+"""The least such time for each shard of the cluster. With a fixed time the answers grow with the
+square of the shards: three nodes with 256 of them kept a broker so busy that none became ready, and
+with ten times this one took 110 s (two cores for all, measured)."""
+
 COMMON: Mapping[str, Any] = {
     "client.id": "chronos",
     "log.connection.close": False,
     # When a broker fails the client asks once for the leaders of its partitions, too early for the
     # answer to have changed, and not again for this long. With the default of 5 min a transaction
     # waits for the failed broker until it times out.
-    "topic.metadata.refresh.interval.ms": 1_000,
+    METADATA: 1_000,
     # The clients of a frozen broker connect again and again, until more connections wait for it
     # than it keeps (50). What the others send is dropped, and TCP repeats it after 1, 3, 7 and 15 s
     # from the first time on. A client that begins anew soon after one of these finds the broker
@@ -248,7 +256,7 @@ ADMIN: Mapping[str, Any] = {
 PRODUCER: Mapping[str, Any] = {
     "enable.idempotence": True,
     "partitioner": "murmur2_random",  # as Java producers place keys
-    "topic.metadata.refresh.interval.ms": 2_000,  # it asks for all known targets, which may be many
+    METADATA: 2_000,  # it asks for all known targets, which may be many
     "allow.auto.create.topics": False,  # a typo must not create a topic that swallows messages
     "linger.ms": 5,
     "batch.size": BATCH_BYTES,
@@ -306,13 +314,17 @@ class Connection:
         properties: Mapping[str, Any],
         *,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        shards: int = 1,
     ) -> None:
+        """`shards`: of the cluster; each has clients of its own, which ask for all partitions of
+        their topics."""
         self.bootstrap_servers = bootstrap_servers
         self.request_timeout_s = request_timeout_s
         """How long a request to the brokers may take."""
         self.answer_s = request_timeout_s + ANSWER_MARGIN_S
         """Longest wait for the result of a request."""
         self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": ClientLog()}
+        self._metadata_ms = METADATA_SHARD_MS * shards
         self.properties = dict(properties)
         """The operator's properties."""
         self._refused: tuple[float, str] | None = None
@@ -323,14 +335,17 @@ class Connection:
 
     def settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
-        return {**self._common, **own, **self.properties}
+        settings = {**self._common, **own}
+        settings[METADATA] = max(settings[METADATA], self._metadata_ms)
+        return {**settings, **self.properties}
 
     def asking(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a client that only asks for topics or offsets.
 
         A frozen broker keeps its connections, and by default the client waits a minute for its
         answer before it asks another broker for the leaders (measured)."""
-        return self.settings({**own, "socket.timeout.ms": int(self.request_timeout_s * 1_000)})
+        timeout_ms = int(self.request_timeout_s * 1_000)
+        return {**self._common, **own, "socket.timeout.ms": timeout_ms, **self.properties}
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""

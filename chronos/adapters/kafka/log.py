@@ -170,12 +170,14 @@ class KafkaLog:
         progress_topic: str,
         transaction_timeout_s: float,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        shards: int = 1,
     ) -> None:
-        """`properties`: librdkafka settings of the operator, for every client."""
+        """`properties`: librdkafka settings of the operator, for every client. `shards`: of the
+        cluster."""
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
         self._connection = Connection(
-            bootstrap_servers, properties, request_timeout_s=request_timeout_s
+            bootstrap_servers, properties, request_timeout_s=request_timeout_s, shards=shards
         )
         self._topics = KafkaTopics(self._connection, progress_topic)
         self._offsets = KafkaOffsets(self._connection)
