@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS as CLOCK_TOLERANCE_MS
-from chronos.core.cluster.roles import ClusterView, Member, Request, Roles
+from chronos.core.cluster.roles import ClusterState, Member, Request, Roles
 from chronos.core.message import Record
 from chronos.core.shard.codec import Identity
 from chronos.core.shard.progress import Decision
@@ -431,7 +431,7 @@ class Coordinator(Protocol):
     def request(self, request: Request) -> None:
         """Store a request for the controller. Raises CoordinatorUnavailable."""
 
-    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, read, plan and publish the changes; return
         whether it is.
 

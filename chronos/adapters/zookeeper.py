@@ -40,8 +40,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
-    REBALANCE_AFTER_MS,
-    ClusterView,
+    ClusterState,
     Member,
     Request,
     Roles,
@@ -421,11 +420,8 @@ class ZooKeeperCoordinator:
         cluster: str,
         node: str,
         instance: str,
-        shards: int,
-        replication: int | None = None,
         session_timeout_s: float = 10.0,
         path: str = "/chronos",
-        rebalance_after_ms: int = REBALANCE_AFTER_MS,
         authentication: str = "none",
         username: str | None = None,
         password: str | None = None,
@@ -443,10 +439,7 @@ class ZooKeeperCoordinator:
         self._cluster = cluster
         self._node = node
         self._instance = instance
-        self._shards = shards
-        self._replication = replication
         self._session_timeout_s = session_timeout_s
-        self._rebalance_after_ms = rebalance_after_ms
         self.base = f"{path.rstrip('/')}/{cluster}"
         """The znode that holds the cluster."""
         self.settings: dict[str, Any] = {
@@ -519,7 +512,7 @@ class ZooKeeperCoordinator:
                 session.client.create_async(path, session.encode(request), sequence=True)
             )
 
-    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, read, plan and publish the changes; return
         whether it is."""
         session = self._session
@@ -530,7 +523,7 @@ class ZooKeeperCoordinator:
             if not (session.confirmed and session.is_oldest(self._node)):
                 return False
             requests = session.read_requests()
-            view = self._view(session, tuple(requests.values()))
+            view = self._state_of(session, tuple(requests.values()))
             roles = plan(view)
             if requests or session.must_publish(roles):
                 session.publish(roles, answered=list(requests), node=self._node)
@@ -598,21 +591,18 @@ class ZooKeeperCoordinator:
             else:
                 raise id_taken(self._node, self._cluster, other)
 
-    def _view(self, session: Session, requests: tuple[Request, ...]) -> ClusterView:
+    def _state_of(self, session: Session, requests: tuple[Request, ...]) -> ClusterState:
         roles = session.roles or Roles()
         if (roles.controller, roles.controller_epoch) != (self._node, session.epoch):
             session.epoch = roles.controller_epoch + 1
-        return ClusterView(
+        return ClusterState(
             now_ms=session.now_ms(),
             controller=self._node,
             controller_epoch=session.epoch,
-            shards=self._shards,
-            replication=self._replication,
             members=session.members,
             since_ms=session.since_ms,
             roles=roles,
             requests=requests,
-            rebalance_after_ms=self._rebalance_after_ms,
         )
 
 

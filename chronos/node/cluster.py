@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
-from msgspec.structs import replace
 
 from chronos.config import Config
 from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
 from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.replication import ReplicationRules
-from chronos.core.cluster.roles import ClusterView, Member, Roles, ShardRoles, machines
+from chronos.core.cluster.roles import (
+    ClusterState,
+    ClusterView,
+    Member,
+    Roles,
+    ShardRoles,
+    machines,
+)
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.shards import join_until, run_guarded
@@ -56,6 +62,9 @@ UNREACHABLE_STANDALONE_MS = 6_000
 VOTE_FILE = "vote.raft"
 """Name of the file of a voter in the data directory."""
 
+VOTE_S = 30.0
+"""How long one attempt to join waits for the voters to elect a leader."""
+
 JOIN_S = 60.0
 """How long a node that starts waits for the coordinator: a whole cluster may be starting, whose
 voters have no leader yet, or whose broker still makes the logs of some thousand partitions."""
@@ -85,8 +94,6 @@ def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        shards=config.shards,
-        replication=config.coordinator.replication,
         timing=Timing(heartbeat_ms=settings.heartbeat, timeout_ms=settings.timeout),
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         request_timeout_s=kafka.request_timeout / 1_000,
@@ -105,8 +112,6 @@ def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        shards=config.shards,
-        replication=config.coordinator.replication,
         session_timeout_s=settings.session_timeout / 1_000,
         path=settings.path,
         authentication=settings.authentication,
@@ -135,12 +140,10 @@ def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        shards=config.shards,
-        replication=config.coordinator.replication,
         heartbeat_ms=settings.heartbeat,
         timeout_ms=settings.timeout,
         tls=tls.client,
-        join_s=JOIN_S,
+        join_s=VOTE_S,
         voting=None
         if own is None
         else Voting(
@@ -233,14 +236,15 @@ class ClusterNode:
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
 
-        def planned(view: ClusterView) -> Roles:
-            return planner.plan(
-                replace(
-                    self._steadiness.completed(view),
-                    on_unhealthy=self._mode,
-                    in_sync_from=self.in_sync.needed,
-                )
+        def planned(state: ClusterState) -> Roles:
+            view = ClusterView.of(
+                state,
+                shards=config.shards,
+                replication=config.coordinator.replication,
+                on_unhealthy=self._mode,
+                in_sync_from=self.in_sync.needed,
             )
+            return planner.plan(self._steadiness.completed(view))
 
         self.membership = Membership(
             coordinator,

@@ -26,7 +26,6 @@ from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.raft.coordinator import RaftCoordinator
 from chronos.adapters.zookeeper import ZooKeeperCoordinator
-from chronos.core.cluster.assignment import plan
 from chronos.core.cluster.heartbeats import (
     GRACE_TIMEOUTS,
     HEARTBEATS,
@@ -40,7 +39,7 @@ from chronos.core.cluster.heartbeats import (
     unpack_roles,
 )
 from chronos.core.cluster.roles import (
-    ClusterView,
+    ClusterState,
     Member,
     ReplicaReport,
     Request,
@@ -50,6 +49,7 @@ from chronos.core.cluster.roles import (
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import Broker
+from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
@@ -62,6 +62,7 @@ PATIENCE_S = 20.0
 """Bound of every wait; the longest takes a session's time."""
 
 SHARDS = 2
+plan = plan_for(SHARDS)
 
 TICK_MS = 300
 """Interval between two heartbeats of a simulated coordinator."""
@@ -182,7 +183,6 @@ class ZooKeeperCluster(RealCluster):
             cluster=self._name,
             node=node,
             instance=instance or f"i-{node}",
-            shards=SHARDS,
             session_timeout_s=SESSION_S,
         )
         return self._made(node, made, [link])
@@ -223,7 +223,6 @@ class KafkaCluster(RealCluster):
             cluster="test",
             node=node,
             instance=instance or f"i-{node}",
-            shards=SHARDS,
             timing=self._timing,
         )
         return self._made(node, made, [link])
@@ -322,7 +321,6 @@ class RaftCluster(RealCluster):
             cluster="test",
             node=node,
             instance=instance or f"i-{node}",
-            shards=SHARDS,
             heartbeat_ms=HEARTBEAT_MS,
             timeout_ms=self._timeout_ms,
             join_s=RAFT_JOIN_S,
@@ -462,7 +460,7 @@ def until(
     cluster: Cluster,
     condition: Callable[[], object],
     *coordinators: Coordinator,
-    plan: Callable[[ClusterView], Roles] | None = plan,
+    plan: Callable[[ClusterState], Roles] | None = plan,
 ) -> None:
     """Let these coordinators wait, and control unless `plan` is None, until the condition holds."""
     deadline_s = cluster.now_s() + PATIENCE_S
@@ -482,7 +480,7 @@ class Controls(Exception):
 def until_controls(cluster: Cluster, coordinator: Coordinator) -> None:
     """Let this node wait until it is the controller; it plans nothing yet."""
 
-    def planning(view: ClusterView) -> Roles:
+    def planning(view: ClusterState) -> Roles:
         raise Controls
 
     deadline_s = cluster.now_s() + PATIENCE_S
@@ -530,9 +528,9 @@ class Noted:
     """The plan of the controller, which keeps every view that it was given."""
 
     def __init__(self) -> None:
-        self.views: list[ClusterView] = []
+        self.views: list[ClusterState] = []
 
-    def __call__(self, view: ClusterView) -> Roles:
+    def __call__(self, view: ClusterState) -> Roles:
         self.views.append(view)
         return plan(view)
 
@@ -746,7 +744,7 @@ def test_a_request_is_kept_when_the_roles_of_its_plan_are_not_published(cluster:
     a.request(request)
     noted = Noted()
 
-    def overtaken(view: ClusterView) -> Roles:
+    def overtaken(view: ClusterState) -> Roles:
         if view.requests:
             cluster.publish(replace(view.roles, controller="other", controller_epoch=7))
         return noted(view)
@@ -784,7 +782,7 @@ def test_roles_are_published_only_over_those_that_the_plan_was_made_from(cluster
     a = joined(cluster, "a")
     until_controls(cluster, a)
 
-    def overtaken(view: ClusterView) -> Roles:
+    def overtaken(view: ClusterState) -> Roles:
         shards = {0: ShardRoles(master="other", epoch=3)}
         cluster.publish(
             Roles(controller="other", controller_epoch=7, shards=shards, drained=("c",))
@@ -802,7 +800,7 @@ def test_a_node_that_lost_its_place_while_it_planned_publishes_nothing(cluster: 
     """It has to join again, and controls again after that."""
     a, b = pair(cluster)
 
-    def deposed(view: ClusterView) -> Roles:
+    def deposed(view: ClusterState) -> Roles:
         cluster.expel("a")
         return plan(view)
 

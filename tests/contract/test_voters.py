@@ -38,15 +38,17 @@ from chronos.adapters.raft.wire import (
     encode,
     open_session,
 )
-from chronos.core.cluster.assignment import plan
 from chronos.core.cluster.raft.register import Disk, Entry
 from chronos.core.cluster.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
-from chronos.core.cluster.roles import ClusterView, Request, Roles
+from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
+from tests.harness.plans import plan_for
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
 from tests.harness.zookeeper import member
 
 pytestmark = pytest.mark.slow
+
+plan = plan_for(2)
 
 PATIENCE_S = 20.0
 
@@ -86,7 +88,6 @@ def coordinator(
             cluster="test",
             node=node,
             instance=f"i-{node}",
-            shards=2,
             heartbeat_ms=HEARTBEAT_MS,
             timeout_ms=TIMEOUT_MS,
             join_s=2.0 if secret != SECRET or voters_too else PATIENCE_S,
@@ -399,7 +400,7 @@ def test_what_the_voters_cannot_replicate_is_refused_and_stops_nothing(
     a.join(member("a"))
     until(lambda: a.look().roles is not None, a)
 
-    def drained(*nodes: str) -> Callable[[ClusterView], Roles]:
+    def drained(*nodes: str) -> Callable[[ClusterState], Roles]:
         return lambda view: Roles(controller="a", drained=nodes)
 
     large = Request(kind="undrain", node="x" * 1_000_000)

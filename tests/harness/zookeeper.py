@@ -313,17 +313,19 @@ def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
     """Join, and control while possible, until killed; every plan differs from the one before, so
     each is published."""
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
-    from chronos.core.cluster.assignment import plan
-    from chronos.core.cluster.roles import ClusterView, Roles
+    from chronos.core.cluster.roles import ClusterState, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
+    from tests.harness.plans import plan_for
 
     set_up("error", "console")  # On stderr, as the service does.
 
     def tell(event: str, **more: object) -> None:
         print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
-    def always_different(view: ClusterView) -> Roles:
+    plan = plan_for(2)
+
+    def always_different(view: ClusterState) -> Roles:
         planned = plan(view)
         return Roles(
             controller=planned.controller,
@@ -338,7 +340,6 @@ def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
         cluster=cluster,
         node=node,
         instance=instance,
-        shards=2,
         session_timeout_s=float(session_s),
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"

@@ -24,7 +24,6 @@ from chronos.adapters.kafka import coordinator as loop_module
 from chronos.adapters.kafka.cluster_topic import HeartbeatWriter, inspect
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
-from chronos.core.cluster.assignment import plan
 from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
@@ -37,6 +36,7 @@ from chronos.core.cluster.roles import NUMBER_MAX, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
+from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
 from tests.harness.zookeeper import member
@@ -45,6 +45,8 @@ from tests.integration.foreign import Sent, produce
 pytestmark = pytest.mark.integration
 
 TIMING = Timing(heartbeat_ms=200, timeout_ms=1_000)
+
+plan = plan_for(2)
 
 WAIT_S = 30.0
 """Bound of every wait."""
@@ -68,7 +70,6 @@ class Nodes:
             cluster="test",
             node=node,
             instance=f"i-{node}",
-            shards=2,
             timing=TIMING,
         )
         self.made.append(made)

@@ -20,14 +20,16 @@ from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 
 from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator
-from chronos.core.cluster.assignment import plan
-from chronos.core.cluster.roles import ClusterView, Request, Roles
+from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
+from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Network
 from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server, member
 
 pytestmark = pytest.mark.integration
+
+plan = plan_for(2)
 
 WAIT_S = 30.0
 """Bound of every wait; the longest is for the end of a session."""
@@ -53,7 +55,6 @@ class Nodes:
         settings = {
             "hosts": self.hosts,
             "session_timeout_s": SESSION_S,
-            "shards": 2,
             "instance": f"i-{node}",
         } | more
         made = ZooKeeperCoordinator(
@@ -93,7 +94,7 @@ def raw(zookeeper: Ensemble) -> Iterator[KazooClient]:
 def until(
     condition: Callable[[], object],
     *coordinators: ZooKeeperCoordinator,
-    plan: Callable[[ClusterView], Roles] | None = plan,
+    plan: Callable[[ClusterState], Roles] | None = plan,
 ) -> None:
     """Let the nodes wait, and control unless `plan` is None, until the condition is true."""
     deadline = time.monotonic() + WAIT_S
@@ -181,7 +182,7 @@ def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooCli
         a.request(Request(kind="undrain", node="a"))
     sizes: list[int] = []
 
-    def counted(view: ClusterView) -> Roles:
+    def counted(view: ClusterState) -> Roles:
         sizes.append(len(view.requests))
         return plan(view)
 
@@ -447,9 +448,9 @@ def test_a_stepped_clock_does_not_change_the_age_of_members(
     """Stepped an hour forward, it must not make members that have just come, or gone, an hour
     older."""
     a = nodes.joined("a")
-    seen: list[ClusterView] = []
+    seen: list[ClusterState] = []
 
-    def recorded(view: ClusterView) -> Roles:
+    def recorded(view: ClusterState) -> Roles:
         seen.append(view)
         return plan(view)
 

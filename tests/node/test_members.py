@@ -20,8 +20,7 @@ from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
 from chronos.cli.service.checks import _roles
 from chronos.cli.service.status import _screen
-from chronos.core.cluster.assignment import plan
-from chronos.core.cluster.roles import ClusterView, Member, Roles
+from chronos.core.cluster.roles import ClusterState, Member, Roles
 from chronos.core.shard.codec import State
 from chronos.core.shard.progress import RULES
 from chronos.errors import CoordinatorFull
@@ -29,6 +28,7 @@ from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.replica.state import FOREIGN_SILENCE_MS
 from tests.harness.inside import Inside
+from tests.harness.plans import plan_for
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
 
@@ -144,7 +144,7 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
         node = copy(service.node)
         context.node = node
 
-        def refused(_: ClusterView) -> Roles:
+        def refused(_: ClusterState) -> Roles:
             raise CoordinatorFull("the roles are too large")
 
         node._cluster = Cluster(  # type: ignore[assignment]
@@ -240,7 +240,11 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
         clock = service.node.clock
         context.node._cluster = Cluster(  # type: ignore[assignment]
             Membership(
-                clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan
+                clients["n1"],
+                node="n1",
+                clock=clock,
+                describe=service.node.describe,
+                plan=plan_for(1),
             ),
         )
         _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]

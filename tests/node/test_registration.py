@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.cluster.registry import Registrar
 from chronos.core.cluster import registry as registrations
-from chronos.core.cluster.assignment import plan
 from chronos.node import Node
 from chronos.workers.cluster.membership import Membership
 from tests.harness.inside import Inside
+from tests.harness.plans import plan_for
 from tests.harness.zookeeper import member
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -59,7 +59,7 @@ def joined(node: Node, other: str) -> Joined:
     while "n2" not in own.look().members:
         world.pass_time(20)
     return Joined(
-        node, Membership(own, node="n1", clock=node.clock, describe=node.describe, plan=plan)
+        node, Membership(own, node="n1", clock=node.clock, describe=node.describe, plan=plan_for(1))
     )
 
 

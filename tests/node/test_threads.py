@@ -3,24 +3,32 @@ the thread."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from chronos.adapters.machine import SystemClock
 from chronos.adapters.zookeeper import ZooKeeperCoordinator
 from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.errors import ChronosError, CoordinatorUnavailable
-from chronos.node import Node
+from chronos.node import Node, cluster
 from chronos.node.cluster import ClusterNode, reassigned
+from chronos.ports import Coordinator
 from tests.harness.files import no_more_files
+from tests.harness.inside import wait_until
+from tests.harness.zookeeper import member
+from tests.sim.coordinator import Ensemble, SimCoordinator
+from tests.sim.world import World
 
 
 def coordinator() -> ZooKeeperCoordinator:
     """A coordinator whose ZooKeeper does not exist."""
-    return ZooKeeperCoordinator(hosts="127.0.0.1:1", cluster="c", node="n", instance="i", shards=1)
+    return ZooKeeperCoordinator(hosts="127.0.0.1:1", cluster="c", node="n", instance="i")
 
 
 def test_a_machine_without_a_file_descriptor_has_an_unavailable_coordinator() -> None:
@@ -30,20 +38,20 @@ def test_a_machine_without_a_file_descriptor_has_an_unavailable_coordinator() ->
         coordinator().join(member)
 
 
-def test_a_membership_thread_that_fails_fails_the_node() -> None:
-    def describe() -> Member:
-        raise OSError("unforeseen")
-
-    failures: list[ChronosError] = []
+def made_cluster_node(
+    made: Coordinator, describe: Callable[[], Member], failed: Callable[[ChronosError], None]
+) -> ClusterNode:
+    """A node of a cluster that has no shards and observes no masters."""
     no_log: Any = None
     settings = [
         "log.kind=kafka",
         "log.kafka.bootstrap_servers=127.0.0.1:1",
         "coordinator.kind=zookeeper",
         "coordinator.zookeeper.hosts=127.0.0.1:1",
+        "failover.on_unhealthy=off",
     ]
-    cluster_node = ClusterNode(
-        coordinator(),
+    return ClusterNode(
+        made,
         load(None, {}, settings),
         log=no_log,
         clock=SystemClock(),
@@ -51,8 +59,42 @@ def test_a_membership_thread_that_fails_fails_the_node() -> None:
         look=lambda shard, master: None,
         changed=lambda: True,
         assigned=lambda _: None,
-        failed=failures.append,
+        failed=failed,
     )
+
+
+def test_a_node_that_starts_waits_for_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole cluster may be starting. The log names the reason once; after a minute it is an
+    error."""
+    world = World(0)
+    made = SimCoordinator(
+        Ensemble(world, shards=1, replication=None, session_ms=5_000), "n", lambda _: None
+    )
+    made.cut_ms = world.now_ms + 1
+    failures: list[ChronosError] = []
+    cluster_node = made_cluster_node(made, lambda: member("n"), failures.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "JOIN_S", -1.0)
+        with pytest.raises(CoordinatorUnavailable):
+            cluster_node.join()
+    with capture_logs() as lines, ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(cluster_node.join)
+        wait_until(lambda: len(lines) > 0)
+        made.cut_ms = 0
+        joining.result(9.0)
+    cluster_node.leave(9.0)
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "waiting for the coordinator"
+    ]
+    assert failures == []
+
+
+def test_a_membership_thread_that_fails_fails_the_node() -> None:
+    def describe() -> Member:
+        raise OSError("unforeseen")
+
+    failures: list[ChronosError] = []
+    cluster_node = made_cluster_node(coordinator(), describe, failures.append)
     cluster_node._membership_thread.start()
     cluster_node._membership_thread.join(9.0)
     (failure,) = failures

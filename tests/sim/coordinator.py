@@ -12,6 +12,7 @@ from chronos.core.cluster.replication import ProgressWindows
 from chronos.core.cluster.roles import (
     REBALANCE_AFTER_MS,
     REPLACE_AFTER_MS,
+    ClusterState,
     ClusterView,
     Member,
     Request,
@@ -177,9 +178,9 @@ class SimCoordinator:
         """True while the process is frozen: it sends and receives nothing."""
         self.now_ms: Callable[[], int] = lambda: ensemble.world.now_ms
         """The time that a controller plans with."""
-        self.completed: Callable[[ClusterView], ClusterView] = lambda view: view
-        """Adds what the process knows besides the coordinator, as `node.cluster.ClusterNode`
-        does."""
+        self.view: ClusterView | None = None
+        """The view of the last plan, which the process completes with what it knows besides the
+        coordinator."""
         ensemble.clients.append(self)
 
     @property
@@ -256,7 +257,19 @@ class SimCoordinator:
         self._check_session()
         self._ensemble.requests.append(request)
 
-    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+    def completed(self, state: ClusterState, **more: object) -> ClusterView:
+        """The view of a state, as the process of this node has it."""
+        ensemble = self._ensemble
+        return ClusterView.of(
+            state,
+            shards=ensemble.shards,
+            replication=ensemble.replication,
+            rebalance_after_ms=ensemble.rebalance_after_ms,
+            replace_after_ms=ensemble.replace_after_ms,
+            **{"in_sync_from": self._windows.needed} | more,
+        )
+
+    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         ensemble, session = self._ensemble, self._session
         if (
             session is None
@@ -269,28 +282,23 @@ class SimCoordinator:
         self.refresh()
         if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
             self._epoch = roles.controller_epoch + 1
-        view = ClusterView(
+        state = ClusterState(
             now_ms=self.now_ms(),
             controller=self._node,
             controller_epoch=self._epoch,
-            shards=ensemble.shards,
-            replication=ensemble.replication,
             members=ensemble.members(),
             since_ms={node: since_ms for node, (_, since_ms) in self._since_ms.items()},
             roles=roles,
             requests=requests,
-            rebalance_after_ms=ensemble.rebalance_after_ms,
-            replace_after_ms=ensemble.replace_after_ms,
-            in_sync_from=self._windows.needed,
         )
-        view = self.completed(view)
+        planned = plan(state)
         self._touch("control")
-        planned = plan(view)
         is_news = bool(requests) or planned != ensemble.published
         if is_news and ensemble.controller == session and ensemble.publish(planned, version):
             del ensemble.requests[: len(requests)]
             for check in ensemble.planned:
-                check(view, planned)
+                assert self.view is not None
+                check(self.view, planned)
             self.refresh()
         return True
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.cluster import assignment
-from chronos.core.cluster.roles import OK, ClusterView, Member, ReplicaReport, Roles
+from chronos.core.cluster.roles import OK, ClusterState, Member, ReplicaReport, Roles
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
@@ -275,7 +275,6 @@ class Process:
             self.coordinator = SimCoordinator(node.ensemble, node.node_id, self.touch)
             self.coordinator.asleep = lambda: self.dead or node.frozen
             self.steadiness = Steadiness(timeout_ms=UNREACHABLE_MS, clock=node.clock)
-            self.coordinator.completed = self.steadiness.completed
             self.membership = Membership(
                 self.coordinator,
                 node=node.node_id,
@@ -283,6 +282,8 @@ class Process:
                 describe=self._member,
                 plan=self._plan,
             )
+        self._known: Callable[[], dict[str, object]] = dict
+        """What the view of the controller has besides, as in `node.cluster.ClusterNode`."""
         self.observer: ObserverThread | None = None
         self.in_sync: InSyncWatch | None = None
         if self.membership is not None and node.health is not None:
@@ -301,9 +302,7 @@ class Process:
             health.replication, node=node.node_id, clock=node.clock, snapshot=membership.snapshot
         )
         coordinator.now_ms = node.clock.now_ms
-        coordinator.completed = lambda view: replace(
-            self.steadiness.completed(view), on_unhealthy=health.mode, in_sync_from=in_sync.needed
-        )
+        self._known = lambda: {"on_unhealthy": health.mode, "in_sync_from": in_sync.needed}
         self.observer = ObserverThread(self, health)
 
     def look(self, shard: int, master: str) -> Look | None:
@@ -440,8 +439,11 @@ class Process:
         if self.dead:
             raise Crashed
 
-    def _plan(self, view: ClusterView) -> Roles:
+    def _plan(self, state: ClusterState) -> Roles:
         """As the controller does; one of a version without rules numbers leaves them out."""
+        assert self.coordinator is not None
+        view = self.coordinator.completed(state, **self._known())
+        view = self.coordinator.view = self.steadiness.completed(view)
         roles = assignment.plan(view)
         return roles if self.rules > 1 or self.node.publishes_rules else replace(roles, rules=1)
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from chronos.core.cluster.roles import (
     UNREACHABLE,
-    ClusterView,
+    ClusterState,
     Member,
     ReplicaReport,
     Request,
@@ -101,7 +101,7 @@ class Case:
         self.b.membership.join()
         self.step()
 
-    def plan(self, view: ClusterView) -> Roles:
+    def plan(self, view: ClusterState) -> Roles:
         return replace(
             view.roles,
             controller=view.controller,
@@ -345,7 +345,7 @@ def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_o
     plans: list[int] = []
     is_too_large = True
 
-    def planned(view: ClusterView) -> Roles:
+    def planned(view: ClusterState) -> Roles:
         plans.append(case.world.now_ms)
         if is_too_large:
             raise CoordinatorFull("the roles are too large")

@@ -46,8 +46,7 @@ from chronos.core.cluster.heartbeats import (
 from chronos.core.cluster.participant import STOPPED, Participant, Place
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
-    REBALANCE_AFTER_MS,
-    ClusterView,
+    ClusterState,
     Member,
     Request,
     Roles,
@@ -531,12 +530,9 @@ class KafkaCoordinator:
         cluster: str,
         node: str,
         instance: str,
-        shards: int,
-        replication: int | None = None,
         timing: Timing | None = None,
         transaction_timeout_s: float = 10.0,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
-        rebalance_after_ms: int = REBALANCE_AFTER_MS,
     ) -> None:
         """`properties`: librdkafka settings of the operator. `instance`: of the data directory.
         Only `join` connects."""
@@ -544,10 +540,7 @@ class KafkaCoordinator:
         self._cluster = cluster
         self._node = node
         self._instance = instance
-        self._shards = shards
-        self._replication = replication
         self._transaction_timeout_s = transaction_timeout_s
-        self._rebalance_after_ms = rebalance_after_ms
         self._connection = Connection(
             bootstrap_servers, properties, request_timeout_s=request_timeout_s
         )
@@ -609,14 +602,15 @@ class KafkaCoordinator:
         if why is not None:
             raise CoordinatorUnavailable(self._unanswered(why))
 
-    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, plan and publish the changes; return
         whether it is."""
         loop = self._loop
         if loop is None or loop.lost:
             return False
         return loop.control(
-            lambda participant, requests: plan(self._view(loop, participant, requests)), ANSWER_S
+            lambda participant, requests: plan(self._state_of(loop, participant, requests)),
+            ANSWER_S,
         )
 
     def wait(self, timeout_s: float) -> bool:
@@ -671,18 +665,15 @@ class KafkaCoordinator:
         )
         return f"{text}: {why}" if why else text
 
-    def _view(
+    def _state_of(
         self, loop: ClusterLoop, participant: Participant, requests: tuple[Request, ...]
-    ) -> ClusterView:
-        return ClusterView(
+    ) -> ClusterState:
+        return ClusterState(
             now_ms=loop.wall_ms(),
             controller=self._node,
             controller_epoch=participant.control.epoch,
-            shards=self._shards,
-            replication=self._replication,
             members=loop.members,
             since_ms=loop.since_ms,
             roles=participant.roles or Roles(),
             requests=requests,
-            rebalance_after_ms=self._rebalance_after_ms,
         )

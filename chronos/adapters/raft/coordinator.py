@@ -50,8 +50,7 @@ from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
 from chronos.core.cluster.raft.values import LogEnd
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
-    REBALANCE_AFTER_MS,
-    ClusterView,
+    ClusterState,
     Member,
     Request,
     Roles,
@@ -107,13 +106,10 @@ class RaftCoordinator:
         cluster: str,
         node: str,
         instance: str,
-        shards: int,
-        replication: int | None = None,
         heartbeat_ms: int = 200,
         timeout_ms: int = 1_200,
         voting: Voting | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        rebalance_after_ms: int = REBALANCE_AFTER_MS,
         join_s: float = JOIN_S,
     ) -> None:
         """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. `tls`:
@@ -123,13 +119,10 @@ class RaftCoordinator:
         self._cluster = cluster
         self._node = node
         self._instance = instance
-        self._shards = shards
-        self._replication = replication
         self._heartbeat_s = heartbeat_ms / 1_000
         self._timeout_s = timeout_ms / 1_000
         self._voting = voting
         self._tls = tls
-        self._rebalance_after_ms = rebalance_after_ms
         self._join_s = join_s
         self._clock = SystemClock()
         self._woken = threading.Event()
@@ -189,7 +182,7 @@ class RaftCoordinator:
         if not isinstance(answer, StateUpdate):
             raise CoordinatorUnavailable(self._unanswered())
 
-    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, plan and publish the changes; return
         whether it is.
 
@@ -199,7 +192,7 @@ class RaftCoordinator:
         if not incarnation or not self._is_fresh or known.controller != self._node:
             return False
         content = known.content
-        roles = plan(self._view(known))
+        roles = plan(self._state_of(known))
         answered = tuple(request_id for request_id, _ in content.requests)
         if not answered and not self._must_publish(content.roles, roles):
             return True
@@ -269,21 +262,18 @@ class RaftCoordinator:
         is_due = time.monotonic() - self._published_s >= PROGRESS_EVERY_S
         return is_due or before is None or roles.decisions != before.decisions
 
-    def _view(self, known: _Known) -> ClusterView:
+    def _state_of(self, known: _Known) -> ClusterState:
         roles = known.content.roles or Roles()
         if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
             self._epoch = roles.controller_epoch + 1
-        return ClusterView(
+        return ClusterState(
             now_ms=steady_ms(self._clock),
             controller=self._node,
             controller_epoch=self._epoch,
-            shards=self._shards,
-            replication=self._replication,
             members=known.members,
             since_ms=known.since_ms,
             roles=roles,
             requests=tuple(request for _, request in known.content.requests),
-            rebalance_after_ms=self._rebalance_after_ms,
         )
 
     def _start(self, *, votes: bool = True) -> None:

@@ -4,7 +4,7 @@
 (law 5)."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -293,16 +293,12 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its value; None: it is deleted."""
 
 
-class ClusterView(Struct, frozen=True, kw_only=True):
-    """The knowledge of the controller at one moment: the input of `assignment.plan`."""
+class ClusterState(Struct, frozen=True, kw_only=True):
+    """The knowledge of the controller's coordinator at one moment."""
 
     now_ms: int
     controller: str
     controller_epoch: int
-    shards: int
-    """Number of shards."""
-    replication: int | None
-    """Nodes that hold each shard; None: all of them."""
     members: Mapping[str, Member]
     """Nodes with a live session."""
     since_ms: Mapping[str, int]
@@ -312,6 +308,15 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """The roles published last."""
     requests: tuple[Request, ...] = ()
     """Requests not yet answered, oldest first."""
+
+
+class ClusterView(ClusterState, frozen=True, kw_only=True):
+    """That knowledge, with what the node itself knows: the input of `assignment.plan`."""
+
+    shards: int
+    """Number of shards."""
+    replication: int | None
+    """Nodes that hold each shard; None: all of them."""
     rebalance_after_ms: int = REBALANCE_AFTER_MS
     """Time a member must have been present before shards are moved to it only to spread them
     evenly."""
@@ -329,6 +334,12 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     awaits_reports: bool = False
     """The roles were not there a moment ago: members that are not present yet may report
     masters."""
+
+    @classmethod
+    def of(cls, state: ClusterState, **more: Any) -> "ClusterView":
+        """Return the view of a state, with more of its fields."""
+        known = {name: getattr(state, name) for name in ClusterState.__struct_fields__}
+        return cls(**known, **more)
 
     def has_stayed(self, node: str) -> bool:
         """Return whether a member has been present for so long that masters are moved to it only to

@@ -28,6 +28,7 @@ from chronos.core.cluster.replication import (
 from chronos.core.cluster.roles import (
     OK,
     UNREACHABLE,
+    ClusterState,
     ClusterView,
     Member,
     ReplicaReport,
@@ -254,11 +255,11 @@ class Membership:
         node: str,
         clock: Clock,
         describe: Callable[[], Member],
-        plan: Callable[[ClusterView], Roles],
+        plan: Callable[[ClusterState], Roles],
         changed: Callable[[], bool] = lambda: True,
     ) -> None:
         """`describe`: returns the report of this node. `plan`: returns the roles that the
-        controller publishes for a view. `changed`: whether `describe` is called now; else it is
+        controller publishes in a state. `changed`: whether `describe` is called now; else it is
         called once DESCRIBE_MS have passed, because it looks at every shard."""
         self.controls = False
         """True if this node was the controller at the last step."""
