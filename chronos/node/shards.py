@@ -47,8 +47,8 @@ from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, 
 log = structlog.get_logger("chronos.shard")
 
 WAIT_MAX_S = 0.2
-"""Longest wait for a reader whose waits cannot be ended, so that a stop or another assignment is
-noticed."""
+"""Longest wait of a replica that waits for something else than a record, and for a reader whose
+waits cannot be ended, so that a stop or another assignment is noticed."""
 
 STEP_EVERY_S = 5.0
 """Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
@@ -378,13 +378,12 @@ class ShardDriver:
             timeout_s = min(wake_s, until_s - time.monotonic())
             if timeout_s <= 0:
                 return
-            if self.replica.waker is None:
-                timeout_s = min(timeout_s, WAIT_MAX_S)
-            arrived = self.replica.wait(timeout_s)
+            short_s = min(timeout_s, WAIT_MAX_S)
+            arrived = self.replica.wait(short_s if self.replica.waker is None else timeout_s)
             if arrived is None and self.replica.role == ReplicaState.MASTER:
-                self._soon.wait(timeout_s)  # until a message is due
+                self._soon.wait(short_s)  # until a message is due
             elif arrived is None:
-                self._turns.rest(self._soon, timeout_s)
+                self._turns.rest(self._soon, short_s)
             if arrived is not False:
                 return
 
