@@ -19,7 +19,6 @@ from chronos.core.cluster.roles import (
     ClusterView,
     Member,
     Roles,
-    ShardRoles,
     machines,
 )
 from chronos.errors import ChronosError, CoordinatorUnavailable
@@ -202,15 +201,8 @@ def reassigned(before: Roles | None, roles: Roles | None, shards: int) -> Collec
         return ()
     if before is None or roles is None or roles.rules != before.rules:
         return range(shards)
-    return [
-        shard
-        for shard in range(shards)
-        if _place(before.shards.get(shard)) != _place(roles.shards.get(shard))
-    ]
-
-
-def _place(given: ShardRoles | None) -> object:
-    return given and (given.master, given.epoch, given.previous, given.replicas)
+    was, now = before.decisions.shards, roles.decisions.shards
+    return [shard for shard in range(shards) if was.get(shard) != now.get(shard)]
 
 
 class ClusterNode:

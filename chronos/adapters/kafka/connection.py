@@ -178,7 +178,7 @@ METADATA = "topic.metadata.refresh.interval.ms"
 METADATA_SHARD_MS = 20
 """The least such time for each shard of the cluster. With a fixed time the answers grow with the
 square of the shards: three nodes with 256 of them kept a broker so busy that none became ready, and
-with ten times this one took 110 s (two cores for all, measured)."""
+with this one were ready after some 100 s (two cores for all, measured)."""
 
 COMMON: Mapping[str, Any] = {
     "client.id": "chronos",

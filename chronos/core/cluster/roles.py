@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from chronos.core.cluster.health import OFF, Mode
 from chronos.errors import NodeIdTaken
@@ -338,8 +338,7 @@ class ClusterView(ClusterState, frozen=True, kw_only=True):
     @classmethod
     def of(cls, state: ClusterState, **more: Any) -> "ClusterView":
         """Return the view of a state, with more of its fields."""
-        known = {name: getattr(state, name) for name in ClusterState.__struct_fields__}
-        return cls(**known, **more)
+        return cls(**asdict(state), **more)
 
     def has_stayed(self, node: str) -> bool:
         """Return whether a member has been present for so long that masters are moved to it only to
