@@ -1,13 +1,18 @@
 """The verbs that ask or run a service, their options and their help. `spark_app` has those that run
 on Spark."""
 
+import os
+import platform
+import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
 from chronos.cli.messages.change_app import cancel, fire, jobs, pause, reschedule, resume
-from chronos.cli.messages.letters_app import dead_letters_app, rejected_app
+from chronos.cli.messages.dead_letters import dead_letters_app
+from chronos.cli.messages.rejected import rejected_app
 from chronos.cli.options import (
     HERE,
     At,
@@ -23,7 +28,7 @@ from chronos.cli.options import (
     with_connection,
     with_filter,
 )
-from chronos.cli.output import Format
+from chronos.cli.output import Format, put_json
 from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
 from chronos.cli.spark.app import archive_app, audit, backfill
@@ -677,9 +682,27 @@ def config(
       chronos config check --config chronos.yaml
       chronos config show --set shards=8
     """
-    from chronos.cli.service.settings import check_or_show
+    if action not in ("check", "show"):
+        raise typer.BadParameter(f"{action!r} is neither check nor show")
+    from chronos.config import in_effect, load, show
+    from chronos.errors import ConfigurationError
 
-    check_or_show(action, config, settings or [], output)
+    try:
+        found = load(config, os.environ, settings or [])
+    except ConfigurationError as error:
+        if output is Format.json:
+            put_json({"ok": False, "problems": error.problems})
+        raise
+    if action == "check":
+        if output is Format.json:
+            put_json({"ok": True, "problems": []})
+        else:
+            print("the configuration is valid")
+        return
+    if output is Format.json:
+        put_json(in_effect(found))
+    else:
+        sys.stdout.write(show(found))
 
 
 @app.command()
@@ -731,6 +754,17 @@ def version(output: Output = Format.text) -> None:
       chronos version
       chronos version -o json
     """
-    from chronos.cli.service.settings import show_version
+    from chronos import __version__
 
-    show_version(output)
+    libraries = {}
+    for name in ("aiohttp", "confluent-kafka", "msgspec", "rocksdict"):
+        try:
+            libraries[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            libraries[name] = "missing"
+    if output is Format.json:
+        put_json({"chronos": __version__, "python": platform.python_version(), **libraries})
+        return
+    print(f"chronos {__version__}")
+    rest = ", ".join(f"{name} {found}" for name, found in libraries.items())
+    print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, {rest}")

@@ -11,8 +11,8 @@ to write instead. Nothing is ignored and nothing is guessed.
     values -> model -> catalogue -> constraints, messages, documents -> reading
 """
 
-from chronos.config.documents import example, reference, show
+from chronos.config.documents import example, in_effect, reference, show
 from chronos.config.model import Config
 from chronos.config.reading import load
 
-__all__ = ["Config", "example", "load", "reference", "show"]
+__all__ = ["Config", "example", "in_effect", "load", "reference", "show"]

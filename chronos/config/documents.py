@@ -16,15 +16,16 @@ from chronos.config.reading import plain
 def show(config: Config) -> str:
     """The effective configuration as YAML that `load` reads back, except for secrets, which are
     masked."""
-    return yaml.safe_dump(_tree(config, ""), sort_keys=False, allow_unicode=True, width=110)
+    return yaml.safe_dump(in_effect(config), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _tree(section: BaseModel, prefix: str) -> dict[str, Any]:
+def in_effect(section: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """The effective configuration, or the part of it below a prefix, as a tree of plain values."""
     tree: dict[str, Any] = {}
     for name in type(section).model_fields:
         found, value = keys()[prefix + name], getattr(section, name)
         if found.model:
-            tree[name] = _tree(value, f"{found.path}.")
+            tree[name] = in_effect(value, f"{found.path}.")
         elif found.kind == "map":
             hides = found.path == PROPERTIES
             tree[name] = {

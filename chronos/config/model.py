@@ -534,6 +534,11 @@ class AdminConfig(Section):
             "has it after `/ui/`. They are links in the order of the file, and give no rights."
         ),
     )
+    archive_audits: Text | None = key(
+        None,
+        "Folder with results of `chronos audit -o json`, files that end in `.json`, which the "
+        "console shows; the node only reads it. null: none.",
+    )
 
 
 class LoggingConfig(Section):

@@ -31,7 +31,6 @@ from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.checkpoints import CheckpointScheduler, StoreBootstrap
 from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
-from chronos.node.history import History
 from chronos.node.opening import (
     DataDirectory,
     audit_topics,
@@ -43,7 +42,7 @@ from chronos.node.opening import (
     own_topics,
     raise_limit,
 )
-from chronos.node.outcomes import Outcomes, is_over
+from chronos.node.outcomes import History, Outcomes, is_over
 from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
 from chronos.node.shards import (
     ShardDriver,

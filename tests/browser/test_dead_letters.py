@@ -54,6 +54,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "admin.tokens": tokens_file(folder, ROLES),
         "admin.filters": json.dumps({"<i>Mails": "dead-letters?target=mails"}),
         "audit.to": "topic",
+        "admin.archive_audits": audits(folder),
     }
     with Service(folder / "data", settings=settings) as running:
         running.token = OWNER
@@ -79,6 +80,46 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         running.post("/v1/messages", [message(f"news-{at}", "news", "v") for at in range(3)])
         running.wait_until(lambda: bool(running.get("/v1/rates")["lanes"]), "let messages wait")
         yield running
+
+
+def audits(folder: Path) -> Path:
+    """A folder with the results of two audits, one of which found a message missing, and with the
+    file of one that is running."""
+    made = folder / "audits"
+    made.mkdir()
+    late = {"count": 11, "p50_ms": 4, "p99_ms": 20, "p999_ms": 20, "max_ms": 31}
+    counts = {"delivered": 11, "missing": 1}
+    broken = {
+        "cluster": "chronos",
+        "from": "2030-01-30T00:00:00Z",
+        "to": "2030-01-31T00:00:00Z",
+        "archived": "2030-01-31T00:05:00Z",
+        "judged_until": "2030-01-31T00:04:00Z",
+        "clean": False,
+        "not_proved": [],
+        "counts": counts,
+        "lateness": late,
+        "reasons": [],
+        "targets": [{"target": HOSTILE[0], "counts": counts, "lateness": late}],
+        "worst": [{"at": "2030-01-30T08:00:00Z", "counts": {"missing": 1}, "lateness": late}],
+        "samples": [
+            {
+                "outcome": "missing",
+                "shard": 0,
+                "offset": 4711,
+                "target": HOSTILE[0],
+                "due_minute": "2030-01-30T08:00:00Z",
+            }
+        ],
+    }
+    clean = broken | {"clean": True, "counts": {"delivered": 12}, "samples": []}
+    for name, text in {
+        "2030-01-31": json.dumps(broken),
+        "2030-02-01": json.dumps(clean),
+        HOSTILE[1]: "",
+    }.items():
+        (made / f"{name}.json").write_text(text)
+    return made
 
 
 def message(id: str, topic: str, value: str, **when: object) -> dict[str, Any]:
@@ -292,7 +333,23 @@ def test_the_audit_trail_tells_who_did_what(page: Page, service: Service) -> Non
     page.get_by_label("Sender's token").fill("nobody")
     page.get_by_label("Sender's token").press("Enter")
     expect(page.get_by_role("main")).to_contain_text("No entries match.")
-    expect(page.get_by_role("main")).to_contain_text("chronos audit --location")
+
+
+def test_audits_of_the_archive_are_read_with_their_verdict(page: Page, service: Service) -> None:
+    opened(page, service, "/ui/audit")
+    found = page.get_by_role("table", name="Audits of the archive").get_by_role("row")
+    expect(found.filter(has_text="2030-02-01")).to_contain_text("all accounted for")
+    expect(found.filter(has_text=HOSTILE[1])).to_contain_text("the audit is running")
+    expect(row(page, "Audits of the archive", "2030-01-31")).to_contain_text("1 missing")
+    page.get_by_role("link", name="2030-01-31", exact=True).click()
+    expect(page).to_have_url(re.compile("/ui/audit/2030-01-31$"))
+    shown = page.get_by_role("main")
+    expect(shown).to_contain_text("--missing-only sends the missing messages again")
+    expect(shown).to_contain_text("shard 0, offset 4,711")
+    expect(page.get_by_role("table", name="Targets")).to_contain_text(HOSTILE[0])
+    expect(page.get_by_role("table", name="Worst minutes").get_by_role("row")).to_have_count(2)
+    opened(page, service, "/ui/audit/none")
+    expect(page.get_by_role("alert")).to_contain_text("admin.archive_audits has no none.json")
 
 
 def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
@@ -321,8 +378,9 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
         ("/ui/rejected/taken", "Copy as JSON"),
         ("/ui/targets?target=news", "set at run time"),
         ("/ui/audit?action=set-rate", "from 127.0.0.1"),
+        ("/ui/audit/2030-01-31", "Worst minutes"),
     ],
-    ids=["letters", "letter", "rejected", "targets", "audit"],
+    ids=["letters", "letter", "rejected", "targets", "audit", "audit-of-the-archive"],
 )
 def test_a_view_has_no_serious_fault_of_accessibility(
     page: Page, service: Service, path: str, text: str

@@ -194,6 +194,8 @@ EXAMPLES = {
     "filters": Example("/v1/filters"),
     "whoami": Example("/v1/whoami"),
     "audit": Example("/v1/audit"),
+    "archive-audits": Example("/v1/archive-audits"),
+    "archive-audit": Example("/v1/archive-audits/a"),
     "live": Example("/livez"),
     "ready": Example("/readyz"),
     "metrics": Example("/metrics"),

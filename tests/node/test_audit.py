@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -407,6 +408,111 @@ def test_the_trail_is_read_newest_first_page_by_page(
             assert (changed.status, changed.problem) == (400, "begin-again")
             path.unlink()
             assert service.ask("GET", "/v1/audit", token="operator").status == 503
+
+
+def result(**changes: object) -> bytes:
+    """What `chronos audit -o json` prints of 12 messages, one of which is missing."""
+    late = {"count": 11, "p50_ms": 4, "p99_ms": 20, "p999_ms": 20, "max_ms": 31}
+    counts = {"delivered": 11, "missing": 1}
+    found: dict[str, object] = {
+        "cluster": "chronos",
+        "from": "2030-01-30T00:00:00Z",
+        "to": "2030-01-31T00:00:00Z",
+        "archived": "2030-01-31T00:05:00Z",
+        "judged_until": "2030-01-31T00:04:00Z",
+        "clean": False,
+        "not_proved": [],
+        "counts": counts,
+        "lateness": late,
+        "reasons": [{"outcome": "delivered", "reason": None, "count": 11}],
+        "targets": [{"target": "orders", "counts": counts, "lateness": late}],
+        "hours": [],
+        "worst": [{"at": "2030-01-30T08:00:00Z", "counts": {"missing": 1}, "lateness": late}],
+        "samples": [
+            {
+                "outcome": "missing",
+                "shard": 0,
+                "offset": 17,
+                "target": "orders",
+                "due_minute": "2030-01-30T08:00:00Z",
+            }
+        ],
+        "shards": [],
+        "archived_targets": [],
+        "details": None,
+    }
+    return json.dumps(found | changes).encode()
+
+
+def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> None:
+    """The newest first; a file that is no result is listed with the reason, and one that has become
+    a result is read again."""
+    folder = tmp_path / "audits"
+    settings: dict[str, object] = {"admin__archive_audits": folder}
+    with Inside(tmp_path, admin__tokens=tokens(tmp_path), **settings) as service:
+
+        def ask(path: str = "", token: str = "operator") -> Any:
+            return service.ask("GET", f"/v1/archive-audits{path}", token=token)
+
+        def listed(**query: object) -> dict[str, Any]:
+            answer = ask(f"?{urlencode(query)}")
+            assert answer.status == 200, answer
+            return dict(answer.json())
+
+        assert (ask().status, ask().problem) == (503, "unavailable")
+        folder.mkdir()
+        assert listed() == {"audits": [], "total": 0}
+        files = {
+            "broken": result(),
+            "clean": result(clean=True, counts={"delivered": 12}),
+            "open": result(counts={"unknown": 1}, not_proved=["1 message is unknown"]),
+            "running": b"",
+            "other": b'{"cluster": 1}',
+            "cut": result()[:100],
+        }
+        for at, (name, data) in enumerate(files.items()):
+            (folder / f"{name}.json").write_bytes(data)
+            os.utime(folder / f"{name}.json", (at, at))
+        (folder / "notes.txt").write_text("no result")
+        (folder / "folder.json").mkdir()
+        found = listed()
+        assert found["total"] == len(files)
+        assert [each["name"] for each in found["audits"]] == list(files)[::-1]
+        by_name = {each["name"]: each for each in found["audits"]}
+        verdicts = {"broken": "broken", "clean": "clean", "open": "not-proved"}
+        assert {name: each.get("verdict") for name, each in by_name.items()} == {
+            **verdicts,
+            **dict.fromkeys(("running", "other", "cut")),
+        }
+        assert "is running" in by_name["running"]["problem"]
+        assert "not a result" in by_name["other"]["problem"]
+        assert by_name["broken"]["written_at"] == "1970-01-01T00:00:00.000Z"
+        assert by_name["broken"]["from"] == "2030-01-30T00:00:00Z"
+        assert by_name["open"]["not_proved"] == ["1 message is unknown"]
+        assert [each["name"] for each in listed(limit=2)["audits"]] == ["cut", "other"]
+        (folder / "running.json").write_bytes(files["clean"])
+        assert listed()["audits"][0] == by_name["clean"] | {
+            "name": "running",
+            "written_at": listed()["audits"][0]["written_at"],
+        }
+
+        whole = ask("/broken").json()
+        assert whole["samples"] == json.loads(result())["samples"]
+        assert whole["targets"][0]["target"] == "orders"
+        assert whole["worst"][0]["at"] == "2030-01-30T08:00:00Z"
+        assert whole["counts"] == {"delivered": 11, "missing": 1}
+        for name in ("none", "other", "..%2Fother", "notes.txt"):
+            assert (ask(f"/{name}").status, ask(f"/{name}").problem) == (404, "no-audit")
+        assert ask(token="reader").problem == "forbidden"
+        assert ask("/broken", token="reader").problem == "forbidden"
+
+
+def test_without_a_folder_the_answer_says_what_to_set(tmp_path: Path) -> None:
+    with Inside(tmp_path) as service:
+        for path in ("/v1/archive-audits", "/v1/archive-audits/a"):
+            answer = service.ask("GET", path)
+            assert (answer.status, answer.problem) == (501, "no-audits")
+            assert "admin.archive_audits" in answer.json()["detail"]
 
 
 def test_log_lines_are_not_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from chronos.cli.reference import reference
+from chronos.cli.__main__ import reference
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chronos.cli.messages.letters import _tell_refused
+from chronos.cli.messages.dead_letters import _tell_refused
 from chronos.client import AsyncClient, Client, DeadLetterRefusal, DeadLetterTotals, NotFound
 from chronos.core.message import Reason
 from tests.harness.command import Done, run

@@ -18,7 +18,7 @@ from chronos.admin.cluster.cluster import Cluster as Handlers
 from chronos.admin.cluster.cluster import wait_for_member
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
-from chronos.cli.service.checks import _roles
+from chronos.cli.service.doctor import _roles
 from chronos.cli.service.status import _screen
 from chronos.core.cluster.roles import ClusterState, Member, Roles
 from chronos.core.shard.codec import State

@@ -20,6 +20,7 @@ from chronos.admin.http.routes import table
 from chronos.admin.http.schemas import (
     TOPIC_PATTERN,
     AnyQuery,
+    ArchiveAuditName,
     ConfigName,
     FileName,
     NodeName,
@@ -41,8 +42,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A node of its own, because random requests are sent to it."""
-    settings: dict[str, object] = {"shards": 2, "audit.to": "topic"}
-    with Service(tmp_path_factory.mktemp("openapi") / "data", settings=settings) as running:
+    folder = tmp_path_factory.mktemp("openapi")
+    settings: dict[str, object] = {
+        "shards": 2,
+        "audit.to": "topic",
+        "admin.archive_audits": folder,
+    }
+    with Service(folder / "data", settings=settings) as running:
         yield running.start()
 
 
@@ -61,7 +67,7 @@ def description(service: Service) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_url(service.url + "/openapi.json", config=config)
 
 
-ANY_TEXT = (NodeName, ConfigName, ViewPath, FileName)
+ANY_TEXT = (ArchiveAuditName, NodeName, ConfigName, ViewPath, FileName)
 """Parameters for which every text is valid."""
 
 OPERATIONS = [

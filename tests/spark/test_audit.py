@@ -18,11 +18,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow.dataset as ds
 import pytest
 import typer
 from msgspec import structs
 
+from chronos.admin.cluster.audit import BROKEN, read_result
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.errors import ArchiveFailed
@@ -36,17 +38,18 @@ from chronos.spark.audit.coverage import (
     coverage,
     frontiers,
 )
-from chronos.spark.audit.find import Found, find
 from chronos.spark.audit.job import (
     DAY_MS,
     Audit,
     EmptyWindow,
+    Found,
     TargetCoverage,
     audit,
     default_span,
+    find,
     judge,
 )
-from chronos.spark.audit.outcomes import OUTCOMES, Span
+from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.report import html
 from chronos.spark.ledger import Request
 from chronos.spark.storage import ArchiveStorage
@@ -500,6 +503,21 @@ def test_json_has_times_as_rfc_3339_and_lateness_in_milliseconds(audited: Audit)
         "target": "target-0",
         "due_minute": "2030-01-01T00:01:00.000Z",
     }
+
+
+def test_the_console_reads_the_json(audited: Audit, tmp_path: Path) -> None:
+    """Its reader and the audit agree on the fields, and on the outcomes that break a promise."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(as_json(audited)))
+    found = read_result(tmp_path, "a", path.stat())
+    assert (found.verdict, found.counts) == ("broken", audited.overall.counts)
+    shown = json.loads(msgspec.json.encode(found))
+    printed = as_json(audited)
+    assert all(shown[name] == printed[name] for name in shown.keys() & printed.keys())
+    assert printed.keys() - shown.keys() == {
+        "clean", "hours", "shards", "archived_targets", "details",
+    }  # fmt: skip
+    assert BROKEN == WRONG
 
 
 def test_the_terminal_shows_what_was_broken(

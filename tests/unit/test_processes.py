@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chronos.cli.service import processes
-from chronos.cli.service.processes import PROCESSES_MAX, Place, check, cores, count_of, retiring
+from chronos.cli.service import serve
+from chronos.cli.service.serve import PROCESSES_MAX, Place, check, cores, count_of, retiring
 from chronos.config import Config, load
 from chronos.errors import ConfigurationError
 
@@ -131,6 +131,6 @@ def test_the_quota_of_a_container_limits_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(processes, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(serve, "CPU_QUOTA", tmp_path / "cpu.max")
     (tmp_path / "cpu.max").write_text(quota)
     assert cores() == expected

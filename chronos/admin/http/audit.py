@@ -37,8 +37,9 @@ CHANGES: tuple[Role, ...] = ("write", "operate")
 PAYLOADS = ("dead_letter", "dead-letter-at", "rejected-record", "records")
 """Names of the routes whose answers have payloads."""
 
-TRAIL = "audit"
-"""Name of the route that reads the trail: it changes nothing, so it makes no entry of its own."""
+READS = ("audit", "archive-audits", "archive-audit")
+"""Names of the routes of the console's view Audit: they change nothing, so they make no entries of
+their own."""
 
 SENDER = web.RequestKey("sender", Sender)
 """The key of a request's sender, once it is known."""
@@ -336,7 +337,7 @@ class Recorded:
 
 def is_recorded(route: Any) -> bool:
     """Return whether every request to a route has an entry."""
-    return (route.role in CHANGES and route.name != TRAIL) or route.name in PAYLOADS
+    return (route.role in CHANGES and route.name not in READS) or route.name in PAYLOADS
 
 
 def _text(text: str) -> str:

@@ -183,6 +183,7 @@ GROUPS = {
     "Records of topics": ("/v1/topics",),
     "Tokens": ("/v1/whoami",),
     "The audit trail": ("/v1/audit",),
+    "Audits of the archive": ("/v1/archive-audits",),
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
     "The process": ("/livez", "/readyz", "/metrics", "/openapi.json"),
@@ -200,6 +201,7 @@ EXAMPLE_PLACES = {
     "pattern": "billing-*",
     "namespace": "flags",
     "key": "dark-mode",
+    "audit": "2030-01-31",
     "view": "messages/order-17-reminder",
     "file": "app.js",
 }

@@ -52,6 +52,8 @@ TITLES = {
     "no-shard": "There is no such shard",
     "no-checkpoints": "No location for checkpoints is configured",
     "no-trail": "The audit trail cannot be read here",
+    "no-audits": "No folder of audits is configured",
+    "no-audit": "There is no such audit",
     "not-held": "This node has no replica of the shard",
     "no-holder": "No node with a replica of the shard answers",
     "not-a-member": "Only nodes of the cluster may request this",

@@ -7,11 +7,11 @@ from typing import Any, Literal
 from aiohttp import web
 from msgspec import Struct, field
 
+from chronos.admin.cluster.audit import ArchiveAuditReads, AuditReads
 from chronos.admin.cluster.cluster import CheckpointHandlers, Cluster, ReplicaTransfer
 from chronos.admin.cluster.overview import Overview, RateLimitHandlers
 from chronos.admin.cluster.registry import RegistryHandlers
 from chronos.admin.cluster.topics import TopicReads
-from chronos.admin.cluster.trail import AuditReads
 from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
@@ -102,6 +102,7 @@ def table(context: Context | None) -> list[Route]:
     topics = TopicReads(given)
     filters = Filters(given)
     audit = AuditReads(given)
+    archive_audits = ArchiveAuditReads(given)
     dead_letters = DeadLetters(given)
     rejected = RejectedRecords(given)
     jobs = JobHandlers(given)
@@ -1169,6 +1170,43 @@ def table(context: Context | None) -> list[Route]:
                 422: "A parameter is not valid.",
                 501: "`audit.to` is `log`: the trail is in the log lines of the nodes.",
                 503: "The file or the topic of the trail cannot be read.",
+            },
+        ),
+        Route(
+            method="GET",
+            path="/v1/archive-audits",
+            name="archive-audits",
+            role="operate",
+            scope="service",
+            handler=archive_audits.page,
+            query=schemas.ArchiveAuditsQuery,
+            summary=(
+                "Results of `chronos audit -o json` in the folder `admin.archive_audits` of the "
+                "node asked, the newest file first."
+            ),
+            answer=schemas.ArchiveAudits,
+            answers={
+                200: "The results.",
+                422: "A parameter is not valid.",
+                501: "`admin.archive_audits` is not set.",
+                503: "The folder cannot be read.",
+            },
+        ),
+        Route(
+            method="GET",
+            path="/v1/archive-audits/{audit}",
+            name="archive-audit",
+            role="operate",
+            scope="service",
+            handler=archive_audits.audit,
+            parameters={"audit": schemas.ArchiveAuditName},
+            summary="One result, with its targets, its worst minutes and its samples.",
+            answer=schemas.WholeArchiveAudit,
+            answers={
+                200: "The result.",
+                404: "There is no such file, or it has no result.",
+                501: "`admin.archive_audits` is not set.",
+                503: "The folder cannot be read.",
             },
         ),
         Route(

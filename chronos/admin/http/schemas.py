@@ -2287,6 +2287,120 @@ class AuditPage(Struct, kw_only=True):
     read: Annotated[int, Meta(ge=0, description="Entries that were read for this page.")]
 
 
+# --- Audits of the archive
+
+ArchiveAuditName = Annotated[
+    str, Meta(min_length=1, description="Name of the file, without `.json`.")
+]
+
+ArchiveVerdict = Literal["clean", "broken", "not-proved"]
+
+AuditCounts = Annotated[
+    dict[str, int], Meta(description="Messages by outcome, as `chronos audit` names it.")
+]
+
+
+class AuditedLateness(Struct, kw_only=True):
+    """Lateness of the delivered messages, in ms; null: there are none."""
+
+    count: int = 0
+    p50_ms: int | None = None
+    p99_ms: int | None = None
+    p999_ms: int | None = None
+    max_ms: int | None = None
+
+
+class AuditedMessages(Struct, kw_only=True, omit_defaults=True):
+    """Messages of one target or one minute, or all of an audit."""
+
+    target: str | UnsetType = UNSET
+    at: Annotated[str | UnsetType, Meta(description="The beginning of the minute.")] = UNSET
+    counts: AuditCounts
+    lateness: AuditedLateness
+
+
+class AuditedReason(Struct, kw_only=True):
+    """Messages with one outcome and one reason."""
+
+    outcome: str
+    reason: str | None
+    count: int
+
+
+class AuditSample(Struct, kw_only=True):
+    """One broken promise."""
+
+    outcome: str
+    shard: int
+    offset: Annotated[int, Meta(description="Of its record in the delay topic.")]
+    target: str | None
+    due_minute: str
+
+
+class ArchiveAudit(Struct, kw_only=True, rename={"start": "from", "end": "to"}):
+    """The result of one audit, or why the file has none."""
+
+    name: ArchiveAuditName
+    written_at: Annotated[str, Meta(description="When the file was written.")]
+    problem: Annotated[
+        str | UnsetType,
+        Meta(description="Why the file has no result; the fields below are then missing."),
+    ] = UNSET
+    verdict: Annotated[
+        ArchiveVerdict | UnsetType,
+        Meta(
+            description=(
+                "`clean`: nothing is missing, duplicated or early, and the archive proves it. "
+                "`broken`: a promise was broken. `not-proved`: none was as far as the archive "
+                "proves, and it does not prove every outcome."
+            )
+        ),
+    ] = UNSET
+    cluster: str | UnsetType = UNSET
+    start: Annotated[str | UnsetType, Meta(description="Beginning of the window.")] = UNSET
+    end: Annotated[str | UnsetType, Meta(description="End of the window.")] = UNSET
+    archived: Annotated[
+        str | UnsetType | None, Meta(description="The archive's end; null: not yet archived.")
+    ] = UNSET
+    judged_until: Annotated[
+        str | UnsetType, Meta(description="The time up to which the audit could judge.")
+    ] = UNSET
+    not_proved: Annotated[
+        list[str] | UnsetType, Meta(description="Why not every outcome is proved.")
+    ] = UNSET
+    counts: AuditCounts | UnsetType = UNSET
+    lateness: AuditedLateness | UnsetType = UNSET
+
+
+class WholeArchiveAudit(ArchiveAudit, kw_only=True):
+    """The result of one audit with its details, except for those by hour."""
+
+    reasons: list[AuditedReason] | UnsetType = UNSET
+    targets: Annotated[
+        list[AuditedMessages] | UnsetType, Meta(description="Most messages first.")
+    ] = UNSET
+    worst: Annotated[
+        list[AuditedMessages] | UnsetType,
+        Meta(description="Minutes with most broken promises, then with the greatest lateness."),
+    ] = UNSET
+    samples: Annotated[
+        list[AuditSample] | UnsetType, Meta(description="Some of the broken promises.")
+    ] = UNSET
+
+
+class ArchiveAudits(Struct, kw_only=True):
+    """The newest results."""
+
+    audits: list[ArchiveAudit]
+    total: Annotated[int, Meta(ge=0, description="Files in the folder.")]
+
+
+class ArchiveAuditsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How many."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="Most results in the answer.")] = 100
+
+
 AuditName = Annotated[str, Meta(min_length=1)]
 
 

@@ -1,7 +1,7 @@
 """Findings of `chronos doctor`, and those that follow from the answers of a service alone, which
 `chronos top` shows too.
 
-They need the base installation only. The checks that need the server are in `checks`.
+They need the base installation only. The checks that need the server are in `doctor`.
 """
 
 import re

@@ -15,7 +15,7 @@ from chronos.errors import ArchiveFailed, ConfigurationError, Retry
 from chronos.logs import set_up
 
 if TYPE_CHECKING:
-    from chronos.spark.audit.find import Found
+    from chronos.spark.audit.job import Found
 
 
 def settings_of(
@@ -268,8 +268,7 @@ def ask_archive(
 
     need_spark()
     from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.audit.find import find
-    from chronos.spark.audit.job import EmptyWindow
+    from chronos.spark.audit.job import EmptyWindow, find
     from chronos.spark.storage import ArchiveStorage
 
     try:

@@ -3,7 +3,7 @@
 const VIEWS = {
   messages: ["messages", "message"], timeline: ["timeline"], series: ["series"],
   "dead-letters": ["dead_letters", "dead_letter"], rejected: ["rejected", "rejected"],
-  targets: ["targets"], cluster: ["cluster"], audit: ["audit"],
+  targets: ["targets"], cluster: ["cluster"], audit: ["audit", "archive_audit"],
 };
 
 /**

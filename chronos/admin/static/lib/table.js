@@ -20,7 +20,11 @@ export function table({ caption, columns, rows = [], key, empty = "Nothing.", se
   const body = h("tbody", { role: "rowgroup" });
   const grid = h("table", { role: "table" }, h("caption", { class: "hidden-text" }, caption), h("thead", { role: "rowgroup" }, head), body);
   const none = h("div", { class: "empty" }, empty);
-  const element = h("div", { class: "table" }, h("div", { class: "scroll", tabindex: null }, grid), none);
+  const scroll = h("div", { class: "scroll" }, grid);
+  const element = h("div", { class: "table" }, scroll, none);
+  // What can be scrolled can be reached with the keyboard.
+  const observer = new ResizeObserver(() => (scroll.scrollWidth > scroll.clientWidth ? scroll.setAttribute("tabindex", "0") : scroll.removeAttribute("tabindex")));
+  [scroll, grid].forEach((each) => observer.observe(each));
 
   function choose(row, isChosen) {
     if (isChosen) selected.set(key(row), row);

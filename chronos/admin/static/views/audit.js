@@ -1,9 +1,10 @@
-// Who asked to change something, or to see payloads, and what came of it.
+// Who asked to change something, or to see payloads, and what came of it; and the audits of the archive.
 
 import { get } from "../lib/api.js";
 import { badge, card, h, link, replace, segment } from "../lib/dom.js";
 import { filterForm } from "../lib/filters.js";
-import { number, time } from "../lib/format.js";
+import { number, relative, time } from "../lib/format.js";
+import { late, messages, period, verdict } from "../lib/audits.js";
 import { askPage, pager } from "../lib/pages.js";
 import { instant, PERIOD } from "../lib/period.js";
 import { table } from "../lib/table.js";
@@ -58,21 +59,30 @@ export function mount(root, { query }) {
       ],
     }),
     list.element, pages, note);
-  replace(root, h("h1", null, "Audit"), trail, runs());
+  const audits = archiveAudits();
+  replace(root, h("h1", null, "Audit"), trail, audits.element);
 
   async function refresh() {
-    if (isOff || performance.now() - readAt < EVERY_MS) return;
+    if (performance.now() - readAt < EVERY_MS) return;
+    const done = await Promise.allSettled([refreshTrail(), audits.refresh()]);
+    readAt = performance.now();
+    const failed = done.find((each) => each.status === "rejected");
+    if (failed) throw failed.reason;
+  }
+
+  async function refreshTrail() {
+    if (isOff) return;
     const asked = chosen();
     let found;
     try {
       found = await askPage(() => get("/v1/audit", { ...asked, limit: PAGE, after: query.get("after") }), { path: PATH, query });
     } catch (error) {
       isOff = error.code === "no-trail";
-      if (isOff) return replace(trail, howToKeep());
-      throw error;
+      if (!isOff) throw error;
+      replace(trail, howToKeep());
+      return;
     }
-    if (found === null) return undefined;
-    readAt = performance.now();
+    if (found === null) return;
     // An entry may be in the trail twice.
     list.update([...new Map(found.entries.map((entry) => [key(entry), entry])).values()]);
     replace(note, found.kept_in === "topic" ? "Requests to all nodes, from the topic of audit.topic." : "Requests to the node asked, as far back as the present file of audit.path goes. With audit.to: topic every node shows the requests to all.");
@@ -124,9 +134,36 @@ function howToKeep() {
   ];
 }
 
-/** The service knows nothing of the archive: its audits are runs of a command elsewhere. */
-function runs() {
-  return card("Audits of the archive", null,
-    h("p", null, "Whether every message was delivered is proved from the archive, by a command that the service does not know of: ",
-      h("code", null, "chronos audit --location LOCATION --report audit.html"), "."));
+/** Results of `chronos audit -o json`, a command that the service knows only by the files it writes. */
+function archiveAudits() {
+  const list = table({
+    caption: "Audits of the archive", key: (each) => each.name, empty: "No audit has written its result yet.",
+    columns: [
+      { name: "Audit", grow: true, cell: (each) => (each.problem === undefined ? link(`${PATH}/${segment(each.name)}`, null, each.name) : each.name) },
+      { name: "Written", cell: (each) => relative(each.written_at) },
+      { name: "Messages due", cell: (each) => (each.problem === undefined ? period(each) : h("span", { class: "soft" }, each.problem)) },
+      { name: "Result", cell: (each) => each.problem === undefined && verdict(each) },
+      { name: "Messages", numeric: true, cell: (each) => each.problem === undefined && number(messages(each.counts)) },
+      { name: "Late p99", numeric: true, cell: (each) => each.problem === undefined && late(each.lateness.p99_ms) },
+    ],
+  });
+  const note = h("p", { class: "soft note" });
+  const element = card("Audits of the archive", null,
+    h("p", { class: "soft" }, "Whether every message was delivered is proved from the archive, by ", h("code", null, "chronos audit"), "."), list.element, note);
+  let isOff = false;
+  async function refresh() {
+    if (isOff) return;
+    try {
+      const found = await get("/v1/archive-audits", { limit: PAGE });
+      list.update(found.audits);
+      replace(note, found.total > found.audits.length ? `The newest ${number(found.audits.length)} of ${number(found.total)}.` : "");
+    } catch (error) {
+      isOff = error.code === "no-audits";
+      if (!isOff) throw error;
+      list.element.remove();
+      replace(note, "To see its results here, let it write them into a folder, ", h("code", null, "chronos audit --location LOCATION -o json > FOLDER/2030-01-31.json"),
+        ", and name the folder in the configuration of the nodes, ", h("code", null, "admin.archive_audits: FOLDER"), ".");
+    }
+  }
+  return { element, refresh };
 }

@@ -1,16 +1,16 @@
-"""`chronos dead-letters`: list, show, replay, discard."""
+"""`chronos dead-letters`: list, show, replay and discard, with their options and help."""
 
 import base64
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
 
-from chronos.cli.options import moment
+from chronos.cli.options import HERE, Output, Server, at_least, moment, with_connection
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -38,6 +38,244 @@ from chronos.client import (
     requests,
 )
 from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Position, Verb
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TOPIC",
+        help="Only messages for this topic, or for a pattern such as 'mail*'.",
+    ),
+]
+ReasonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reason", metavar="REASON", help="Only those with this reason, such as target-missing."
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Only those written at or after this time: RFC 3339, or -2h, now.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until", metavar="TIME", help="Only those written before this time; the same forms."
+    ),
+]
+OneId = Annotated[
+    str | None,
+    typer.Argument(metavar="ID", help="The id of a message: its newest dead letter."),
+]
+POSITION = typer.Option(
+    "--position",
+    metavar="PARTITION:OFFSET",
+    help="The dead letter at this position, as `list` shows it: an id may have several.",
+)
+OnePosition = Annotated[str | None, POSITION]
+Positions = Annotated[list[str] | None, POSITION]
+All = Annotated[bool, typer.Option("--all", help="All dead letters that are not resolved.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them, by reason and target.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+dead_letters_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""List, show, replay or discard the messages that could not be delivered.
+
+    A dead letter is resolved once it was replayed or discarded. Its record stays in the dead-letter topic.
+
+    \b
+    Examples:
+      chronos dead-letters list
+      chronos dead-letters replay --target orders --reason target-missing --dry-run
+    """,  # noqa: E501
+)
+
+
+@dead_letters_app.command(name="list")
+@with_connection
+def list_letters(
+    target: Target = None,
+    reason: ReasonOption = None,
+    since: Since = None,
+    until: Until = None,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Also those that were replayed or discarded.")
+    ] = False,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N dead letters."
+        ),
+    ] = 50,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """List dead letters, the newest first.
+
+    \b
+    Examples:
+      chronos dead-letters list
+      chronos dead-letters list --target orders --since -2h
+      chronos dead-letters list --reason expired -n 500 -o json
+    """
+    with connect(server) as client:
+        filter_ = _filter(target=target, reason=reason, since=since, until=until)
+
+        def page(letters: int, after: str | None) -> dict[str, Any]:
+            asked = dead_letters.page(filter_, resolved=resolved, limit=letters, after=after)
+            answer: dict[str, Any] = client.call(asked.as_json())
+            return answer
+
+        letters, after, records = read_pages(page, "letters", limit)
+    if output is Format.json:
+        put_json({"letters": letters, "after": after, "records": records})
+        return
+    if letters:
+        headings = (
+            *("DEAD", "", "REASON", "TARGET", "ID", "POSITION", "SIZE"),
+            "RESOLVED" if resolved else "",
+        )
+        put(table([(heading, "left") for heading in headings], [_row(one) for one in letters]))
+    else:
+        note(f"no dead letters{'' if resolved else ' that are not resolved'}; {_read(records)}")
+    note_more(after, limit)
+
+
+@dead_letters_app.command(name="show")
+@with_connection
+def show_letter(
+    id: OneId = None,
+    position: OnePosition = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show the newest dead letter of a message, or the one at a position, with its payload. Exit
+    code 4 if there is none.
+
+    \b
+    Examples:
+      chronos dead-letters show reminder-17
+      chronos dead-letters show --position 0:4711
+    """
+    if id is not None and position is None:
+        asked = dead_letters.get(given(id))
+    elif id is None and position is not None:
+        asked = dead_letters.at(_position(position))
+    else:
+        raise typer.BadParameter("give an ID, or --position")
+    found = fetch(server, output, asked.as_json())
+    if found is None:
+        return
+    put(table(None, list(_facts(msgspec.convert(found, WholeDeadLetter)))))
+
+
+@dead_letters_app.command(name="replay")
+@with_connection
+def replay_letters(
+    id: OneId = None,
+    position: Positions = None,
+    target: Target = None,
+    reason: ReasonOption = None,
+    since: Since = None,
+    until: Until = None,
+    all_: All = False,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="N", help="At most N dead letters a second.", min=0.1),
+    ] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Replay also those whose cause is still there: they will fail again. Not those "
+            "that targets.allow and targets.deny forbid: Chronos would refuse their records.",
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Schedule dead letters again, due at once, the oldest first. Correct the cause before.
+
+    Those whose cause is still there, because the target is missing or forbidden, or takes neither
+    their size nor a message without a key, are named and left as they are. Counts all first and
+    asks. A replayed message keeps its id, target and headers, and has the header chronos-replayed.
+    A command that was stopped or killed can be repeated: nothing is delivered twice. Exit code 4 if
+    no dead letter has the id or the position, 1 if some cannot be replayed.
+
+    \b
+    Examples:
+      chronos dead-letters replay reminder-17
+      chronos dead-letters replay --position 0:4711 --position 2:17
+      chronos dead-letters replay --target orders --reason target-missing --dry-run
+      chronos dead-letters replay --target orders --since -2h --rate 500 --yes
+      chronos dead-letters replay --all
+    """
+    _resolve(
+        server,
+        output,
+        "replay",
+        id=id,
+        positions=position or [],
+        target=target,
+        reason=reason,
+        since=since,
+        until=until,
+        all=all_,
+        rate=rate,
+        dry_run=dry_run,
+        yes=yes,
+        anyway=anyway,
+    )
+
+
+@dead_letters_app.command(name="discard")
+@with_connection
+def discard_letters(
+    id: OneId = None,
+    position: Positions = None,
+    target: Target = None,
+    reason: ReasonOption = None,
+    since: Since = None,
+    until: Until = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Mark dead letters as discarded: they are no longer listed or replayed. Counts them first and
+    asks.
+
+    \b
+    Examples:
+      chronos dead-letters discard reminder-17
+      chronos dead-letters discard --position 0:4711
+      chronos dead-letters discard --reason expired --until -7d --yes
+    """
+    _resolve(
+        server,
+        output,
+        "discard",
+        id=id,
+        positions=position or [],
+        target=target,
+        reason=reason,
+        since=since,
+        until=until,
+        all=all_,
+        rate=None,
+        dry_run=dry_run,
+        yes=yes,
+    )
+
 
 SHOWN_CHARACTERS = 1_000
 """Characters of a payload that are shown."""
@@ -98,31 +336,6 @@ LINE_EVERY_S = 2.0
 DONE = {"replay": "replayed", "discard": "discarded"}
 
 
-def list_(server: str, output: Format, *, resolved: bool, limit: int, **which: str | None) -> None:
-    """At most `limit` dead letters; as JSON one object, that of the HTTP interface."""
-    with connect(server) as client:
-        filter_ = _filter(which)
-
-        def page(letters: int, after: str | None) -> dict[str, Any]:
-            asked = dead_letters.page(filter_, resolved=resolved, limit=letters, after=after)
-            answer: dict[str, Any] = client.call(asked.as_json())
-            return answer
-
-        letters, after, records = read_pages(page, "letters", limit)
-    if output is Format.json:
-        put_json({"letters": letters, "after": after, "records": records})
-        return
-    if letters:
-        headings = (
-            *("DEAD", "", "REASON", "TARGET", "ID", "POSITION", "SIZE"),
-            "RESOLVED" if resolved else "",
-        )
-        put(table([(heading, "left") for heading in headings], [_row(one) for one in letters]))
-    else:
-        note(f"no dead letters{'' if resolved else ' that are not resolved'}; {_read(records)}")
-    note_more(after, limit)
-
-
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
     return (
         local(one["dead_at"]),
@@ -134,20 +347,6 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         size(one["value_bytes"]),
         one.get("resolution", ""),
     )
-
-
-def show(server: str, output: Format, id: str | None, position: str | None) -> None:
-    """The newest dead letter of a message, or the one at a position."""
-    if id is not None and position is None:
-        asked = dead_letters.get(given(id))
-    elif id is None and position is not None:
-        asked = dead_letters.at(_position(position))
-    else:
-        raise typer.BadParameter("give an ID, or --position")
-    found = fetch(server, output, asked.as_json())
-    if found is None:
-        return
-    put(table(None, list(_facts(msgspec.convert(found, WholeDeadLetter)))))
 
 
 def _position(text: str) -> Position:
@@ -186,7 +385,7 @@ def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
     yield from payload_facts(found.value_bytes, found.value, found.value_base64)
 
 
-def resolve(
+def _resolve(
     server: str,
     output: Format,
     verb: Verb,
@@ -201,7 +400,7 @@ def resolve(
     **which: str | None,
 ) -> None:
     """1. count, 2. ask, 3. replay or discard part by part."""
-    filter_ = _filter(which)
+    filter_ = _filter(**which)
     if (id is not None) + bool(positions) + all + bool(filter_) != 1:
         raise typer.BadParameter(
             "give an ID, or --position, or a filter (--target, --reason, --since, --until), or "
@@ -309,7 +508,7 @@ def _confirm(question: str, verb: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def _filter(which: dict[str, str | None]) -> DeadLetterFilter:
+def _filter(**which: str | None) -> DeadLetterFilter:
     """The filter of the options that were given."""
     found: dict[str, Any] = {
         "target": which["target"],

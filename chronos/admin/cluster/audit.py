@@ -1,0 +1,265 @@
+"""Reads of the console's view Audit: the audit trail, and the results of audits of the archive.
+
+The trail is read from its end, in bounded parts; `chronos/admin/http/audit.py` writes it. Its times
+are those of the nodes, each by its own clock, so entries of several nodes are only about in order.
+
+The results are files that `chronos audit -o json` made in the folder `admin.archive_audits`. A node
+reads them, and writes nothing there."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from chronos.admin.http.context import Call, Context
+from chronos.admin.http.encoding import begin_again
+from chronos.admin.http.problems import ProblemError, converted, wrong_field
+from chronos.admin.http.schemas import (
+    ArchiveAudit,
+    ArchiveAudits,
+    ArchiveAuditsQuery,
+    ArchiveVerdict,
+    AuditedMessages,
+    AuditedReason,
+    AuditEntry,
+    AuditPage,
+    AuditQuery,
+    AuditSample,
+    WholeArchiveAudit,
+)
+from chronos.admin.messages.scheduling import time_ms
+from chronos.core.timefmt import format_time
+from chronos.node.opening import open_audit_trail
+from chronos.ports import AuditTrail
+
+PART_S = 2.0
+"""How long one page may read; at least one entry is read."""
+
+DISORDER_MS = 60_000
+"""How far the clocks of the nodes may differ: so far before `since` is still looked for entries."""
+
+_decode = msgspec.json.Decoder(AuditEntry).decode
+
+Part = tuple[list[AuditEntry], Sequence[int] | None, int]
+"""The entries of a page, the position behind them, None if everything was read, and the number of
+entries that were read."""
+
+
+class Period(msgspec.Struct, frozen=True):
+    """Times as entries have them, which order like text."""
+
+    since: str
+    until: str | None
+    begin: str
+    """No entry before this one is in the period."""
+
+
+class AuditReads:
+    """The handler of `/v1/audit`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def page(self, call: Call) -> tuple[int, object]:
+        """Entries of the trail, the newest first."""
+        query: AuditQuery = call.query
+        context = self._context
+        trail = open_audit_trail(context.node.config, context.node.log)
+        if trail is None:
+            raise ProblemError(
+                501,
+                "no-trail",
+                "audit.to is log: the trail is in the log lines of `chronos.audit` of each node",
+                hint="set audit.to to file or to topic to read it here",
+            )
+        period = _period(query)
+        behind = None if query.after is UNSET else context.cursors.open(call, query, query.after)
+        try:
+            found, position, read = await context.in_thread(_part, trail, query, period, behind)
+        except LookupError:
+            raise begin_again() from None
+        return 200, AuditPage(
+            kept_in="file" if context.node.config.audit.to == "file" else "topic",
+            entries=found,
+            after=None if position is None else context.cursors.seal(call, query, position),
+            read=read,
+        )
+
+
+def _period(query: AuditQuery) -> Period:
+    since_ms = 0 if query.since is UNSET else converted("since", time_ms, query.since)
+    until_ms = None if query.until is UNSET else converted("until", time_ms, query.until)
+    if until_ms is not None and since_ms > until_ms:
+        raise wrong_field("until", "lies before since, so that nothing is in between")
+    return Period(
+        since=format_time(since_ms),
+        until=None if until_ms is None else format_time(until_ms),
+        begin=format_time(max(0, since_ms - DISORDER_MS)),
+    )
+
+
+def _part(
+    trail: AuditTrail, query: AuditQuery, period: Period, behind: Sequence[int] | None
+) -> Part:
+    """Read until the page is full, the time is over, or the period is."""
+    ends_s = time.monotonic() + PART_S
+    found: list[AuditEntry] = []
+    position = behind
+    read = 0
+    with closing(trail.newest(behind)) as entries:
+        for data, position in entries:
+            read += 1
+            entry = _entry(data)
+            if entry is not None and entry.time < period.begin:
+                return found, None, read
+            if entry is not None and _is_wanted(entry, query, period):
+                found.append(entry)
+            if len(found) == query.limit or time.monotonic() >= ends_s:
+                return found, position, read
+    return found, None, read
+
+
+def _entry(data: bytes) -> AuditEntry | None:
+    """The entry; None for a line that a full disk cut short, or a record of another program."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _is_wanted(entry: AuditEntry, query: AuditQuery, period: Period) -> bool:
+    return (
+        query.token in (UNSET, entry.token)
+        and query.action in (UNSET, entry.verb)
+        and query.phase in (UNSET, entry.phase)
+        and (query.id is UNSET or query.id in entry.ids)
+        and (not query.refused or entry.status >= 400)
+        and period.since <= entry.time
+        and (period.until is None or entry.time < period.until)
+    )
+
+
+RESULT = ".json"
+"""The ending of the files that are results."""
+
+RESULT_BYTES_MAX = 64 << 20
+"""A larger file is not read; a result has some 250 bytes for each target and hour."""
+
+BROKEN = ("missing", "duplicated", "early")
+"""Outcomes that break a promise."""
+
+
+class _Result(AuditedMessages, kw_only=True, rename={"start": "from", "end": "to"}):
+    """What `chronos audit -o json` prints, as far as it is shown."""
+
+    cluster: str
+    start: str
+    end: str
+    archived: str | None
+    judged_until: str
+    clean: bool
+    not_proved: list[str]
+    reasons: list[AuditedReason]
+    targets: list[AuditedMessages]
+    worst: list[AuditedMessages]
+    samples: list[AuditSample]
+
+
+_decode_result = msgspec.json.Decoder(_Result).decode
+_SHOWN = set(_Result.__struct_fields__) & set(WholeArchiveAudit.__struct_fields__)
+
+
+class ArchiveAuditReads:
+    """The handlers of `/v1/archive-audits`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[str, tuple[tuple[int, int], ArchiveAudit]] = {}
+        """Results that were read, by file, each with the file's time and size then."""
+
+    async def page(self, call: Call) -> tuple[int, object]:
+        """The newest results, without their details."""
+        query: ArchiveAuditsQuery = call.query
+        return 200, await self._context.in_thread(self._newest, self._folder(), query.limit)
+
+    async def audit(self, call: Call) -> tuple[int, object]:
+        """One result."""
+        name = call.request.match_info["audit"]
+        return 200, await self._context.in_thread(_one, self._folder(), name)
+
+    def _folder(self) -> Path:
+        folder = self._context.node.config.admin.archive_audits
+        if folder is None:
+            raise ProblemError(
+                501,
+                "no-audits",
+                "admin.archive_audits is not set",
+                hint="set it to a folder, and let `chronos audit -o json` write its results there",
+            )
+        return Path(folder)
+
+    def _newest(self, folder: Path, limit: int) -> ArchiveAudits:
+        files = sorted(_files(folder), key=lambda each: (-each[1].st_mtime_ns, each[0]))
+        known: dict[str, tuple[tuple[int, int], ArchiveAudit]] = {}
+        for name, status in files[:limit]:
+            state = status.st_mtime_ns, status.st_size
+            before = self._known.get(name)
+            if before is None or before[0] != state:
+                before = state, _summary(read_result(folder, name, status))
+            known[name] = before
+        self._known = known
+        return ArchiveAudits(audits=[each for _, each in known.values()], total=len(files))
+
+
+def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """The names of the results, without their ending, and the state of their files."""
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                (entry.name.removesuffix(RESULT), entry.stat())
+                for entry in entries
+                if entry.name.endswith(RESULT) and entry.is_file()
+            ]
+    except OSError as error:
+        raise ProblemError(
+            503, "unavailable", f"admin.archive_audits cannot be read: {error}"
+        ) from None
+
+
+def read_result(folder: Path, name: str, status: os.stat_result) -> WholeArchiveAudit:
+    """Return the result in a file, or why it has none."""
+    found = WholeArchiveAudit(name=name, written_at=format_time(status.st_mtime_ns // 1_000_000))
+    if status.st_size == 0:
+        return replace(found, problem="empty: the audit is running, or it failed")
+    if status.st_size > RESULT_BYTES_MAX:
+        return replace(found, problem=f"larger than {RESULT_BYTES_MAX >> 20} MiB")
+    try:
+        result = _decode_result((folder / f"{name}{RESULT}").read_bytes())
+    except OSError as error:
+        return replace(found, problem=f"cannot be read: {error.strerror}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return replace(found, problem=f"not a result of `chronos audit -o json`: {error}")
+    verdict: ArchiveVerdict = "clean"
+    if not result.clean:
+        verdict = "broken" if any(map(result.counts.get, BROKEN)) else "not-proved"
+    known = {field: getattr(result, field) for field in _SHOWN}
+    return replace(found, verdict=verdict, **known)
+
+
+def _summary(whole: WholeArchiveAudit) -> ArchiveAudit:
+    return ArchiveAudit(**{name: getattr(whole, name) for name in ArchiveAudit.__struct_fields__})
+
+
+def _one(folder: Path, name: str) -> WholeArchiveAudit:
+    status = dict(_files(folder)).get(name)
+    if status is None:
+        raise ProblemError(404, "no-audit", f"admin.archive_audits has no {name}{RESULT}")
+    found = read_result(folder, name, status)
+    if isinstance(found.problem, str):
+        raise ProblemError(404, "no-audit", f"{name}{RESULT}: {found.problem}")
+    return found
