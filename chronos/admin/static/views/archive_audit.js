@@ -79,7 +79,7 @@ function samples(audit) {
     columns: [
       { name: "Outcome", cell: (each) => each.outcome },
       { name: "Target", grow: true, cell: (each) => each.target ?? h("span", SOFT, "none") },
-      { name: "Due", cell: (each) => time(each.due_minute) },
+      { name: "Due", cell: (each) => time(each.due_minute, "minute") },
       { name: "Record", cell: (each) => `shard ${each.shard}, offset ${number(each.offset)}` },
     ],
   }).element;
