@@ -299,6 +299,40 @@ START
     mv "$partial" "$CACHE/chromium-$version"
 }
 
+# ---------------------------------------------------------------------------------------- Prometheus
+
+# set_up_promtool: Prometheus's promtool, in PROMTOOL, which is exported. It is $PROMTOOL if set, else an installed one, else that
+# of Debian's package in .cache/promtool-<version>. PROMTOOL=fetch fetches it even if one is installed.
+set_up_promtool() {
+    local wanted=${PROMTOOL-}
+    wanted=${wanted:-$(command -v promtool || true)}
+    if [[ -z "$wanted" || "$wanted" == fetch ]]; then
+        wanted=$(compgen -G "$CACHE/promtool-*/promtool" | head -n 1) || true
+        if [[ -z "$wanted" ]]; then
+            fetch_promtool
+            wanted=$(compgen -G "$CACHE/promtool-*/promtool" | head -n 1)
+        fi
+    fi
+    "$wanted" --version >/dev/null 2>&1 || fail "the promtool $wanted does not start, and tests/integration/test_promtool.py needs it." \
+        "Name another: PROMTOOL=<path>. If it is in .cache: remove its directory and run ./scripts/promtool/fetch"
+    export PROMTOOL=$wanted
+}
+
+# fetch_promtool: .cache/promtool-<version> with the promtool of Debian's prometheus.
+fetch_promtool() {
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+        fail "there is no promtool, and no apt-get to fetch Debian's." "Install Prometheus and name it: PROMTOOL=<path>."
+    local partial version
+    mkdir -p "$CACHE"
+    partial=$(mktemp -d "$CACHE/partial-promtool.XXXXXX")
+    say "fetching Debian's prometheus into .cache (some 22 MB)"
+    fetch_debian "$partial" prometheus || fail "could not fetch Debian's package prometheus; apt-get's reason is above."
+    version=$(dpkg-deb -f "$partial"/packages/prometheus_*.deb Version)
+    mv "$partial/tree/usr/bin/promtool" "$partial/promtool"
+    rm -rf "$partial"/{packages,tree} "$CACHE/promtool-$version"
+    mv "$partial" "$CACHE/promtool-$version"
+}
+
 # ------------------------------------------------------------------------------------------- Peers
 
 # set_up_peers: beanstalkd and Redis for `bench --peers`, Debian's packages in .cache/peers/tree.
