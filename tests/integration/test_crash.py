@@ -202,7 +202,7 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_
 
 # -------------------------------------------------------------------------------------- first start
 
-FIRST_KILLS = 12
+FIRST_KILLS = 4
 
 
 @pytest.mark.slow

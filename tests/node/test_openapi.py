@@ -81,7 +81,7 @@ OPERATIONS = [
     or route.body is not None
     or route.query not in (NoQuery, AnyQuery)
 ]
-EXAMPLES_MAX = 25
+EXAMPLES_MAX = 15
 """Requests of each kind to each operation."""
 
 

@@ -59,7 +59,7 @@ INTERPRETED = {
 }
 """Spark's settings to interpret each query and to plan it once. The tests of a session have
 hundreds of queries with few rows: compiling them took a third of the time, and planning each stage
-again half of the rest (measured). The commands that tests start do both, as those of users do."""
+again half of the rest (measured). One audit and one archive run do both, as those of users do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -92,11 +92,12 @@ def connector() -> dict[str, str]:
     return {"spark.jars": ",".join(map(str, jars))}
 
 
-def small() -> dict[str, str]:
+def small(*, compiled: bool = False) -> dict[str, str]:
     """Spark's settings for small jobs: the connector, two partitions for each shuffle, and a JVM
-    that starts quickly."""
+    that starts quickly. `compiled`: as for users, each query is compiled and its stages planned
+    again."""
     # The quick compiler only: a job of seconds does not earn back what the other one costs.
-    return _quick((QUICK_START, *spark_classes()))
+    return _quick((QUICK_START, *spark_classes())) | ({} if compiled else INTERPRETED)
 
 
 @cache

@@ -623,7 +623,7 @@ def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
         "audit",
         "--master",
         "local[2]",
-        *conf(small()),
+        *conf(small(compiled=True)),
         *arguments,
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
