@@ -47,6 +47,7 @@ from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
 from chronos.node.shards import (
     ShardDriver,
     ShardWatch,
+    Shared,
     Turns,
     join_until,
     look,
@@ -254,12 +255,13 @@ class Node:
             self.rates.open(self.shards, self.membership)
             self.registry_configuration.open(self.membership)
             # 4.
+            shared = self._shared()
             identities = [identity(config, number, infos) for number in range(config.shards)]
             with ThreadPoolExecutor(STORES_AT_ONCE, "open") as threads:
                 for mine, store in zip(
                     identities, threads.map(self._open_store, identities), strict=True
                 ):
-                    self.shards.append(self._open_shard(mine, store))
+                    self.shards.append(self._open_shard(shared, mine, store))
             # 5.
             if self._reachability is not None:
                 self._pings.start()
@@ -404,33 +406,21 @@ class Node:
         self._stores[mine.shard] = store
         return store
 
-    def _open_shard(self, mine: Identity, store: RocksStore) -> ShardDriver:
+    def _open_shard(self, shared: Shared, mine: Identity, store: RocksStore) -> ShardDriver:
         """Return the driver of a shard, with its checkpoints scheduled."""
         number, position = mine.shard, _position(store)
         bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(
             number, position.pull_offset
         )
         shard = make_shard(
-            self.config,
+            shared,
             number,
-            log_port=self.log,
             store=store,
-            clock=self.clock,
-            instance=self.instance,
-            guard=self._guard,
             assigned=lambda: (
                 STANDALONE if self.membership is None else self.membership.assignment(number)
             ),
             restore=lambda cost: self._restore(store, mine, cost),
-            selector=self.selector,
             bounded=bounded,
-            failed=self._fail,
-            changed=self._note_change,
-            outcomes=self.outcomes,
-            turns=self._turns,
-            limits=self.rates.limits,
-            elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
-            tracing=self._spans,
         )
         self._flushed[number] = position
         if self.checkpoints is not None:
@@ -441,6 +431,23 @@ class Node:
                 trims=lambda: shard.role == ReplicaState.MASTER,
             )
         return shard
+
+    def _shared(self) -> Shared:
+        return Shared(
+            config=self.config,
+            log=self.log,
+            clock=self.clock,
+            instance=self.instance,
+            guard=self._guard,
+            failed=self._fail,
+            changed=self._note_change,
+            outcomes=self.outcomes,
+            turns=self._turns,
+            limits=self.rates.limits,
+            selector=self.selector,
+            elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
+            tracing=self._spans,
+        )
 
     def _restore(self, store: RocksStore, mine: Identity, cost: RecoveryCost) -> bool:
         """Return whether a checkpoint replaced the contents of the store."""

@@ -142,23 +142,40 @@ class Turns:
             self._resting -= 1
 
 
+class Shared(Struct, frozen=True, kw_only=True):
+    """What all shards of a node share."""
+
+    config: Config
+    log: Log
+    clock: Clock
+    instance: str
+    """Of the data directory."""
+    guard: Callable[[], str | None]
+    """Returns why no step may begin now; None if one may."""
+    failed: Callable[[ChronosError], None]
+    """Called once, with the error that ended the thread of a shard."""
+    changed: Callable[[], None] = lambda: None
+    """Called after a step that changed the state of a replica."""
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    """Where the outcomes of steps are counted."""
+    turns: Turns = field(default_factory=Turns)
+    """For the steps of starting replicas."""
+    limits: RateLimits | None = None
+    """The rate limits in force; None: those of the configuration."""
+    selector: Selector | None = None
+    elsewhere: Callable[[int], int] = lambda shard: MS_MAX
+    """See `workers.replica.replica.Replica`."""
+    tracing: Tracing | None = None
+    """Observes the committed steps; None: tracing is off."""
+
+
 class ShardDriver:
     """Runs one shard of this node, in a thread that it has only while the node holds the shard."""
 
     def __init__(
-        self,
-        replica: Replica,
-        *,
-        clock: Clock,
-        assigned: Callable[[], Assignment],
-        failed: Callable[[ChronosError], None],
-        changed: Callable[[], None] = lambda: None,
-        outcomes: Outcomes | None = None,
-        turns: Turns | None = None,
+        self, replica: Replica, shared: Shared, assigned: Callable[[], Assignment]
     ) -> None:
-        """`changed`: called after a step that changed the state of the replica. `outcomes`: where
-        the node counts the outcomes of its steps. `turns`: for the steps of its starting
-        replicas."""
+        """`assigned`: returns the assignment as of now."""
         self.number = replica.number
         self.replica = replica
         self.lateness = Histogram(LATENESS_S)
@@ -174,16 +191,16 @@ class ShardDriver:
         """How often it has stood still since the start. Set by `ShardWatch`."""
         self.step_began_ms: int | None = None
         """When the thread began the present step (epoch ms); None without a thread."""
-        self.outcomes = Outcomes() if outcomes is None else outcomes
-        self._clock = clock
+        self.outcomes = shared.outcomes
+        self._clock = shared.clock
         self._assigned = assigned
-        self._failed = failed
-        self._changed = changed
+        self._failed = shared.failed
+        self._changed = shared.changed
         self._shown: tuple[ReplicaState, str | None] | None = None
         """State of the replica, and why it is paused, after the last step."""
         self._soon = threading.Event()
         """It shall step soon, or stop."""
-        self._turns = turns or Turns()
+        self._turns = shared.turns
         self._called = threading.Event()
         """It is its turn, or it shall stop."""
         self._queued_s: float | None = None
@@ -414,37 +431,17 @@ class ShardDriver:
 
 
 def make_shard(
-    config: Config,
+    shared: Shared,
     number: int,
     *,
-    log_port: Log,
     store: Store,
-    clock: Clock,
-    instance: str,
-    guard: Callable[[], str | None],
     assigned: Callable[[], Assignment],
     restore: Callable[[RecoveryCost], bool],
-    selector: Selector | None = None,
     bounded: bool = False,
-    failed: Callable[[ChronosError], None],
-    changed: Callable[[], None] = lambda: None,
-    limits: RateLimits | None = None,
-    outcomes: Outcomes | None = None,
-    turns: Turns | None = None,
-    elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
-    tracing: Tracing | None = None,
 ) -> ShardDriver:
-    """Return the driver, not started yet. `guard`, `assigned`, `restore`, `bounded`, `elsewhere`:
-    see `workers.replica.replica.Replica`.
-
-    `tracing`: observes the committed steps; None: tracing is off.
-
-    `limits`: the rate limits in force, which all shards of the node share; None: those of the
-    configuration. `outcomes`: where the node counts the outcomes of its steps. `turns`: see
-    `ShardDriver`.
-
-    `selector`: the one of the node. `failed`: called once, with the error that ended the driver's
-    thread. `changed`: see `ShardDriver`."""
+    """Return the driver, not started yet. `assigned`, `restore`, `bounded`: see
+    `workers.replica.replica.Replica`."""
+    config, clock = shared.config, shared.clock
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(
         shard=number,
@@ -468,11 +465,11 @@ def make_shard(
         next_cron=next_cron,
     )
 
-    rate_limits = RateLimits(configured_rates(config)) if limits is None else limits
+    rate_limits = shared.limits or RateLimits(configured_rates(config))
 
     def pusher() -> Pusher:
         return Pusher(
-            log_port,
+            shared.log,
             rules,
             PushSettings(
                 delay_topic=topics.delay,
@@ -487,11 +484,11 @@ def make_shard(
                 ),
             ),
             rates=ShardRates(number, rate_limits, began_ms=clock.now_ms()),
-            selector=selector if config.delivery_faults.enabled else None,
+            selector=shared.selector if config.delivery_faults.enabled else None,
         )
 
     replica = Replica(
-        log_port=log_port,
+        log_port=shared.log,
         store=store,
         clock=clock,
         rules=rules,
@@ -511,27 +508,19 @@ def make_shard(
             progress_topic=topics.progress,
             cluster=config.cluster,
             node=config.node.id,
-            instance=instance,
+            instance=shared.instance,
             delivered_ms=config.retention.delivered if config.workers.delete else None,
             deduplication_ms=config.retention.deduplication,
         ),
         pusher=pusher,
-        guard=guard,
+        guard=shared.guard,
         assigned=assigned,
         restore=restore,
         bounded=bounded,
-        elsewhere=elsewhere,
-        tracing=tracing,
+        elsewhere=shared.elsewhere,
+        tracing=shared.tracing,
     )
-    return ShardDriver(
-        replica,
-        clock=clock,
-        assigned=assigned,
-        failed=failed,
-        changed=changed,
-        outcomes=outcomes,
-        turns=turns,
-    )
+    return ShardDriver(replica, shared, assigned)
 
 
 def configured_rates(config: Config) -> Mapping[str, Rate | None]:

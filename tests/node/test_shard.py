@@ -12,7 +12,7 @@ from chronos.config import Config, load
 from chronos.core.clock import AGES
 from chronos.core.keys import ID_STATE, OFFSET_MAX
 from chronos.node.opening import own_topics
-from chronos.node.shards import make_shard
+from chronos.node.shards import Shared, make_shard
 from chronos.ports import Clock, Log, Store
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
@@ -83,18 +83,15 @@ def make_replica(
     assigned: Callable[[], Assignment] = lambda: STANDALONE,
 ) -> Replica:
     """The replica of a node, which is always master unless another assignment is given."""
-    return make_shard(
-        config,
-        0,
-        log_port=log,
-        store=store,
+    shared = Shared(
+        config=config,
+        log=log,
         clock=clock,
         instance="i",
         guard=lambda: None,
-        assigned=assigned,
-        restore=restore,
         failed=lambda error: None,
-    ).replica
+    )
+    return make_shard(shared, 0, store=store, assigned=assigned, restore=restore).replica
 
 
 def test_a_clock_that_was_ahead_once_does_not_delay_the_deletion_of_settled_messages(

@@ -22,7 +22,7 @@ from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Progress, unpack_progress
 from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.opening import own_topics
-from chronos.node.shards import ShardDriver, make_shard
+from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
 from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
@@ -110,18 +110,20 @@ class Service:
         self.run(0)
 
     def make(self, number: int, store: MemoryStore, assignment: Assignment) -> ShardDriver:
-        return make_shard(
-            self.config,
-            number,
-            log_port=self.log,
-            store=store,
+        shared = Shared(
+            config=self.config,
+            log=self.log,
             clock=self.clock,
             instance="a",
             guard=lambda: None,
+            failed=self.failures.append,
+        )
+        return make_shard(
+            shared,
+            number,
+            store=store,
             assigned=lambda: assignment,
             restore=lambda cost: False,
-            failed=self.failures.append,
-            limits=None,
         )
 
     def run(self, for_ms: int, *, only: Sequence[int] = range(SHARDS)) -> None:

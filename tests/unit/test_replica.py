@@ -27,6 +27,7 @@ from chronos.node.shards import (
     OVER_MS,
     ShardDriver,
     ShardWatch,
+    Shared,
     make_shard,
     report,
 )
@@ -81,19 +82,22 @@ class Node:
         self.clock = case.clock
         self.store = store or MemoryStore()
         self.failures: list[ChronosError] = []
-        self.driver: ShardDriver = make_shard(
-            load(None, {}, [f"shards={shards}", f"node.id={name}"]),
-            0,
-            log_port=case.log,
-            store=self.store,
+        shared = Shared(
+            config=load(None, {}, [f"shards={shards}", f"node.id={name}"]),
+            log=case.log,
             clock=case.clock,
             instance=name,
             guard=lambda: self.guard,
+            failed=self.failures.append,
+            limits=case.limits,
+        )
+        self.driver: ShardDriver = make_shard(
+            shared,
+            0,
+            store=self.store,
             assigned=lambda: self.assignment,
             restore=lambda cost: self.fetch(cost),
             bounded=bounded,
-            failed=self.failures.append,
-            limits=case.limits,
         )
         self.replica: Replica = self.driver.replica
 
