@@ -321,16 +321,16 @@ set_up_promtool() {
 # fetch_promtool: .cache/promtool-<version> with the promtool of Debian's prometheus.
 fetch_promtool() {
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
-        fail "there is no promtool, and no apt-get to fetch Debian's." "Install Prometheus and name it: PROMTOOL=<path>."
+        fail "there is no promtool, and no apt-get to fetch Debian's." "Install Prometheus and name it: PROMTOOL=<path>. Without it: ./scripts/test fast"
     local partial version
     mkdir -p "$CACHE"
     partial=$(mktemp -d "$CACHE/partial-promtool.XXXXXX")
     say "fetching Debian's prometheus into .cache (some 22 MB)"
     fetch_debian "$partial" prometheus || fail "could not fetch Debian's package prometheus; apt-get's reason is above."
     version=$(dpkg-deb -f "$partial"/packages/prometheus_*.deb Version)
-    mv "$partial/tree/usr/bin/promtool" "$partial/promtool"
-    rm -rf "$partial"/{packages,tree} "$CACHE/promtool-$version"
-    mv "$partial" "$CACHE/promtool-$version"
+    mkdir -p "$CACHE/promtool-$version"
+    mv -f "$partial/tree/usr/bin/promtool" "$CACHE/promtool-$version/promtool"
+    rm -rf "$partial"
 }
 
 # ------------------------------------------------------------------------------------------- Peers

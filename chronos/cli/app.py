@@ -2,9 +2,7 @@
 on Spark."""
 
 import os
-import platform
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
@@ -754,6 +752,9 @@ def version(output: Output = Format.text) -> None:
       chronos version
       chronos version -o json
     """
+    import platform
+    from importlib import metadata
+
     from chronos import __version__
 
     libraries = {}

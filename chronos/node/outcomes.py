@@ -2,7 +2,7 @@
 day of the node, minute by minute.
 
 Shard threads count once a step; other threads read. The counts begin with the process. The minutes
-are made of them once a second by the maintenance thread, and kept in memory.
+are made from them once a second by the maintenance thread, and kept in memory.
 """
 
 import threading

@@ -347,7 +347,7 @@ def test_audits_of_the_archive_are_read_with_their_verdict(page: Page, service: 
     expect(shown).to_contain_text("--missing-only sends the missing messages again")
     expect(shown).to_contain_text("shard 0, offset 4,711")
     expect(page.get_by_role("table", name="Targets")).to_contain_text(HOSTILE[0])
-    expect(page.get_by_role("table", name="Worst minutes").get_by_role("row")).to_have_count(2)
+    expect(page.get_by_role("table", name="Worst times").get_by_role("row")).to_have_count(2)
     opened(page, service, "/ui/audit/none")
     expect(page.get_by_role("alert")).to_contain_text("admin.archive_audits has no none.json")
 
@@ -378,7 +378,7 @@ def test_a_token_that_may_only_read_sees_no_payloads_and_changes_nothing(
         ("/ui/rejected/taken", "Copy as JSON"),
         ("/ui/targets?target=news", "set at run time"),
         ("/ui/audit?action=set-rate", "from 127.0.0.1"),
-        ("/ui/audit/2030-01-31", "Worst minutes"),
+        ("/ui/audit/2030-01-31", "Worst times"),
     ],
     ids=["letters", "letter", "rejected", "targets", "audit", "audit-of-the-archive"],
 )

@@ -469,12 +469,18 @@ def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> Non
             "running": b"",
             "other": b'{"cluster": 1}',
             "cut": result()[:100],
+            "deep": b'{"x": ' + b"[" * 200_000,
+            "large": b" " * (8 << 20) + b"{}",
         }
         for at, (name, data) in enumerate(files.items()):
             (folder / f"{name}.json").write_bytes(data)
             os.utime(folder / f"{name}.json", (at, at))
         (folder / "notes.txt").write_text("no result")
         (folder / "folder.json").mkdir()
+        (folder / "loop.json").symlink_to("loop.json")
+        (folder / ".json").touch()
+        (folder / ".hidden.json").touch()
+        Path(os.fsdecode(os.fsencode(folder) + b"/\xff.json")).touch()
         found = listed()
         assert found["total"] == len(files)
         assert [each["name"] for each in found["audits"]] == list(files)[::-1]
@@ -482,14 +488,15 @@ def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> Non
         verdicts = {"broken": "broken", "clean": "clean", "open": "not-proved"}
         assert {name: each.get("verdict") for name, each in by_name.items()} == {
             **verdicts,
-            **dict.fromkeys(("running", "other", "cut")),
+            **dict.fromkeys(("running", "other", "cut", "deep", "large")),
         }
         assert "is running" in by_name["running"]["problem"]
         assert "not a result" in by_name["other"]["problem"]
+        assert "larger than 8 MiB" in by_name["large"]["problem"]
         assert by_name["broken"]["written_at"] == "1970-01-01T00:00:00.000Z"
         assert by_name["broken"]["from"] == "2030-01-30T00:00:00Z"
         assert by_name["open"]["not_proved"] == ["1 message is unknown"]
-        assert [each["name"] for each in listed(limit=2)["audits"]] == ["cut", "other"]
+        assert [each["name"] for each in listed(limit=2)["audits"]] == ["large", "deep"]
         (folder / "running.json").write_bytes(files["clean"])
         assert listed()["audits"][0] == by_name["clean"] | {
             "name": "running",
@@ -501,7 +508,7 @@ def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> Non
         assert whole["targets"][0]["target"] == "orders"
         assert whole["worst"][0]["at"] == "2030-01-30T08:00:00Z"
         assert whole["counts"] == {"delivered": 11, "missing": 1}
-        for name in ("none", "other", "..%2Fother", "notes.txt"):
+        for name in ("none", "other", "..%2Fother", "notes.txt", "loop", ".hidden"):
             assert (ask(f"/{name}").status, ask(f"/{name}").problem) == (404, "no-audit")
         assert ask(token="reader").problem == "forbidden"
         assert ask("/broken", token="reader").problem == "forbidden"

@@ -59,7 +59,7 @@ INTERPRETED = {
 }
 """Spark's settings to interpret each query and to plan it once. The tests of a session have
 hundreds of queries with few rows: compiling them took a third of the time, and planning each stage
-again half of the rest (measured). One audit and one archive run do both, as those of users do."""
+again half of the rest (measured). One of the audits does both, as those of users do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

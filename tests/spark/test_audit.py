@@ -24,7 +24,7 @@ import pytest
 import typer
 from msgspec import structs
 
-from chronos.admin.cluster.audit import BROKEN, read_result
+from chronos.admin.cluster.audit import BROKEN, read_result, state_of
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.errors import ArchiveFailed
@@ -509,7 +509,7 @@ def test_the_console_reads_the_json(audited: Audit, tmp_path: Path) -> None:
     """Its reader and the audit agree on the fields, and on the outcomes that break a promise."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps(as_json(audited)))
-    found = read_result(tmp_path, "a", path.stat())
+    found = read_result(tmp_path, "a", state_of(path.stat()))
     assert (found.verdict, found.counts) == ("broken", audited.overall.counts)
     shown = json.loads(msgspec.json.encode(found))
     printed = as_json(audited)

@@ -6,11 +6,13 @@ are those of the nodes, each by its own clock, so entries of several nodes are o
 The results are files that `chronos audit -o json` made in the folder `admin.archive_audits`. A node
 reads them, and writes nothing there."""
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -147,8 +149,9 @@ def _is_wanted(entry: AuditEntry, query: AuditQuery, period: Period) -> bool:
 RESULT = ".json"
 """The ending of the files that are results."""
 
-RESULT_BYTES_MAX = 64 << 20
-"""A larger file is not read; a result has some 250 bytes for each target and hour."""
+RESULT_BYTES_MAX = 8 << 20
+"""A larger file is not read. `chronos audit` prints at most 10,000 rows by hour and 1,000 targets:
+some 3 MB."""
 
 BROKEN = ("missing", "duplicated", "early")
 """Outcomes that break a promise."""
@@ -174,23 +177,43 @@ _decode_result = msgspec.json.Decoder(_Result).decode
 _SHOWN = set(_Result.__struct_fields__) & set(WholeArchiveAudit.__struct_fields__)
 
 
+class _FileState(NamedTuple):
+    written_ns: int
+    changed_ns: int
+    size: int
+    inode: int
+
+    @property
+    def written_at(self) -> str:
+        return format_time(self.written_ns // 1_000_000)
+
+
+def state_of(status: os.stat_result) -> _FileState:
+    """Return what changes when a file does."""
+    return _FileState(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+
+
 class ArchiveAuditReads:
     """The handlers of `/v1/archive-audits`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._known: dict[str, tuple[tuple[int, int], ArchiveAudit]] = {}
-        """Results that were read, by file, each with the file's time and size then."""
+        self._one_at_a_time = asyncio.Lock()
+        """A folder on a network may hang: no more than one thread waits for it."""
+        self._known: dict[str, tuple[_FileState, ArchiveAudit]] = {}
+        """Results that were read, by file, each with the state of the file then."""
 
     async def page(self, call: Call) -> tuple[int, object]:
         """The newest results, without their details."""
         query: ArchiveAuditsQuery = call.query
-        return 200, await self._context.in_thread(self._newest, self._folder(), query.limit)
+        async with self._one_at_a_time:
+            return 200, await self._context.in_thread(self._newest, self._folder(), query.limit)
 
     async def audit(self, call: Call) -> tuple[int, object]:
         """One result."""
         name = call.request.match_info["audit"]
-        return 200, await self._context.in_thread(_one, self._folder(), name)
+        async with self._one_at_a_time:
+            return 200, await self._context.in_thread(_one, self._folder(), name)
 
     def _folder(self) -> Path:
         folder = self._context.node.config.admin.archive_audits
@@ -204,45 +227,71 @@ class ArchiveAuditReads:
         return Path(folder)
 
     def _newest(self, folder: Path, limit: int) -> ArchiveAudits:
-        files = sorted(_files(folder), key=lambda each: (-each[1].st_mtime_ns, each[0]))
-        known: dict[str, tuple[tuple[int, int], ArchiveAudit]] = {}
-        for name, status in files[:limit]:
-            state = status.st_mtime_ns, status.st_size
-            before = self._known.get(name)
-            if before is None or before[0] != state:
-                before = state, _summary(read_result(folder, name, status))
-            known[name] = before
-        self._known = known
-        return ArchiveAudits(audits=[each for _, each in known.values()], total=len(files))
+        files = _files(folder)
+        self._known = {name: known for name, known in self._known.items() if name in files}
+        newest = sorted(files, key=lambda name: (-files[name].written_ns, name))[:limit]
+        return ArchiveAudits(
+            audits=[self._summary(folder, name, files[name]) for name in newest], total=len(files)
+        )
+
+    def _summary(self, folder: Path, name: str, state: _FileState) -> ArchiveAudit:
+        known = self._known.get(name)
+        if known is not None and known[0] == state:
+            return known[1]
+        try:
+            whole = read_result(folder, name, state)
+        except OSError as error:
+            return ArchiveAudit(name=name, written_at=state.written_at, problem=_why(error))
+        fields = {field: getattr(whole, field) for field in ArchiveAudit.__struct_fields__}
+        self._known[name] = state, ArchiveAudit(**fields)
+        return self._known[name][1]
 
 
-def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """The names of the results, without their ending, and the state of their files."""
+def _files(folder: Path) -> dict[str, _FileState]:
+    """Return the states of the results by their names without the ending. Hidden files, such as
+    those of an editor, and names that are not UTF-8 are left out."""
+    found = {}
     try:
         with os.scandir(folder) as entries:
-            return [
-                (entry.name.removesuffix(RESULT), entry.stat())
-                for entry in entries
-                if entry.name.endswith(RESULT) and entry.is_file()
-            ]
+            for entry in entries:
+                name = entry.name.removesuffix(RESULT)
+                if name == entry.name or name.startswith(".") or not name or not _is_text(name):
+                    continue
+                # It may be gone meanwhile.
+                with suppress(OSError):
+                    if entry.is_file():
+                        found[name] = state_of(entry.stat())
     except OSError as error:
         raise ProblemError(
             503, "unavailable", f"admin.archive_audits cannot be read: {error}"
         ) from None
+    return found
 
 
-def read_result(folder: Path, name: str, status: os.stat_result) -> WholeArchiveAudit:
-    """Return the result in a file, or why it has none."""
-    found = WholeArchiveAudit(name=name, written_at=format_time(status.st_mtime_ns // 1_000_000))
-    if status.st_size == 0:
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _why(error: OSError) -> str:
+    return f"cannot be read: {error.strerror}"
+
+
+def read_result(folder: Path, name: str, state: _FileState) -> WholeArchiveAudit:
+    """Return the result in a file, or why it has none. Raises OSError."""
+    found = WholeArchiveAudit(name=name, written_at=state.written_at)
+    with (folder / f"{name}{RESULT}").open("rb") as file:
+        data = file.read(RESULT_BYTES_MAX + 1)
+    if not data:
         return replace(found, problem="empty: the audit is running, or it failed")
-    if status.st_size > RESULT_BYTES_MAX:
+    if len(data) > RESULT_BYTES_MAX:
         return replace(found, problem=f"larger than {RESULT_BYTES_MAX >> 20} MiB")
     try:
-        result = _decode_result((folder / f"{name}{RESULT}").read_bytes())
-    except OSError as error:
-        return replace(found, problem=f"cannot be read: {error.strerror}")
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        result = _decode_result(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return replace(found, problem=f"not a result of `chronos audit -o json`: {error}")
     verdict: ArchiveVerdict = "clean"
     if not result.clean:
@@ -251,15 +300,14 @@ def read_result(folder: Path, name: str, status: os.stat_result) -> WholeArchive
     return replace(found, verdict=verdict, **known)
 
 
-def _summary(whole: WholeArchiveAudit) -> ArchiveAudit:
-    return ArchiveAudit(**{name: getattr(whole, name) for name in ArchiveAudit.__struct_fields__})
-
-
 def _one(folder: Path, name: str) -> WholeArchiveAudit:
-    status = dict(_files(folder)).get(name)
-    if status is None:
+    state = _files(folder).get(name)
+    if state is None:
         raise ProblemError(404, "no-audit", f"admin.archive_audits has no {name}{RESULT}")
-    found = read_result(folder, name, status)
+    try:
+        found = read_result(folder, name, state)
+    except OSError as error:
+        raise ProblemError(404, "no-audit", f"{name}{RESULT}: {_why(error)}") from None
     if isinstance(found.problem, str):
         raise ProblemError(404, "no-audit", f"{name}{RESULT}: {found.problem}")
     return found

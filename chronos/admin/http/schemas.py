@@ -2287,6 +2287,40 @@ class AuditPage(Struct, kw_only=True):
     read: Annotated[int, Meta(ge=0, description="Entries that were read for this page.")]
 
 
+AuditName = Annotated[str, Meta(min_length=1)]
+
+
+class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which entries."""
+
+    token: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests of the token with this name."),
+    ] = UNSET
+    action: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests with this `verb`, such as `cancel`."),
+    ] = UNSET
+    id: Annotated[
+        AuditName | UnsetType,
+        Meta(description="Only requests that name this id, as in `ids`."),
+    ] = UNSET
+    phase: Annotated[AuditPhase | UnsetType, Meta(description="Only entries of this phase.")] = (
+        UNSET
+    )
+    refused: Annotated[bool, Meta(description="Only outcomes with a status of 400 or above.")] = (
+        False
+    )
+    since: Annotated[Time | UnsetType, Meta(description="Only those at or after this time.")] = (
+        UNSET
+    )
+    until: Annotated[Time | UnsetType, Meta(description="Only those before this time.")] = UNSET
+    limit: Annotated[
+        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
+    ] = 100
+    after: PageKey | UnsetType = UNSET
+
+
 # --- Audits of the archive
 
 ArchiveAuditName = Annotated[
@@ -2314,7 +2348,10 @@ class AuditedMessages(Struct, kw_only=True, omit_defaults=True):
     """Messages of one target or one minute, or all of an audit."""
 
     target: str | UnsetType = UNSET
-    at: Annotated[str | UnsetType, Meta(description="The beginning of the minute.")] = UNSET
+    at: Annotated[
+        str | UnsetType,
+        Meta(description="The beginning of the minute, in a long window of several."),
+    ] = UNSET
     counts: AuditCounts
     lateness: AuditedLateness
 
@@ -2351,8 +2388,8 @@ class ArchiveAudit(Struct, kw_only=True, rename={"start": "from", "end": "to"}):
         Meta(
             description=(
                 "`clean`: nothing is missing, duplicated or early, and the archive proves it. "
-                "`broken`: a promise was broken. `not-proved`: none was as far as the archive "
-                "proves, and it does not prove every outcome."
+                "`broken`: a promise was broken. `not-proved`: no promise was broken as far as "
+                "the archive proves, but it does not prove every outcome."
             )
         ),
     ] = UNSET
@@ -2373,7 +2410,8 @@ class ArchiveAudit(Struct, kw_only=True, rename={"start": "from", "end": "to"}):
 
 
 class WholeArchiveAudit(ArchiveAudit, kw_only=True):
-    """The result of one audit with its details, except for those by hour."""
+    """The result of one audit, without the rows by hour and the coverage
+    of the archive."""
 
     reasons: list[AuditedReason] | UnsetType = UNSET
     targets: Annotated[
@@ -2381,7 +2419,7 @@ class WholeArchiveAudit(ArchiveAudit, kw_only=True):
     ] = UNSET
     worst: Annotated[
         list[AuditedMessages] | UnsetType,
-        Meta(description="Minutes with most broken promises, then with the greatest lateness."),
+        Meta(description="Times with most broken promises, then with the greatest lateness."),
     ] = UNSET
     samples: Annotated[
         list[AuditSample] | UnsetType, Meta(description="Some of the broken promises.")
@@ -2392,47 +2430,13 @@ class ArchiveAudits(Struct, kw_only=True):
     """The newest results."""
 
     audits: list[ArchiveAudit]
-    total: Annotated[int, Meta(ge=0, description="Files in the folder.")]
+    total: Annotated[int, Meta(ge=0, description="Files in the folder that end in `.json`.")]
 
 
 class ArchiveAuditsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """How many."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000, description="Most results in the answer.")] = 100
-
-
-AuditName = Annotated[str, Meta(min_length=1)]
-
-
-class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which entries."""
-
-    token: Annotated[
-        AuditName | UnsetType,
-        Meta(description="Only requests of the token with this name."),
-    ] = UNSET
-    action: Annotated[
-        AuditName | UnsetType,
-        Meta(description="Only requests with this `verb`, such as `cancel`."),
-    ] = UNSET
-    id: Annotated[
-        AuditName | UnsetType,
-        Meta(description="Only requests that name this id, as in `ids`."),
-    ] = UNSET
-    phase: Annotated[AuditPhase | UnsetType, Meta(description="Only entries of this phase.")] = (
-        UNSET
-    )
-    refused: Annotated[bool, Meta(description="Only outcomes with a status of 400 or above.")] = (
-        False
-    )
-    since: Annotated[Time | UnsetType, Meta(description="Only those at or after this time.")] = (
-        UNSET
-    )
-    until: Annotated[Time | UnsetType, Meta(description="Only those before this time.")] = UNSET
-    limit: Annotated[
-        int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")
-    ] = 100
-    after: PageKey | UnsetType = UNSET
 
 
 # --- Dead letters

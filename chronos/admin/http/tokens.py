@@ -46,10 +46,12 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import aiohttp
+import jwt
 import msgspec
 import structlog
 import yaml
 from aiohttp import web
+from cryptography import x509
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -177,8 +179,6 @@ class Issuer:
         self._known.clear()
 
     def _checked(self, token: str) -> dict[str, Any]:
-        import jwt
-
         try:
             header = jwt.get_unverified_header(token)
             for key in self._candidates(header.get("kid"), header.get("alg")):
@@ -268,8 +268,6 @@ def read_keys(data: bytes) -> tuple[_Key, ...]:
 
 
 def _key(given: Mapping[str, Any]) -> _Key | None:
-    import jwt
-
     algorithms = ALGORITHMS.get(str(given.get("crv", given.get("kty"))), ())
     if (only := given.get("alg")) is not None:
         algorithms = tuple(each for each in algorithms if each == only)
@@ -323,8 +321,6 @@ class _Certificate(Struct, frozen=True, kw_only=True):
 def name_of(text: str) -> str:
     """The name in an entry, in the form in which names are compared; ValueError with a text for
     users."""
-    from cryptography import x509  # Takes 60 ms, which a node without certificates saves.
-
     kind, _, name = text.partition(":")
     if kind == "dns" and name:
         return f"dns:{name.lower()}"
@@ -357,8 +353,6 @@ def names_shown(request: web.Request) -> tuple[str, ...]:
 
 @lru_cache(CERTIFICATES_KEPT)
 def _decoded(encoded: bytes) -> _Certificate:
-    from cryptography import x509
-
     try:
         found = x509.load_der_x509_certificate(encoded)
         names = [subject] if (subject := found.subject.rfc4514_string()) else []

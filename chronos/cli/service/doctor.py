@@ -6,7 +6,8 @@ data directory -> the service, if it runs here -> disk -> stores -> log -> topic
 clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and
-while it is stopped."""
+while it is stopped. Nothing is created or changed; one probe record is written, which is never
+delivered."""
 
 import os
 import socket

@@ -148,8 +148,8 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool, proces
 def run_process(
     path: str | None, overrides: list[str], process: str, *, from_checkpoint: bool
 ) -> None:
-    """Serve as one of several nodes of this machine, and exit with one of its codes:
-    RETIRED, or STOPPED and another one."""
+    """Serve as one of several nodes of this machine, and exit with RETIRED, or with the code of
+    the error, plus STOPPED if no restart helps."""
     from chronos.config import load
 
     place = Place.parse(process)
@@ -180,6 +180,9 @@ def _run(config: "Config", *, from_checkpoint: bool, place: "Place | None" = Non
     # All native libraries are loaded before the threads of any of them run.
     from chronos.admin import Server
     from chronos.node import Node
+
+    if config.admin.jwt.issuer or config.admin.tls.client_ca:
+        import jwt  # noqa: F401
 
     sys.setswitchinterval(SWITCH_S)
     signals = _Signals()

@@ -351,8 +351,8 @@ def _summary(
     )
 
 
-DAYS = 30
-"""The window ends where the archive does, and begins so many days before."""
+FIND_DAYS = 30
+"""The default window of `find` ends where the archive does, and begins so many days before."""
 
 
 class FoundDelivery(Struct, frozen=True, kw_only=True):
@@ -401,7 +401,7 @@ def find(
     archived_ms = archive_end(
         tables, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
     )
-    span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=DAYS)
+    span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
     watch(Step(name="reading the coverage of the archive"))
     rows = judge(tables, delay_topic, span).outcomes
     if ledger.runs(storage):

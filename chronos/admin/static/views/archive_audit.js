@@ -4,7 +4,7 @@ import { get } from "../lib/api.js";
 import { late, messages, period, verdict } from "../lib/audits.js";
 import { copyButton } from "../lib/copy.js";
 import { card, facts, h, link, replace, segment } from "../lib/dom.js";
-import { number, relative, time } from "../lib/format.js";
+import { number, plural, relative, time } from "../lib/format.js";
 import { table } from "../lib/table.js";
 
 const SOFT = { class: "soft" };
@@ -31,9 +31,9 @@ export function mount(root, { id }) {
           caption: "Targets", rows: audit.targets, key: (row) => row.target ?? "", empty: "No message was due.",
           columns: [{ name: "Target", grow: true, cell: (row) => (row.target === undefined ? h("span", SOFT, "none") : link("/ui/targets", { target: row.target }, row.target)) }, ...RESULT],
         }).element),
-        card("Worst minutes", { class: "wide" }, table({
-          caption: "Worst minutes", rows: audit.worst, key: (row) => row.at, empty: "Nothing was late, missing, duplicated or early.",
-          columns: [{ name: "Minute", grow: true, cell: (row) => time(row.at) }, ...RESULT],
+        card("Worst times", { class: "wide" }, table({
+          caption: "Worst times", rows: audit.worst, key: (row) => row.at, empty: "Nothing was late, missing, duplicated or early.",
+          columns: [{ name: "From", grow: true, cell: (row) => time(row.at) }, ...RESULT],
         }).element)));
   }
 
@@ -56,10 +56,14 @@ function summary(audit) {
 }
 
 function todo(audit) {
-  if (audit.verdict === "clean") return "Nothing: every message has its outcome.";
-  if (audit.verdict === "not-proved") return ["Run ", h("code", null, "chronos archive"), " again, and then the audit: it judges as far as the archive reaches."];
-  return ["Keep the archive, and report what was broken. ", h("code", null, `chronos backfill --from ${audit.from} --to ${audit.to} --missing-only`), " sends the missing messages again."];
+  const pending = audit.counts.pending ?? 0;
+  if (audit.verdict === "clean") return pending ? `Nothing. ${plural(pending, "message")} due right before the end of the archive will be judged by the next audit.` : "Nothing: every message has its outcome.";
+  const again = pending > 0 && ["Pending ones: run ", h("code", null, "chronos archive"), " again, and then the audit. "];
+  if (audit.verdict === "not-proved") return [again, audit.counts.unknown > 0 && ["Unknown ones cannot be judged. ", command("--gone --target TARGET"), " sends those that are not in their target."]];
+  return ["Keep the archive, and report what was broken. ", audit.counts.missing > 0 && [command(`--from ${audit.from} --to ${audit.to} --missing-only`), " sends the missing messages again."]];
 }
+
+const command = (options) => h("code", null, `chronos backfill --location LOCATION ${options}`);
 
 function outcomes(audit) {
   const whys = (outcome) => audit.reasons.filter((each) => each.outcome === outcome && each.reason !== null).map((each) => `${each.reason} ${number(each.count)}`).join(", ");
@@ -75,11 +79,11 @@ function outcomes(audit) {
 
 function samples(audit) {
   return table({
-    caption: "Broken promises", rows: audit.samples, key: (each) => `${each.shard}/${each.offset}`, empty: "None.",
+    caption: "Broken promises", rows: audit.samples.map((each, at) => ({ ...each, at })), key: (each) => each.at, empty: "None.",
     columns: [
       { name: "Outcome", cell: (each) => each.outcome },
       { name: "Target", grow: true, cell: (each) => each.target ?? h("span", SOFT, "none") },
-      { name: "Due", cell: (each) => time(each.due_minute, "minute") },
+      { name: "Due from", cell: (each) => time(each.due_minute, "minute") },
       { name: "Record", cell: (each) => `shard ${each.shard}, offset ${number(each.offset)}` },
     ],
   }).element;

@@ -32,6 +32,7 @@ export function mount(root, { query }) {
   const chosen = () => ({ ...Object.fromEntries(["token", "action", "id"].map((name) => [name, query.get(name) || undefined])), phase: isIntent ? "intent" : "outcome", refused: isRefused || undefined, since: instant(query.get("since")), until: instant(query.get("until")) });
   let readAt = -Infinity;
   let isOff = false;
+  let failed; // What the last read could not do: it is shown until the next one.
   const pages = h("div", { class: "pager", hidden: true });
   const note = h("p", { class: "soft note" });
   const list = table({
@@ -63,10 +64,11 @@ export function mount(root, { query }) {
   replace(root, h("h1", null, "Audit"), trail, audits.element);
 
   async function refresh() {
-    if (performance.now() - readAt < EVERY_MS) return;
-    const done = await Promise.allSettled([refreshTrail(), audits.refresh()]);
-    readAt = performance.now();
-    const failed = done.find((each) => each.status === "rejected");
+    if (performance.now() - readAt >= EVERY_MS) {
+      const done = await Promise.allSettled([refreshTrail(), audits.refresh()]);
+      readAt = performance.now();
+      failed = done.find((each) => each.status === "rejected");
+    }
     if (failed) throw failed.reason;
   }
 
