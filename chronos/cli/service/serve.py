@@ -181,9 +181,6 @@ def _run(config: "Config", *, from_checkpoint: bool, place: "Place | None" = Non
     from chronos.admin import Server
     from chronos.node import Node
 
-    if config.admin.jwt.issuer or config.admin.tls.client_ca:
-        import jwt  # noqa: F401
-
     sys.setswitchinterval(SWITCH_S)
     signals = _Signals()
     node = Node(
