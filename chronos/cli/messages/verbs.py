@@ -170,7 +170,9 @@ def act(
     elif result:
         print(result.result)
         if result.due_at is not None:
-            note(f"goes on at {local(result.due_at)}  ({relative(result.due_at)})")
+            begins = "paused until it is resumed, at the latest until"
+            when = "goes on at" if verb != "pause" or until is not None else begins
+            note(f"{when} {local(result.due_at)}  ({relative(result.due_at)})")
     if result:
         return
     if result.result == "accepted":

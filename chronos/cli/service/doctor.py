@@ -133,7 +133,7 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
                 "data directory, disk, stores",
                 (
                     f"{config.node.data_dir} is not on this machine; run the command on each "
-                    "node, with its settings"
+                    "node, with its settings (--config)"
                 ),
             )
         if config.log.kind == "kafka":
