@@ -257,7 +257,8 @@ class DeliveryConfig(Section):
     create_topics: bool = key(
         False,
         "Create target topics that do not exist. It is off by default, so that messages for a "
-        "mistyped topic are dead-lettered and not written to a topic without readers.",
+        "mistyped topic are dead-lettered and not written to a topic without readers. The embedded "
+        "log creates every target, whatever is set.",
     )
     open_transactions: Literal["deliver", "wait"] = key(
         "deliver",
