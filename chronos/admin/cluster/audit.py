@@ -177,7 +177,9 @@ _decode_result = msgspec.json.Decoder(_Result).decode
 _SHOWN = set(_Result.__struct_fields__) & set(WholeArchiveAudit.__struct_fields__)
 
 
-class _FileState(NamedTuple):
+class FileState(NamedTuple):
+    """What changes when a file does, its permissions included."""
+
     written_ns: int
     changed_ns: int
     size: int
@@ -188,9 +190,9 @@ class _FileState(NamedTuple):
         return format_time(self.written_ns // 1_000_000)
 
 
-def state_of(status: os.stat_result) -> _FileState:
-    """Return what changes when a file does."""
-    return _FileState(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+def state_of(status: os.stat_result) -> FileState:
+    """Return the part of a file's status that is compared."""
+    return FileState(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 class ArchiveAuditReads:
@@ -200,7 +202,7 @@ class ArchiveAuditReads:
         self._context = context
         self._one_at_a_time = asyncio.Lock()
         """A folder on a network may hang: no more than one thread waits for it."""
-        self._known: dict[str, tuple[_FileState, ArchiveAudit]] = {}
+        self._known: dict[str, tuple[FileState, ArchiveAudit]] = {}
         """Results that were read, by file, each with the state of the file then."""
 
     async def page(self, call: Call) -> tuple[int, object]:
@@ -234,7 +236,7 @@ class ArchiveAuditReads:
             audits=[self._summary(folder, name, files[name]) for name in newest], total=len(files)
         )
 
-    def _summary(self, folder: Path, name: str, state: _FileState) -> ArchiveAudit:
+    def _summary(self, folder: Path, name: str, state: FileState) -> ArchiveAudit:
         known = self._known.get(name)
         if known is not None and known[0] == state:
             return known[1]
@@ -247,7 +249,7 @@ class ArchiveAuditReads:
         return self._known[name][1]
 
 
-def _files(folder: Path) -> dict[str, _FileState]:
+def _files(folder: Path) -> dict[str, FileState]:
     """Return the states of the results by their names without the ending. Hidden files, such as
     those of an editor, and names that are not UTF-8 are left out."""
     found = {}
@@ -280,7 +282,7 @@ def _why(error: OSError) -> str:
     return f"cannot be read: {error.strerror}"
 
 
-def read_result(folder: Path, name: str, state: _FileState) -> WholeArchiveAudit:
+def read_result(folder: Path, name: str, state: FileState) -> WholeArchiveAudit:
     """Return the result in a file, or why it has none. Raises OSError."""
     found = WholeArchiveAudit(name=name, written_at=state.written_at)
     with (folder / f"{name}{RESULT}").open("rb") as file:
