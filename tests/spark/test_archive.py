@@ -510,6 +510,10 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
     logs.schedule(100, DUE_MS)
     started = begin_run(storage, brokers, streams, run)
     assert started.left_out == {}
+    # What tells it, whether or not the client has heard of the election.
+    known = run.topics[logs.target].partitions["0"].leader_epoch
+    assert known is not None
+    assert brokers.batch_header(logs.target, 0, 19).leader_epoch > known
     found = started.run
     reads = {
         (topic, part): read

@@ -395,7 +395,14 @@ class KafkaLog:
     ) -> set[tuple[str, int]]:
         """The partitions whose log no longer has the records before an offset that it had in a
         leader epoch."""
-        return self._offsets.truncated(positions)
+        found = self._offsets.truncated(positions)
+        # The client compares only once a broker has told it of the election.
+        for at, (offset, epoch) in positions.items():
+            if at not in found and offset > self._offsets.watermarks(*at).start:
+                header = self.batch_header(*at, offset - 1)
+                if header.first < offset and header.leader_epoch > epoch:
+                    found.add(at)
+        return found
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before the offset, but none beyond the last stable offset."""
