@@ -16,6 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from chronos.core.message import Reason
+from tests.harness.audits import result
 from tests.harness.service import Service
 from tests.harness.tokens import tokens_file
 
@@ -87,35 +88,9 @@ def audits(folder: Path) -> Path:
     file of one that is running."""
     made = folder / "audits"
     made.mkdir()
-    late = {"count": 11, "p50_ms": 4, "p99_ms": 20, "p999_ms": 20, "max_ms": 31}
-    counts = {"delivered": 11, "missing": 1}
-    broken = {
-        "cluster": "chronos",
-        "from": "2030-01-30T00:00:00Z",
-        "to": "2030-01-31T00:00:00Z",
-        "archived": "2030-01-31T00:05:00Z",
-        "judged_until": "2030-01-31T00:04:00Z",
-        "clean": False,
-        "not_proved": [],
-        "counts": counts,
-        "lateness": late,
-        "reasons": [],
-        "targets": [{"target": HOSTILE[0], "counts": counts, "lateness": late}],
-        "worst": [{"at": "2030-01-30T08:00:00Z", "counts": {"missing": 1}, "lateness": late}],
-        "samples": [
-            {
-                "outcome": "missing",
-                "shard": 0,
-                "offset": 4711,
-                "target": HOSTILE[0],
-                "due_minute": "2030-01-30T08:00:00Z",
-            }
-        ],
-    }
-    clean = broken | {"clean": True, "counts": {"delivered": 12}, "samples": []}
     for name, text in {
-        "2030-01-31": json.dumps(broken),
-        "2030-02-01": json.dumps(clean),
+        "2030-01-31": result(HOSTILE[0]),
+        "2030-02-01": result(HOSTILE[0], clean=True, counts={"delivered": 12}, samples=[]),
         HOSTILE[1]: "",
     }.items():
         (made / f"{name}.json").write_text(text)

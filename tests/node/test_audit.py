@@ -22,6 +22,7 @@ from chronos.admin.http.audit import Trail
 from chronos.admin.http.problems import ProblemError
 from chronos.config import load
 from chronos.errors import ConfigurationError, Retry
+from tests.harness.audits import result
 from tests.harness.inside import Inside, wait_until
 from tests.harness.tokens import tokens_file
 
@@ -410,40 +411,6 @@ def test_the_trail_is_read_newest_first_page_by_page(
             assert service.ask("GET", "/v1/audit", token="operator").status == 503
 
 
-def result(**changes: object) -> bytes:
-    """What `chronos audit -o json` prints of 12 messages, one of which is missing."""
-    late = {"count": 11, "p50_ms": 4, "p99_ms": 20, "p999_ms": 20, "max_ms": 31}
-    counts = {"delivered": 11, "missing": 1}
-    found: dict[str, object] = {
-        "cluster": "chronos",
-        "from": "2030-01-30T00:00:00Z",
-        "to": "2030-01-31T00:00:00Z",
-        "archived": "2030-01-31T00:05:00Z",
-        "judged_until": "2030-01-31T00:04:00Z",
-        "clean": False,
-        "not_proved": [],
-        "counts": counts,
-        "lateness": late,
-        "reasons": [{"outcome": "delivered", "reason": None, "count": 11}],
-        "targets": [{"target": "orders", "counts": counts, "lateness": late}],
-        "hours": [],
-        "worst": [{"at": "2030-01-30T08:00:00Z", "counts": {"missing": 1}, "lateness": late}],
-        "samples": [
-            {
-                "outcome": "missing",
-                "shard": 0,
-                "offset": 17,
-                "target": "orders",
-                "due_minute": "2030-01-30T08:00:00Z",
-            }
-        ],
-        "shards": [],
-        "archived_targets": [],
-        "details": None,
-    }
-    return json.dumps(found | changes).encode()
-
-
 def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> None:
     """The newest first; a file that is no result is listed with the reason, and one that has become
     a result is read again."""
@@ -463,12 +430,12 @@ def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> Non
         folder.mkdir()
         assert listed() == {"audits": [], "total": 0}
         files = {
-            "broken": result(),
-            "clean": result(clean=True, counts={"delivered": 12}),
-            "open": result(counts={"unknown": 1}, not_proved=["1 message is unknown"]),
+            "broken": result().encode(),
+            "clean": result(clean=True, counts={"delivered": 12}).encode(),
+            "open": result(counts={"unknown": 1}, not_proved=["1 message is unknown"]).encode(),
             "running": b"",
             "other": b'{"cluster": 1}',
-            "cut": result()[:100],
+            "cut": result()[:100].encode(),
             "deep": b'{"x": ' + b"[" * 200_000,
             "large": b" " * (8 << 20) + b"{}",
         }

@@ -35,7 +35,7 @@ from msgspec import Struct
 
 from chronos.cli.output import complain
 from chronos.client import SERVER
-from chronos.config import Config
+from chronos.config import Config, load
 from chronos.errors import ConfigurationError, LogUnavailable, Stop, StoreCorrupt
 from chronos.logs import set_up
 
@@ -124,8 +124,6 @@ class _Signals:
 def run(path: str | None, overrides: list[str], *, from_checkpoint: bool, processes: str) -> None:
     """Serve until a signal; raises what made the node fail. `processes`: the nodes on this machine,
     see `count_of`; with several this process only starts them."""
-    from chronos.config import load
-
     config = load(path, os.environ, overrides)
     count = count_of(processes, config)
     left = retiring(config, count)
@@ -150,8 +148,6 @@ def run_process(
 ) -> None:
     """Serve as one of several nodes of this machine, and exit with RETIRED, or with the code of
     the error, plus STOPPED if no restart helps."""
-    from chronos.config import load
-
     place = Place.parse(process)
     try:
         config = load(path, os.environ, overrides)
