@@ -7,13 +7,14 @@ Their unit is never guessed.
 import functools
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
-from chronos.cli.output import Format
+from chronos.cli.output import Format, note
 from chronos.client.connection import CA, CERT, CERT_KEY
 from chronos.client.requests import delay_ms, time_ms
 from chronos.core.timefmt import format_time
@@ -31,6 +32,22 @@ def at_least(least: int) -> Callable[[int | None], int | None]:
         return value
 
     return check
+
+
+def confirm(question: str, *, yes: bool, shown: str, done: str) -> None:
+    """Ask before something is done, unless `--yes` was given; exit code 1 if the answer is no.
+
+    `shown`: what `--dry-run` shows. `done`: what was not done then, such as "sent"."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
+            f"{shown} with --dry-run first"
+        )
+    if not typer.confirm(question, err=True):
+        note(f"nothing was {done}")
+        raise typer.Exit(1)
 
 
 Output = Annotated[

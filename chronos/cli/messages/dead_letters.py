@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import typer
 
-from chronos.cli.options import HERE, Output, Server, at_least, moment, with_connection
+from chronos.cli.options import HERE, Output, Server, at_least, confirm, moment, with_connection
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -436,7 +436,8 @@ def _resolve(
                 print(f"0 dead letters {DONE[verb]}")
             raise typer.Exit(1)
         if not is_named:
-            _confirm(f"{verb} {counted(left, 'dead letter')}?", verb, yes=yes)
+            question = f"{verb} {counted(left, 'dead letter')}?"
+            confirm(question, yes=yes, shown="counts", done=DONE[verb])
     with connect(server, RETRIES) as client:
         shown = _Progress(DONE[verb], count.matched)
         done = _run(client, steps(rate=rate, anyway=anyway, progress=shown), shown)
@@ -493,19 +494,6 @@ def _put_counts(count: DeadLetterTotals) -> None:
         sys.stdout.flush()
     else:
         note(f"no dead letters that are not resolved; {_read(count.records)}")
-
-
-def _confirm(question: str, verb: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter(
-            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
-            "counts with --dry-run first"
-        )
-    if not typer.confirm(question, err=True):
-        note(f"nothing was {DONE[verb]}")
-        raise typer.Exit(1)
 
 
 def _filter(**which: str | None) -> DeadLetterFilter:

@@ -1,13 +1,14 @@
 """`chronos backfill`: replay archived messages in bulk."""
 
 import re
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chronos.cli.options import confirm
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
@@ -23,6 +24,8 @@ TARGETS_SHOWN = 20
 
 PARTITIONS_SHOWN = 40
 """Partitions of gone messages shown on the terminal; `-o json` has all of the report."""
+
+_confirm = partial(confirm, shown="plan", done="sent")
 
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -310,19 +313,6 @@ def _archive_end(report: "Report") -> str:
     from chronos.spark.audit.job import before_window
 
     return before_window(report.archived_ms or 0)
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter(
-            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the plan "
-            "with --dry-run first"
-        )
-    if not typer.confirm(question, err=True):
-        note("nothing was sent")
-        raise typer.Exit(1)
 
 
 def _how(request: "Request") -> str:
