@@ -137,6 +137,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long ones first, the short ones fill up what is left at the end, and no worker idles while
     another one runs the longest test."""
     for item in items:
+        if item.get_closest_marker("campaign") is not None:
+            item.add_marker(pytest.mark.timeout(CAMPAIGN_S))
         if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(
             getattr(item, "fixturenames", ())
         ):
@@ -163,6 +165,10 @@ def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
 _stderr = pytest.StashKey[int]()
 """Where the stacks of a test that hangs are written: while a test runs, pytest captures the other
 one."""
+
+CAMPAIGN_S = 3_600.0
+"""Time limit of a campaign in s. The other tests have that of pyproject.toml, and those of
+`./scripts/test fast` that of the script: a limit ends a test that hangs, and judges no speed."""
 
 WATCHDOG_S = 120.0
 """Time in s that a test and its fixtures have beyond the time limit."""

@@ -21,39 +21,10 @@ import yaml
 from chronos.cli import EXTRAS
 from chronos.config import load
 from chronos.errors import ConfigurationError
+from tests.packages import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What each part of the package may import of the others. A part not named here has no place yet.
-MAY_IMPORT = {
-    "errors": set(),
-    "core": {"errors"},
-    "ports": {"core", "errors"},
-    "workers": {"ports", "core", "errors"},
-    "adapters": {"ports", "core", "errors"},
-    "config": {"core", "errors"},
-    "spark": {"core", "errors"},
-    "client": {"core", "errors"},
-    "node": {"adapters", "workers", "ports", "core", "config", "errors", "chronos"},
-    "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
-    "cli": {
-        "admin",
-        "client",
-        "logs",
-        "node",
-        "spark",
-        "workers",
-        "ports",
-        "core",
-        "config",
-        "errors",
-        "chronos",
-    },
-    "logs": {"config", "core"},
-    "__main__": {"cli"},
-    # The package itself, `chronos/__init__.py`: what a user of the library gets.
-    "chronos": {"client", "core", "errors"},
-}
 
 # Third-party modules that belong to one part only.
 AT_HOME_IN = {
@@ -185,6 +156,21 @@ def _impure(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"core has no clock and must not call {name}.{function.attr}()"
 
 
+def test_no_test_imports_another_one():
+    """What tests share stands beside them, in tests/harness or in a module that is no test."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in imports(
+            ast.parse(path.read_text()),
+            ".".join(path.relative_to(ROOT).with_suffix("").parts),
+            False,
+        )
+        if re.match(r"tests\.(\w+\.)*test_", name)
+    ]
+    assert found == []
+
+
 def test_imports_go_one_way_and_core_is_pure():
     """Every import of the package is one that MAY_IMPORT allows; docs/architecture.md gives the
     reasons."""
@@ -221,9 +207,11 @@ def test_the_heart_knows_no_cluster_and_no_interface():
         ("core/deep/wheel.py", "from ...ports import Store", "core must not import ports"),
         ("core/__init__.py", "from ..ports import Store", "core must not import ports"),
         ("core/wheel.py", "def f():\n    import chronos.node", "core must not import node"),
-        ("core/wheel.py", "import typing\nif typing.TYPE_CHECKING:\n    import chronos.node", (
-            "import node"
-        )),
+        (
+            "core/wheel.py",
+            "import typing\nif typing.TYPE_CHECKING:\n    import chronos.node",
+            ("import node"),
+        ),
         ("core/wheel.py", "import time", "must not import time"),
         ("core/wheel.py", "from os import path", "must not import os"),
         ("core/wheel.py", "import structlog", "must not import structlog"),
@@ -233,9 +221,11 @@ def test_the_heart_knows_no_cluster_and_no_interface():
         ("errors.py", "from chronos.core import wheel", "errors must not import core"),
         ("ports.py", "from chronos.workers import pull", "ports must not import workers"),
         ("ports.py", "from chronos.config import Config", "ports must not import config"),
-        ("workers/pull.py", "from chronos.adapters.rocksdb.store import Rocks", (
-            "workers must not import adapters"
-        )),
+        (
+            "workers/pull.py",
+            "from chronos.adapters.rocksdb.store import Rocks",
+            ("workers must not import adapters"),
+        ),
         ("workers/pull.py", "from chronos.config import Config", "workers must not import config"),
         ("workers/pull.py", "import confluent_kafka", "only adapters may"),
         ("adapters/rocks.py", "import chronos.workers.pull", "adapters must not import workers"),
@@ -247,7 +237,7 @@ def test_the_heart_knows_no_cluster_and_no_interface():
         ("cli.py", "import importlib\nimportlib.import_module('kaz' + 'oo')", "computed"),
         ("gadgets.py", "", "gadgets has no place"),
     ],
-)  # fmt: skip
+)
 def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
     """Each rule fails on a tree that breaks it, and only there."""
     package = tmp_path / "chronos"
@@ -438,9 +428,13 @@ def test_a_machine_path_or_registry_address_is_found(tmp_path, text):
     assert [each.split(":")[1] for each in foreign_complaints([file])] == ["2"]
 
 
-LOCKS = ["locks/requirements.txt", "locks/requirements-test.txt", *sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/clients/python").glob("*.txt")
-)]  # fmt: skip
+LOCKS = [
+    "locks/requirements.txt",
+    "locks/requirements-test.txt",
+    *sorted(
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/clients/python").glob("*.txt")
+    ),
+]
 
 
 @pytest.mark.parametrize("name", LOCKS)

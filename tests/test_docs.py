@@ -583,7 +583,7 @@ def test_every_file_in_the_drawing_of_the_architecture_exists() -> None:
 
 def test_the_architecture_has_a_row_for_every_package() -> None:
     """The table of packages is complete, and allows what `tests/test_architecture.py` allows."""
-    from tests.test_architecture import MAY_IMPORT
+    from tests.packages import MAY_IMPORT
 
     table = {
         cells[0].strip("`"): cells[2]

@@ -254,10 +254,12 @@ Target = Annotated[
 DueFrom = Annotated[
     str | None,
     typer.Option(
-        "--due-from", "--from", metavar="TIME",
+        "--due-from",
+        "--from",
+        metavar="TIME",
         help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m.",
     ),
-]  # fmt: skip
+]
 _DUE_TO = "Only messages due before this time; the same forms."
 DueTo = Annotated[str | None, typer.Option("--due-to", "--until", metavar="TIME", help=_DUE_TO)]
 OnlyDueTo = Annotated[str | None, typer.Option("--due-to", metavar="TIME", help=_DUE_TO)]

@@ -99,8 +99,9 @@ class EmbeddedLogConfig(Section):
         "7d",
         "How long records of target topics are kept. A week is Kafka's own default; "
         "a consumer may be down over a weekend.",
-        least="1s", most="36500d",
-    )  # fmt: skip
+        least="1s",
+        most="36500d",
+    )
     partitions: int = key(
         1,
         "Partitions of a target topic created on its first use. One partition keeps the whole "
@@ -157,8 +158,9 @@ class TopicsConfig(Section):
         -1,
         "Replicas of a topic that Chronos creates; -1: the broker's default. "
         "Use 3 in production: with one replica, a broker that is down stops its shards.",
-        least=-1, most=100,
-    )  # fmt: skip
+        least=-1,
+        most=100,
+    )
     min_insync_replicas: int | None = key(
         None,
         "Replicas that must hold a record before it counts as written, in topics that Chronos "
@@ -225,8 +227,9 @@ class LimitsConfig(Section):
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "
         "It leaves room for compactions of the store that are running. 0 switches the check off.",
-        least=0, most="1TiB",
-    )  # fmt: skip
+        least=0,
+        most="1TiB",
+    )
 
 
 class DeliveryConfig(Section):
@@ -252,8 +255,9 @@ class DeliveryConfig(Section):
         "than 50 records and deliveries, what becomes due, or arrives, within this time shares the "
         "next one. The brokers pay for transactions, not for messages. A message after a pause is "
         "delivered at once. 0: each as soon as possible.",
-        least="0ms", most="1s",
-    )  # fmt: skip
+        least="0ms",
+        most="1s",
+    )
     create_topics: bool = key(
         False,
         "Create target topics that do not exist. It is off by default, so that messages for a "
@@ -272,8 +276,9 @@ class DeliveryConfig(Section):
         "Longest transaction. A master that freezes blocks readers of its targets for this time; "
         "if it is too short, a brief stall of a broker aborts transactions. "
         "Brokers refuse a value above their `transaction.max.timeout.ms`, 15m by default.",
-        least="1s", most="15m",
-    )  # fmt: skip
+        least="1s",
+        most="15m",
+    )
     attempts_max: int = key(
         5,
         "Delivery attempts for a message that its topic refuses, including the first; after the "
@@ -284,13 +289,15 @@ class DeliveryConfig(Section):
     retry_base: Duration = key(
         "1s",
         "Wait before the second attempt; it doubles before each further attempt.",
-        least="1ms", most="1d",
-    )  # fmt: skip
+        least="1ms",
+        most="1d",
+    )
     retry_cap: Duration = key(
         "5m",
         "Longest wait between two attempts, so that delivery to a repaired topic resumes soon.",
-        least="1ms", most="7d",
-    )  # fmt: skip
+        least="1ms",
+        most="7d",
+    )
     rates: Rates = Field(
         default_factory=dict,
         description=(
@@ -339,8 +346,9 @@ class CheckpointsConfig(Section):
     every: Duration = key(
         "1h",
         "Time between two checkpoints of a shard. It bounds how much log a new replica reads.",
-        least="1m", most="7d",
-    )  # fmt: skip
+        least="1m",
+        most="7d",
+    )
     keep: int = key(
         3,
         "Number of checkpoints kept for each shard; older ones are removed. At least three, "
@@ -386,19 +394,22 @@ class StoreConfig(Section):
         "64MiB",
         "Memory for blocks read from disk, in bytes, shared by all shards. "
         "Delivery reads each entry once, in order: a larger cache helps look-ups only.",
-        least="1MiB", most="1TiB",
-    )  # fmt: skip
+        least="1MiB",
+        most="1TiB",
+    )
     memtable: Size = key(
         "32MiB",
         "Memory for entries not yet on disk, in bytes per shard. "
         "Messages that are delivered while they are still in it cause no disk write.",
-        least="64KiB", most="4GiB",
-    )  # fmt: skip
+        least="64KiB",
+        most="4GiB",
+    )
     flush_every: Duration = key(
         "15s",
         "Maximum time between two flushes of a shard. It bounds how much log a restart replays.",
-        least="100ms", most="1h",
-    )  # fmt: skip
+        least="100ms",
+        most="1h",
+    )
     blob_bytes_min: Size = key(
         "16KiB",
         "Payloads of at least this size, in bytes, go to blob files, which compaction does not "
@@ -410,19 +421,22 @@ class StoreConfig(Section):
         "10s",
         "How far ahead due messages are read into memory, so that delivery "
         "never waits for the disk.",
-        least="100ms", most="1h",
-    )  # fmt: skip
+        least="100ms",
+        most="1h",
+    )
     wheel_messages: int = key(
         100_000,
         "Maximum number of messages in the time wheel of a shard; beyond it the store is scanned. "
         "The default covers the horizon at 10,000 messages per second.",
-        least=2, most=10_000_000,
-    )  # fmt: skip
+        least=2,
+        most=10_000_000,
+    )
     wheel_bytes: Size = key(
         "32MiB",
         "Maximum number of bytes in the time wheel of a shard; beyond it the store is scanned.",
-        least="64KiB", most="64GiB",
-    )  # fmt: skip
+        least="64KiB",
+        most="64GiB",
+    )
 
 
 class AdminTlsConfig(Section):

@@ -241,8 +241,9 @@ class FailoverConfig(Section):
     timeout: Duration = key(
         "500ms",
         "Time for a probe to pass through its shard, and for this node's replica to show it.",
-        least="50ms", most="1m",
-    )  # fmt: skip
+        least="50ms",
+        most="1m",
+    )
     window: int = key(10, "Observations that count for a verdict.", least=4, most=100)
     failures: int = key(
         7, "Failed observations within the window that make a master unhealthy.", least=2, most=100

@@ -22,16 +22,36 @@ from chronos.core.shard.rules import TOPIC_NAME
 from chronos.core.timefmt import UNIT_MS, parse_duration_ms
 
 _BYTES_BY_UNIT: Final = {
-    "TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,
-    "TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3,
-}  # fmt: skip
+    "TiB": 1 << 40,
+    "GiB": 1 << 30,
+    "MiB": 1 << 20,
+    "KiB": 1 << 10,
+    "TB": 10**12,
+    "GB": 10**9,
+    "MB": 10**6,
+    "kB": 10**3,
+}
 # What people write for a unit; only used to guess what to suggest, never to accept it.
 _UNIT_BY_WORD: Final = {
-    "day": "d", "days": "d", "hour": "h", "hours": "h", "hr": "h", "hrs": "h",
-    "minute": "m", "minutes": "m", "min": "m", "mins": "m",
-    "second": "s", "seconds": "s", "sec": "s", "secs": "s",
-    "millisecond": "ms", "milliseconds": "ms", "millis": "ms", "msec": "ms",
-}  # fmt: skip
+    "day": "d",
+    "days": "d",
+    "hour": "h",
+    "hours": "h",
+    "hr": "h",
+    "hrs": "h",
+    "minute": "m",
+    "minutes": "m",
+    "min": "m",
+    "mins": "m",
+    "second": "s",
+    "seconds": "s",
+    "sec": "s",
+    "secs": "s",
+    "millisecond": "ms",
+    "milliseconds": "ms",
+    "millis": "ms",
+    "msec": "ms",
+}
 # Fifteen digits are enough for any value, and bound the arithmetic.
 _AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 

@@ -143,8 +143,11 @@ class Selector:
         `leaders`: the id of the broker that leads each partition. `closed`: partitions that take no
         records."""
         failed = self._failed.get(topic)
-        partition = self._next(topic, leaders, lambda at: at not in closed and at != failed
-                               and self.is_available(leaders[at], now_ms))  # fmt: skip
+        partition = self._next(
+            topic,
+            leaders,
+            lambda at: at not in closed and at != failed and self.is_available(leaders[at], now_ms),
+        )
         if partition is not None:
             return partition
         # On a retry another partition than the one that failed last, if there is one.

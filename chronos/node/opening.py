@@ -314,8 +314,13 @@ def own_topics(config: Config) -> list[TopicSpec]:
     common = _durable(config)
     # The log is the only other copy of the pending messages, so Kafka must not delete anything by
     # itself.
-    kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
-            "message.timestamp.type": "LogAppendTime"}  # fmt: skip
+    kept = {
+        **common,
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+    }
     # Every message that fits the delay topic must fit here, and stays until an operator has looked
     # at it.
     letters = {
@@ -326,14 +331,25 @@ def own_topics(config: Config) -> list[TopicSpec]:
     shards = config.shards
     progress_bytes = max(PROGRESS_BYTES, progress_bytes_max(config.delivery.batch_messages))
     return [
-        TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
-                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max),
-                            "compression.type": topics.compression}),
-        TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
-                  settings={**kept, "max.message.bytes": str(progress_bytes)}),
+        TopicSpec(
+            name=topics.delay,
+            partitions=shards,
+            per_shard=True,
+            settings={
+                **kept,
+                "max.message.bytes": str(topics.message_bytes_max),
+                "compression.type": topics.compression,
+            },
+        ),
+        TopicSpec(
+            name=topics.progress,
+            partitions=shards,
+            per_shard=True,
+            settings={**kept, "max.message.bytes": str(progress_bytes)},
+        ),
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
         TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
-    ]  # fmt: skip
+    ]
 
 
 def audit_topics(config: Config) -> list[TopicSpec]:

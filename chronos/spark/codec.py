@@ -169,8 +169,18 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
         message_id = command.id or generated_id(rules.shard, command.due_ms, record.offset)
         policy = None if command.id is None else _label(OnConflict.REJECT.name)
         placed_ms = command.due_ms + shift_ms(command, rules.shard, record.offset)
-        return ("schedule", message_id, command.target, command.key, command.due_ms, placed_ms,
-                command.expire_at_ms, policy, None, _first_ms(record, command.timestamp_ms))  # fmt: skip  # noqa: E501
+        return (
+            "schedule",
+            message_id,
+            command.target,
+            command.key,
+            command.due_ms,
+            placed_ms,
+            command.expire_at_ms,
+            policy,
+            None,
+            _first_ms(record, command.timestamp_ms),
+        )
     if type(command) is ConditionalSchedule:
         entry = command.entry
         first_ms = _first_ms(record, entry.timestamp_ms)

@@ -290,7 +290,7 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
     request = run.request
     derived = f.concat(
         f.lit(f"{ID_PREFIX}:{request.purpose}:"), f.concat_ws("/", f.lit(run.source), *TOKEN)
-    ).cast("binary")  # fmt: skip
+    ).cast("binary")
     own = f.col("key").isNotNull() & f.lit(request.mode == "pending")
     return sent.withColumns(
         {

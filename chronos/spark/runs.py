@@ -182,8 +182,12 @@ def need_runs(storage: ArchiveStorage) -> None:
     names = _run_names(storage)
     last = int(names[-1]) if names else 0
     begun = batch_begin(f"{last + 1:08}")
-    lost = [f"{table}/{folder}" for table in schema.TABLES for folder in storage.folders(table)
-            if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)]  # fmt: skip  # noqa: E501
+    lost = [
+        f"{table}/{folder}"
+        for table in schema.TABLES
+        for folder in storage.folders(table)
+        if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)
+    ]
     lost += [
         f"{RUNS}/{name}"
         for name in storage.folders(RUNS)

@@ -158,9 +158,11 @@ DELIVERIES = Table(
 )
 
 REJECTED = Table(
-    name="rejected", meaning="Every record of the rejected topic.", partitioned_by="timestamp_ms",
+    name="rejected",
+    meaning="Every record of the rejected topic.",
+    partitioned_by="timestamp_ms",
     columns=(*RAW, *RECEIPT, *WHY),
-)  # fmt: skip
+)
 
 DEAD_LETTERS = Table(
     name="dead_letters",

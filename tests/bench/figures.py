@@ -500,8 +500,10 @@ def figure_series(bench: Bench, seconds: float = 20.0) -> None:
     bench.add(
         "processor time of an occurrence, 10,000 series of 1 s",
         f"{ratio:.2f} of that of a message, 10,000/s ({occurrence_us:.1f} and {message_us:.1f} us)",
-        "<= 1.0", ratio <= 1.0, runs=cost_us,
-    )  # fmt: skip
+        "<= 1.0",
+        ratio <= 1.0,
+        runs=cost_us,
+    )
 
 
 def _delivered(service: Service) -> int:
@@ -547,8 +549,10 @@ def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
     bench.add(
         f"p99 at 5,000/s, beside 1,000/s for a missing topic, {seconds:g} s",
         f"{missing_ms:.1f} ms, without them {clean_ms:.1f} ms",
-        "< 50 ms more", missing_ms - clean_ms < 50, runs=late,
-    )  # fmt: skip
+        "< 50 ms more",
+        missing_ms - clean_ms < 50,
+        runs=late,
+    )
 
 
 def _add_lateness(

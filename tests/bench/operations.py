@@ -237,8 +237,10 @@ def figure_selector(bench: Bench, runs: int = 5) -> None:
         f"processor time of a delivery with the selector, {runs} runs of {bench.messages:,}",
         f"{ratio:.3f} of that without it ({min(ratios):.3f} to {max(ratios):.3f};"
         f" {statistics.median(cost_us['on']):.2f} and {statistics.median(cost_us['off']):.2f} us)",
-        "<= 1.02", ratio <= 1.02, runs=cost_us,
-    )  # fmt: skip
+        "<= 1.02",
+        ratio <= 1.02,
+        runs=cost_us,
+    )
 
 
 def _drain_us(bench: Bench, settings: dict[str, Any]) -> float:

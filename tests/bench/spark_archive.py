@@ -73,9 +73,10 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
     rate, size, reference = statistics.median(rates), archived[-1][0][1], statistics.median(plain)
     bench.add(
         f"archive of {records // SMALLER:,} messages and their deliveries",
-        f"{smaller_rate:,.0f}/s, {smaller_size:.0f} bytes a record", f">= {ARCHIVE_PER_S:,}/s",
+        f"{smaller_rate:,.0f}/s, {smaller_size:.0f} bytes a record",
+        f">= {ARCHIVE_PER_S:,}/s",
         smaller_rate >= ARCHIVE_PER_S,
-    )  # fmt: skip
+    )
     bench.add(
         f"archive of {records:,} messages and their deliveries",
         f"{rate:,.0f}/s, {size:.0f} bytes a record",
@@ -151,9 +152,14 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
     if producer.flush(60) > 0:
         raise RuntimeError("the load was not written")
     return ArchivePlan(
-        cluster=cluster, bootstrap_servers=servers, delay=own["delay"], progress=own["progress"],
-        rejected=own["rejected"], dead_letter=own["dead_letter"], targets=[target],
-    )  # fmt: skip
+        cluster=cluster,
+        bootstrap_servers=servers,
+        delay=own["delay"],
+        progress=own["progress"],
+        rejected=own["rejected"],
+        dead_letter=own["dead_letter"],
+        targets=[target],
+    )
 
 
 def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[float, float]:
@@ -162,9 +168,11 @@ def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[floa
     from chronos.spark.storage import ArchiveStorage
 
     brokers = KafkaLog(
-        bootstrap_servers=plan.bootstrap_servers, properties={}, progress_topic=plan.progress,
+        bootstrap_servers=plan.bootstrap_servers,
+        properties={},
+        progress_topic=plan.progress,
         transaction_timeout_s=10,
-    )  # fmt: skip
+    )
     try:
         folder = bench.directory / bench.name("archive")
         began = time.monotonic()

@@ -89,9 +89,12 @@ def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
         exact=exact,
     )
     bench.add(
-        "memory of that audit, JVM and Python together", f"{peak_bytes / 2**30:.2f} GiB",
-        f"<= {AUDIT_BYTES / 2**30:.0f} GiB", peak_bytes <= AUDIT_BYTES, bytes=peak_bytes,
-    )  # fmt: skip
+        "memory of that audit, JVM and Python together",
+        f"{peak_bytes / 2**30:.2f} GiB",
+        f"<= {AUDIT_BYTES / 2**30:.0f} GiB",
+        peak_bytes <= AUDIT_BYTES,
+        bytes=peak_bytes,
+    )
 
 
 def _audited(bench: Bench, messages: int) -> tuple[float, int, bool]:

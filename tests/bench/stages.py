@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -207,9 +208,9 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
             lambda: shard.select(staged, until_ms, BATCH, 8_000_000),  # noqa: B023
         )
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
-        plan = lambda: pusher.plan(  # noqa: E731
-            selection, StepInputs(now_ms=until_ms, refusals=Refusals()), ahead  # noqa: B023
-        )  # fmt: skip
+        plan = partial(
+            pusher.plan, selection, StepInputs(now_ms=until_ms, refusals=Refusals()), ahead
+        )
         watch.time("drain: plan", plan)
         _step(watch, shard, store, staged, selection, "drain")
 

@@ -39,7 +39,6 @@ def fleet(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield nodes.start()
 
 
-@pytest.mark.timeout(240)
 def test_an_operator_transfers_a_shard_and_drains_a_node_after_confirming_it(
     page: Page, fleet: Fleet
 ) -> None:
@@ -77,7 +76,6 @@ def test_an_operator_transfers_a_shard_and_drains_a_node_after_confirming_it(
     expect(row).to_contain_text("ready")
 
 
-@pytest.mark.timeout(240)
 def test_a_node_that_is_away_is_named_with_what_to_do(page: Page, fleet: Fleet) -> None:
     """The last test of the module."""
     opened(page, fleet.nodes["n1"], "/ui/cluster")

@@ -25,7 +25,8 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.machine import ShiftedClock, SystemClock
 from chronos.adapters.rocksdb import RocksStore
-from chronos.ports import Clock, Log, Store, TopicSpec
+from chronos.core.message import Record
+from chronos.ports import Clock, Log, Reader, Store, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.memory import MemoryStore
 from tests.sim.broker import PROGRESS, Brokers
@@ -284,3 +285,27 @@ CLOCKS: Mapping[str, Callable[[], ClockCase]] = {
     "shifted": shifted_clock,
     "simulated": simulated_clock,
 }
+
+
+@contextmanager
+def connected(broker: Broker) -> Iterator[KafkaLog]:
+    """Clients of a broker."""
+    log = KafkaLog(
+        bootstrap_servers=broker.bootstrap,
+        properties={},
+        progress_topic="none",
+        transaction_timeout_s=10.0,
+    )
+    yield log
+    log.close()
+
+
+def read_until(reader: Reader, end: int) -> list[Record]:
+    """Read everything up to a position; fails if it does not come in time."""
+    deadline = time.monotonic() + TIMEOUT_S
+    records: list[Record] = []
+    while reader.position < end:
+        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}"
+        reader.wait(1.0)
+        records += reader.read(1_000, 10**9)
+    return records

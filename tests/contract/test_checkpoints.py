@@ -68,7 +68,7 @@ def fill(store: Store, applied: int, topic_id: str = "d1", size: int = 300) -> N
     )
 
 
-class Case:
+class CopyingNode:
     """A node with stores, and a location for checkpoints."""
 
     def __init__(self, path: Path, kind: str, location: str) -> None:
@@ -122,13 +122,13 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.fixture(params=["rocks-file", "memory-file", "memory-object"])
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CopyingNode]:
     """Both stores in a folder, and one in object storage."""
     kind, place = request.param.split("-")
     location = (
         str(tmp_path / "place") if place == "file" else f"memory://bucket-{uuid.uuid4().hex}/deep"
     )
-    made = Case(tmp_path, kind, location)
+    made = CopyingNode(tmp_path, kind, location)
     yield made
     for store in made.stores:
         store.close()
@@ -139,7 +139,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 # ----------------------------------------------------------------------------------- There and back
 
 
-def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> None:
+def test_a_store_comes_back_from_its_checkpoint(case: CopyingNode, tmp_path: Path) -> None:
     """Every row of it; no temporary files remain."""
     store = case.store()
     fill(store, 7)
@@ -152,7 +152,7 @@ def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> N
     assert case.left() == []
 
 
-def test_a_manifest_names_the_shard_the_node_and_the_positions(case: Case) -> None:
+def test_a_manifest_names_the_shard_the_node_and_the_positions(case: CopyingNode) -> None:
     """As readable JSON, in a folder whose name sorts by position."""
     store = case.store()
     fill(store, 7)
@@ -186,7 +186,7 @@ def test_a_manifest_names_the_shard_the_node_and_the_positions(case: Case) -> No
     }
 
 
-def test_a_shard_without_messages_has_a_checkpoint(case: Case, tmp_path: Path) -> None:
+def test_a_shard_without_messages_has_a_checkpoint(case: CopyingNode, tmp_path: Path) -> None:
     """Its position is 0."""
     store = case.store()
     store.write([(IDENTITY_KEY, pack_identity(identity()))], [])
@@ -196,14 +196,14 @@ def test_a_shard_without_messages_has_a_checkpoint(case: Case, tmp_path: Path) -
     assert case.content(tmp_path / "back") == everything(store)
 
 
-def test_without_a_checkpoint_nothing_is_restored(case: Case, tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_is_restored(case: CopyingNode, tmp_path: Path) -> None:
     """The result is None, and no folder is created."""
     assert case.folder.newest(SHARD, identity()) is None
     assert case.folder.restore(SHARD, identity(), tmp_path / "back") is None
     assert not (tmp_path / "back").exists()
 
 
-def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
+def test_a_store_is_never_overwritten(case: CopyingNode, tmp_path: Path) -> None:
     """An existing folder keeps its content."""
     store = case.store()
     fill(store, 7)
@@ -225,7 +225,7 @@ def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
     master = Master()
     master.play(history)
     at = min(at, len(master.progress))
-    case = Case(path, kind, str(path / "place"))
+    case = CopyingNode(path, kind, str(path / "place"))
     store = case.store()
     store.write([*master.snapshots[at].items(), (IDENTITY_KEY, pack_identity(identity()))], [])
     case.folder.save(SHARD, store, NOW_MS)
@@ -244,7 +244,7 @@ def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
 # ------------------------------------------------------------------------------------------ Several
 
 
-def test_the_furthest_checkpoint_comes_first_of_any_node(case: Case) -> None:
+def test_the_furthest_checkpoint_comes_first_of_any_node(case: CopyingNode) -> None:
     """By the position in the progress log, not by the clock."""
     store, other = case.store(), case.other("node-2")
     for applied, folder in ((9, case.folder), (100, other), (20, case.folder)):
@@ -258,7 +258,7 @@ def test_the_furthest_checkpoint_comes_first_of_any_node(case: Case) -> None:
     assert case.folder.kept(SHARD + 1, identity()) == []
 
 
-def test_a_checkpoint_of_the_same_state_is_not_made_again(case: Case) -> None:
+def test_a_checkpoint_of_the_same_state_is_not_made_again(case: CopyingNode) -> None:
     """The first one of a node stays; it is made again when a file of it is missing."""
     store = case.store()
     fill(store, 7)
@@ -274,7 +274,7 @@ def test_a_checkpoint_of_the_same_state_is_not_made_again(case: Case) -> None:
 
 @pytest.mark.parametrize("cut", [True, False], ids=["half a manifest", "none"])
 def test_a_checkpoint_without_a_whole_manifest_does_not_count(
-    case: Case, tmp_path: Path, cut: bool
+    case: CopyingNode, tmp_path: Path, cut: bool
 ) -> None:
     """An upload that was cut short is neither listed nor restored, and its node makes it again."""
     store = case.store()
@@ -295,7 +295,7 @@ def test_a_checkpoint_without_a_whole_manifest_does_not_count(
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [8, 7]
 
 
-def test_checkpoints_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> None:
+def test_checkpoints_of_other_topics_are_left_alone(case: CopyingNode, tmp_path: Path) -> None:
     """A topic that was deleted and created again starts at 0: checkpoints of the old one are
     further, and must not be used."""
     store = case.store()
@@ -312,7 +312,7 @@ def test_checkpoints_of_other_topics_are_left_alone(case: Case, tmp_path: Path) 
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity("old"))] == [900]
 
 
-def test_pruning_keeps_the_furthest_and_removes_older_incomplete_ones(case: Case) -> None:
+def test_pruning_keeps_the_furthest_and_removes_older_incomplete_ones(case: CopyingNode) -> None:
     """An incomplete one that is further may be an upload under way."""
     store = case.store()
     for applied in range(1, 7):
@@ -395,7 +395,7 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(
     flaky: type[Flaky], tmp_path: Path
 ) -> None:
     """The next attempt completes it; errors do not show passwords."""
-    case = Case(tmp_path, "rocks", "flaky://bucket/deep")
+    case = CopyingNode(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
     fill(store, 7)
     with case.copier.temporary_copy(SHARD, store, NOW_MS) as (_, described):
@@ -428,7 +428,7 @@ def test_storage_that_returns_other_bytes_gets_no_checkpoint(
 ) -> None:
     """Everything is read back before it counts: the logs must not be trimmed behind a copy that
     cannot be read."""
-    case = Case(tmp_path, "rocks", "flaky://bucket/deep")
+    case = CopyingNode(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
     fill(store, 7)
     flaky.rotten = True
@@ -441,7 +441,7 @@ def test_storage_that_returns_other_bytes_gets_no_checkpoint(
 
 def test_a_damaged_store_makes_no_checkpoint(tmp_path: Path) -> None:
     """Reading the copy finds the damage, so the sound checkpoints are not pruned for it."""
-    case = Case(tmp_path, "rocks", str(tmp_path / "place"))
+    case = CopyingNode(tmp_path, "rocks", str(tmp_path / "place"))
     store = case.store()
     fill(store, 7, size=3_000)
     store.flush()
@@ -477,7 +477,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(
-    case: Case, tmp_path: Path, damage: str
+    case: CopyingNode, tmp_path: Path, damage: str
 ) -> None:
     """Whichever file is damaged, the manifest included; no temporary files remain."""
     store = case.store()
@@ -510,7 +510,9 @@ def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(
     case.folder.verify(made)
 
 
-def test_a_restore_with_only_damaged_checkpoints_names_them_all(case: Case, tmp_path: Path) -> None:
+def test_a_restore_with_only_damaged_checkpoints_names_them_all(
+    case: CopyingNode, tmp_path: Path
+) -> None:
     """It does not start empty, as if there had been none."""
     store = case.store()
     for applied in (7, 8):
@@ -524,7 +526,7 @@ def test_a_restore_with_only_damaged_checkpoints_names_them_all(case: Case, tmp_
     assert not (tmp_path / "back").exists()
 
 
-def test_a_manifest_of_another_store_is_found(case: Case, tmp_path: Path) -> None:
+def test_a_manifest_of_another_store_is_found(case: CopyingNode, tmp_path: Path) -> None:
     """All files match the manifest, but the store in them does not."""
     store = case.store()
     fill(store, 7)
@@ -550,7 +552,9 @@ def test_a_manifest_of_another_store_is_found(case: Case, tmp_path: Path) -> Non
         ({"later": 1}, True),
     ],
 )
-def test_an_invalid_manifest_is_ignored(case: Case, change: dict[str, object], kept: bool) -> None:
+def test_an_invalid_manifest_is_ignored(
+    case: CopyingNode, change: dict[str, object], kept: bool
+) -> None:
     """A newer format, paths outside the folder, a position other than its name; additional fields
     are accepted."""
     store = case.store()
@@ -594,7 +598,7 @@ def test_a_location_inside_the_data_directory_is_refused(tmp_path: Path, form: s
 # ------------------------------------------------------------------------------------------ Streams
 
 
-def test_a_store_comes_back_from_a_stream(case: Case, tmp_path: Path) -> None:
+def test_a_store_comes_back_from_a_stream(case: CopyingNode, tmp_path: Path) -> None:
     """In chunks of any size."""
     store = case.store()
     fill(store, 7)
@@ -608,7 +612,7 @@ def test_a_store_comes_back_from_a_stream(case: Case, tmp_path: Path) -> None:
     assert case.left() == []
 
 
-def test_a_stream_is_a_tar_that_any_tool_reads(case: Case) -> None:
+def test_a_stream_is_a_tar_that_any_tool_reads(case: CopyingNode) -> None:
     """The manifest first."""
     store = case.store()
     fill(store, 7)
@@ -620,7 +624,7 @@ def test_a_stream_is_a_tar_that_any_tool_reads(case: Case) -> None:
     assert names == [MANIFEST, *(file["name"] for file in manifest["files"])]
 
 
-def test_a_stream_closed_before_its_end_leaves_no_files(case: Case) -> None:
+def test_a_stream_closed_before_its_end_leaves_no_files(case: CopyingNode) -> None:
     """As a server closes it when its client disconnects."""
     store = case.store()
     fill(store, 7)
@@ -631,7 +635,7 @@ def test_a_stream_closed_before_its_end_leaves_no_files(case: Case) -> None:
     assert case.left() == []
 
 
-def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: Path) -> None:
+def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: CopyingNode, tmp_path: Path) -> None:
     """At a hundred positions each."""
     store = case.store()
     fill(store, 7, size=40)
@@ -662,7 +666,9 @@ def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: P
     assert case.left() == []
 
 
-def test_a_stream_of_another_store_than_its_manifest_is_found(case: Case, tmp_path: Path) -> None:
+def test_a_stream_of_another_store_than_its_manifest_is_found(
+    case: CopyingNode, tmp_path: Path
+) -> None:
     """All files match the manifest, but the store in them does not."""
     store = case.store()
     fill(store, 7)
@@ -759,7 +765,7 @@ def test_a_new_copier_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- A copy from another node
 
 
-def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
+def test_a_copy_of_other_topics_is_refused(case: CopyingNode, tmp_path: Path) -> None:
     """A topic that was deleted and created again has another id: the store of the old one must not
     be used."""
     store = case.store()
@@ -774,7 +780,7 @@ def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
     )
 
 
-def test_a_digest_is_computed_without_keeping_a_copy(case: Case) -> None:
+def test_a_digest_is_computed_without_keeping_a_copy(case: CopyingNode) -> None:
     """The same digest and positions as a checkpoint's; no temporary files remain."""
     store = case.store()
     fill(store, 7)
@@ -818,7 +824,7 @@ def test_checkpoints_on_a_local_disk_are_for_their_user_only(tmp_path):
     location = tmp_path / "deep" / "checkpoints"
     before = os.umask(0o022)
     try:
-        case = Case(tmp_path, "rocks", str(location))
+        case = CopyingNode(tmp_path, "rocks", str(location))
         store = case.store()
         fill(store, 5)
         case.folder.save(SHARD, store, NOW_MS)

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
@@ -18,10 +17,10 @@ from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.reader import MEMORY_BYTES, BoundedReader, KafkaReader
 from chronos.config import load
-from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
 from chronos.node.opening import cluster_topic, own_topics
-from chronos.ports import READING_BOUNDED, Reader, TopicSpec
+from chronos.ports import READING_BOUNDED, TopicSpec
+from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
 from tests.harness.inside import wait_until
 from tests.integration.foreign import Sent, alter_topic, produce
@@ -165,35 +164,11 @@ def test_a_record_that_is_too_large_is_an_error_until_a_seek(at: int) -> None:
     assert failed == [at, at, at + 2, at + 2]
 
 
-@contextmanager
-def connected(broker: Broker) -> Iterator[KafkaLog]:
-    """Clients of a broker."""
-    log = KafkaLog(
-        bootstrap_servers=broker.bootstrap,
-        properties={},
-        progress_topic="none",
-        transaction_timeout_s=10.0,
-    )
-    yield log
-    log.close()
-
-
 @pytest.fixture
 def log(broker: Broker) -> Iterator[KafkaLog]:
     """Clients of the shared broker."""
     with connected(broker) as opened:
         yield opened
-
-
-def read_until(reader: Reader, end: int) -> list[Record]:
-    """Read everything up to a position; fails if it does not come in time."""
-    deadline = time.monotonic() + TIMEOUT_S
-    records: list[Record] = []
-    while reader.position < end:
-        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}"
-        reader.wait(1.0)
-        records += reader.read(1_000, 10**9)
-    return records
 
 
 @pytest.mark.integration
@@ -275,8 +250,11 @@ def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_boun
             read_until(reader, 2)
         assert caught.value.offset == reader.position == 1
     assert [log.batch_bounds(topic, 0, offset) for offset in (0, 1, 700, last)] == [
-        (0, 0), (1, last - 1), (1, last - 1), (last, last),
-    ]  # fmt: skip
+        (0, 0),
+        (1, last - 1),
+        (1, last - 1),
+        (last, last),
+    ]
     reader.seek(last)
     assert [record.value for record in read_until(reader, last + 1)] == [b"after"]
     reader.close()

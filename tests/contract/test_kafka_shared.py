@@ -22,7 +22,7 @@ from chronos.adapters.kafka.shared import (
 )
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, LogMismatch
-from tests.contract.test_kafka_reader import connected, read_until
+from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
 from tests.harness.inside import wait_until
 from tests.integration.foreign import Sent, produce

@@ -17,7 +17,7 @@ from chronos.admin.http.tokens import digest
 from chronos.core.keys import partition_of
 from tests.fuzz.hostile import Goal, Statuses, at_most
 from tests.harness.described import Names, Request, requests
-from tests.node.test_access import EXAMPLES
+from tests.harness.examples import EXAMPLES
 
 EVERYTHING, TENANT, GREEDY = "everything", "tenant", "greedy"
 """Names of the tokens, which are also the tokens."""

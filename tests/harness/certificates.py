@@ -71,7 +71,7 @@ class Authority:
         private = serialization.PrivateFormat.PKCS8
         pair.key.write_bytes(
             key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
-        )  # fmt: skip
+        )
         return pair
 
     def trusting(self, pair: Pair | None = None) -> ssl.SSLContext:

@@ -50,15 +50,24 @@ NEAR = 1.1
 times this is extrapolated to that end."""
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-    ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul,
-}  # fmt: skip
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
 AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
-    "sum": math.fsum, "max": max, "min": min, "count": lambda values: float(len(values)),
-}  # fmt: skip
+    "sum": math.fsum,
+    "max": max,
+    "min": min,
+    "count": lambda values: float(len(values)),
+}
 MATCHES: dict[str, Callable[[str, str], bool]] = {
     str(MatchOp.Equal): operator.eq,
     str(MatchOp.NotEqual): operator.ne,

@@ -247,6 +247,19 @@ class Service:
         ]
         return [line for line in lines if not names or line["event"] in names]
 
+    def records(self, topic: str, count: int) -> list[dict[str, Any]]:
+        """Wait for the first records of a topic."""
+        path = f"/v1/topics/{topic}/records"
+        self.wait_until(lambda: self.ask("GET", path)[0] == 200, f"make {topic}")
+        found: list[dict[str, Any]] = []
+        offset = 0
+        while len(found) < count:
+            answer = self.get(path, offset=offset, wait="20s")
+            assert answer["records"], f"only {len(found)} of {count} records came"
+            found += answer["records"]
+            offset = answer["next_offset"]
+        return found
+
     def shards(self) -> list[dict[str, Any]]:
         """`/v1/shards`."""
         return list(self.get("/v1/shards")["shards"])

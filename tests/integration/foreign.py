@@ -6,6 +6,9 @@ librdkafka that comes with it."""
 from __future__ import annotations
 
 import ctypes
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -26,6 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from chronos.core.shard.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
+from tests.harness.service import Service
 
 READ_TIMEOUT_S = 60.0
 """Bound of every wait: only a test that fails takes this long."""
@@ -472,3 +476,20 @@ class RawProducer:
 
 def _argument(kind: int, **value: Any) -> _Argument:
     return _Argument(kind, _Union(**value))
+
+
+def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[str]]]:
+    """`chronos doctor` with the settings of a service: its exit code, and its findings by
+    verdict."""
+    given = {
+        **service.settings,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
+    command = [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.stdout, done.stderr
+    found: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
+    for finding in json.loads(done.stdout)["findings"]:
+        found[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
+    return done.returncode, found

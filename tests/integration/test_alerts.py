@@ -19,14 +19,14 @@ from confluent_kafka import Producer
 from chronos.core.keys import partition_of
 from tests.chaos.fleet import Fleet, Node
 from tests.harness.broker import Broker, BrokerClock, Cluster, cluster
+from tests.harness.disk import fill, small_disk
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.foreign import Sent, Topics, produce, schedule
-from tests.integration.test_disk import fill
-from tests.integration.test_health import FAST, give, small_disk
+from tests.integration.health import FAST, give
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 BEHIND, AHEAD = 1, 2
 """Node ids of the brokers."""
@@ -41,9 +41,12 @@ FOR_S = 300
 """How long a broker must be avoided."""
 
 OF_AN_OUTAGE = {
-    "ChronosMasterUnhealthy", "ChronosNoFollower", "ChronosNoMaster", "ChronosPaused",
+    "ChronosMasterUnhealthy",
+    "ChronosNoFollower",
+    "ChronosNoMaster",
+    "ChronosPaused",
     "ChronosStalled",
-}  # fmt: skip
+}
 """What else may fire while no broker answers, by how long that takes and which node was master."""
 
 GONE_S = 60.0

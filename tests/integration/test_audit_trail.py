@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import Topics
@@ -15,7 +13,6 @@ from tests.integration.foreign import Topics
 IDS = 7
 
 
-@pytest.mark.timeout(180)
 def test_the_trail_in_a_topic_is_read_newest_first_page_by_page(
     broker: Broker, tmp_path: Path
 ) -> None:

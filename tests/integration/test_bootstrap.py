@@ -194,7 +194,6 @@ def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(420)
 def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fails(
     fleet: Fleet, flow: KafkaFlow, broker: Broker, gates: dict[str, Gate]
 ) -> None:
@@ -263,7 +262,6 @@ def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fa
     digests(fleet)
 
 
-@pytest.mark.timeout(180)
 def test_a_checkpoint_is_for_members_only_and_a_digest_for_every_client(
     fleet: Fleet, flow: KafkaFlow, zookeeper: Ensemble
 ) -> None:
@@ -314,7 +312,6 @@ def doctor(
     return done.returncode, findings
 
 
-@pytest.mark.timeout(240)
 def test_the_doctor_sees_the_cluster_from_outside(
     fleet: Fleet, flow: KafkaFlow, gates: dict[str, Gate], zookeeper: Ensemble, tmp_path: Path
 ) -> None:

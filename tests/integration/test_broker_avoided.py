@@ -172,7 +172,6 @@ def avoided(service: Service) -> set[int]:
     return {found["broker"] for found in node["brokers"] if found["unavailable_until"]}
 
 
-@pytest.mark.timeout(300)
 def test_a_client_gives_up_a_frozen_broker_after_one_request(kafka: Cluster) -> None:
     """By itself librdkafka waits a minute for the answer of a frozen broker, and knows no new
     leader meanwhile."""
@@ -221,7 +220,6 @@ def test_a_client_gives_up_a_frozen_broker_after_one_request(kafka: Cluster) -> 
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(400)
 def test_a_frozen_broker_costs_no_more_than_the_failover_and_is_avoided_afterwards(
     kafka: Cluster, tmp_path: Path
 ) -> None:
@@ -311,7 +309,6 @@ def test_a_frozen_broker_costs_no_more_than_the_failover_and_is_avoided_afterwar
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(300)
 def test_a_target_with_one_replica_on_a_frozen_broker_waits_until_the_broker_is_back(
     kafka: Cluster, tmp_path: Path
 ) -> None:

@@ -35,8 +35,6 @@ DUE_MS = 3_600_000
 """Time from the first record to the moment at which messages are due that are cancelled or fired
 before."""
 
-pytestmark = [pytest.mark.xdist_group("broker clocks"), pytest.mark.timeout(300)]
-
 
 class Place(NamedTuple):
     """A running service on both brokers."""

@@ -63,7 +63,6 @@ def wait_delivered(service: Service, count: int) -> None:
     )
 
 
-@pytest.mark.timeout(120)
 def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> None:
     """Neither one that a frozen broker never read, nor one that was not sent before its
     deadline."""
@@ -124,7 +123,6 @@ def check_outcome(flow: KafkaFlow, service: Service) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(240)
 def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path: Path) -> None:
     """Three kills under load: each time the service reports why it waits, and continues by
     itself."""
@@ -150,7 +148,6 @@ def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("timeout_s", [TIMEOUT_S, 10])
 def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
     own_broker: Broker, tmp_path: Path, timeout_s: int
@@ -173,7 +170,6 @@ def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(
     own_broker: Broker, tmp_path: Path
 ) -> None:
@@ -238,7 +234,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 80.0
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(180)
 def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Path) -> None:
     """SIGTERM while the broker is down ends the process cleanly; the next start delivers the
     remaining messages."""

@@ -35,7 +35,6 @@ def log_on(kafka: Cluster) -> KafkaLog:
     return log
 
 
-@pytest.mark.timeout(180)
 def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
     """By itself librdkafka reconnects as fast as it can, which would take a core per node.
     Afterwards all calls work."""
@@ -78,7 +77,6 @@ def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
             log.close()
 
 
-@pytest.mark.timeout(180)
 def test_a_client_whose_controller_died_finds_the_new_one() -> None:
     """A third of the clients had the dead broker as controller; none of them made a call in the
     meantime."""

@@ -1,53 +1,24 @@
 """A clock that is wrong, from the start or stepped: no message is early, and the service reports
 why it waits."""
 
+from __future__ import annotations
+
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.machine import ShiftedClock
-from chronos.config import load
 from chronos.node import Node
 from tests.harness.broker import Broker
-from tests.harness.ports import free_port
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
+from tests.integration.nodes import kafka, running, wait_for
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 WRONG_MS = [MINUTE_MS, -MINUTE_MS, HOUR_MS, -HOUR_MS]
 TOLERANCE_MS = 500
 COUNT = 200
-
-
-@contextmanager
-def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) -> Iterator[Node]:
-    """Run a node in this process, so that its clock can be set."""
-    own = {
-        "node.data_dir": data_dir,
-        "admin.port": free_port(),
-        "limits.disk_reserve": "1MB",
-        **settings,
-    }
-    node = Node(load(None, {}, [f"{path}={value}" for path, value in own.items()]), clock=clock)
-    node.start()
-    try:
-        yield node
-    finally:
-        node.stop()
-
-
-def wait_for(
-    condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0
-) -> None:
-    """Poll until the condition is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 def paused(node: Node) -> list[str | None]:
@@ -75,11 +46,6 @@ def early(found: list[Found]) -> list[Found]:
 
 
 # -------------------------------------------------------------------------------------------- Kafka
-
-
-def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:
-    """The settings for this broker and the topics of the flow."""
-    return {"log.kind": "kafka", "log.kafka.bootstrap_servers": broker.bootstrap, **flow.settings()}
 
 
 def check_outcome(flow: KafkaFlow, node: Node) -> None:

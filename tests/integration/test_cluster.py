@@ -81,7 +81,6 @@ def check_outcome(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
 
 
-@pytest.mark.timeout(240)
 def test_every_node_holds_every_shard_and_answers_for_it(
     fleet: Fleet, flow: KafkaFlow, broker: Broker
 ) -> None:
@@ -127,7 +126,6 @@ def test_every_node_holds_every_shard_and_answers_for_it(
         node.wait_until(lambda node=node: past(node) == 297, "note the deliveries of all")  # type: ignore[misc]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("world", "faults"),
     [
@@ -161,7 +159,6 @@ def test_a_node_killed_frozen_drained_and_restarted_costs_no_message(
     check_outcome(flow, fleet, broker)
 
 
-@pytest.mark.timeout(180)
 def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained(fleet: Fleet) -> None:
     """Over HTTP, like `chronos transfer --drain`."""
     fleet.start()
@@ -178,7 +175,6 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained(fleet: Fleet
     assert (status, "nobody" in problem["detail"]) == (404, True)
 
 
-@pytest.mark.timeout(180)
 def test_a_second_node_with_the_same_id_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     """Another data directory with the id of a running node: exit code 1, and an error that names
     the node."""
@@ -195,7 +191,6 @@ def test_a_second_node_with_the_same_id_is_refused(fleet: Fleet, tmp_path: Path)
     assert fleet.wait_led()
 
 
-@pytest.mark.timeout(240)
 def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(
     fleet: Fleet, flow: KafkaFlow, broker: Broker
 ) -> None:
@@ -215,7 +210,6 @@ def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(
     check_outcome(flow, fleet, broker)
 
 
-@pytest.mark.timeout(180)
 def test_a_single_node_continues_when_its_disk_is_gone(
     broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
 ) -> None:
@@ -240,7 +234,6 @@ def test_a_single_node_continues_when_its_disk_is_gone(
         check_outcome(flow, alone, broker)
 
 
-@pytest.mark.timeout(240)
 def test_failover_under_load_loses_doubles_and_delivers_early_no_message(
     world: World, flow: KafkaFlow, broker: Broker
 ) -> None:
@@ -263,7 +256,6 @@ def test_failover_under_load_loses_doubles_and_delivers_early_no_message(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(400)
 def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -> None:
     """The same with three brokers, three ZooKeeper servers, and every node behind links that can be
     cut."""
@@ -295,7 +287,6 @@ def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -
         assert epochs_complaints(world.kafka, "chronos.progress", world.fleet.shards) == []
 
 
-@pytest.mark.timeout(240)
 def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
     broker: Broker, flow: KafkaFlow, tmp_path: Path
 ) -> None:
@@ -325,7 +316,6 @@ def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
         assert flow.complaints() == []
 
 
-@pytest.mark.timeout(300)
 def test_a_stopped_cluster_goes_on_with_the_other_coordinator(
     broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
 ) -> None:

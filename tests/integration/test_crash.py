@@ -30,7 +30,6 @@ def fresh_seed() -> int:
 
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -41,7 +40,6 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
 @pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(420)
 def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -91,7 +89,6 @@ def delivered(service: Service) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -107,7 +104,6 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -162,7 +158,6 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -182,7 +177,6 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(600)
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -207,7 +201,6 @@ FIRST_KILLS = 4
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
     """The next start continues with the existing files: an incomplete directory is not a damaged
     one."""

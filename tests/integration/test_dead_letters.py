@@ -10,8 +10,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.harness.broker import Broker
 from tests.harness.command import run
 from tests.harness.service import Service
@@ -45,7 +43,6 @@ def ended(command: subprocess.Popen[str]) -> int:
     return command.returncode
 
 
-@pytest.mark.timeout(300)
 def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_message_once(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -121,7 +118,6 @@ def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_me
         assert read_all(broker.bootstrap, topics.rejected) == []
 
 
-@pytest.mark.timeout(300)
 def test_a_missing_target_is_told_before_and_after_and_no_longer_once_it_is_there(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -4,8 +4,8 @@ is space.
 The tests mount a small tmpfs, which takes root; where that is not allowed they fail.
 """
 
-import os
-import subprocess
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from rocksdict import Cache, WriteBatch
 from chronos.adapters.rocksdb import Database, tuned
 from chronos.errors import NoSpace
 from tests.harness.broker import Broker
+from tests.harness.disk import fill, small_disk
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, HttpFlow, KafkaFlow, now_ms
 
-DISK_MB = 192
 RESERVE_MB = 48
 SMALL = {"store.memtable": "1MiB", "store.flush_every": "500ms"}
 """A small memtable and frequent flushes, so that a full disk is noticed soon."""
@@ -28,36 +28,8 @@ SMALL = {"store.memtable": "1MiB", "store.flush_every": "500ms"}
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system small enough to be filled."""
     place = tmp_path / "disk"
-    place.mkdir()
-    asked = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "chronos-test", str(place)]
-    mounted = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert mounted.returncode == 0, (
-        f"these tests must be allowed to mount a tmpfs: {mounted.stderr.strip()}"
-    )
-    try:
+    with small_disk(place):
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(disk: Path, left_mb: float) -> Path:
-    """Fill the disk except for `left_mb`; the file that takes the space."""
-    ballast = disk / "ballast"
-    with ballast.open(
-        "wb", buffering=0
-    ) as file:  # what does not fit is not tried again by the end of the block
-        while (room := free_bytes(disk) - int(left_mb * 2**20)) > 0:
-            try:
-                file.write(bytes(min(room, 2**20)))
-            except OSError:
-                break
-    return ballast
-
-
-def free_bytes(disk: Path) -> int:
-    """Free bytes on the disk."""
-    found = os.statvfs(disk)
-    return found.f_bavail * found.f_frsize
 
 
 def reasons(service: Service) -> str:

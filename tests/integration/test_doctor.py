@@ -3,36 +3,13 @@ stopped."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.foreign import Topics, alter_topic
+from tests.integration.foreign import Topics, alter_topic, examine
 
 
-def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[str]]]:
-    """`chronos doctor` with the settings of a service: its exit code, and its findings by
-    verdict."""
-    given = {
-        **service.settings,
-        **{name.replace("__", "."): value for name, value in settings.items()},
-    }
-    arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
-    command = [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert done.stdout, done.stderr
-    found: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
-    for finding in json.loads(done.stdout)["findings"]:
-        found[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
-    return done.returncode, found
-
-
-@pytest.mark.timeout(180)
 def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -86,7 +63,6 @@ def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(
         assert any(f"targets: missing: {topics.delay}.nowhere" in text for text in found["note"])
 
 
-@pytest.mark.timeout(180)
 def test_a_setting_of_the_cluster_topic_is_named_by_the_log_readyz_and_the_doctor(
     broker: Broker, tmp_path: Path
 ) -> None:

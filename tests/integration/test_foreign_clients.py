@@ -76,7 +76,6 @@ def running(broker: Broker, folder: Path, **settings: object) -> Iterator[Chrono
 
 
 # One node serves all of them.
-pytestmark = pytest.mark.xdist_group("foreign clients")
 
 
 @pytest.fixture(scope="module")

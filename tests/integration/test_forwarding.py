@@ -66,9 +66,6 @@ class Chronos:
         return sum(shard["totals"]["forwarded"] for shard in self.service.shards())
 
 
-pytestmark = pytest.mark.xdist_group("forwarding")
-
-
 @pytest.fixture(scope="module")
 def chronos(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chronos]:
     topics = Topics.of(f"w{uuid.uuid4().hex[:8]}")
@@ -228,7 +225,6 @@ def create(kafka: Cluster, topics: Topics, places: dict[str, list[int]]) -> None
         future.result(30)
 
 
-@pytest.mark.timeout(300)
 def test_a_record_for_a_partition_without_a_leader_delays_no_other_record(tmp_path: Path) -> None:
     """Every cancel behind it wins; when the leader is back, the record arrives and acts."""
     topics, there, lost = Topics.of(f"h{uuid.uuid4().hex[:8]}"), 1, 2

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from chronos.adapters.kafka.log import KafkaLog
 from tests.harness.broker import Broker
 
@@ -18,7 +16,6 @@ log.close()
 """  # noqa: E501
 
 
-@pytest.mark.timeout(180)
 def test_looking_up_unknown_groups_does_not_crash_the_process(own_broker: Broker) -> None:
     """Several processes ask first: the offsets topic does not exist yet, then is not loaded yet."""
     own_broker.create_topic("topic")

@@ -1,7 +1,8 @@
 """Masters that are alive but stuck, on a real Kafka and a real ZooKeeper or none: replaced, or left
 alone, as configured."""
 
-import subprocess
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from tests.chaos.faults import epochs_complaints
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
+from tests.harness.disk import fill, small_disk
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.integration.test_disk import fill
+from tests.integration.health import FAST, give
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -21,8 +23,6 @@ REPLACED_S = 60.0
 """In `auto`, a stuck master is replaced within this time, also with the constants that are the
 default."""
 
-FAST = {"failover.every": "1s", "failover.timeout": "250ms"}
-"""A fifth of the default, so that a stuck master is found in 5 to 7 s."""
 
 SESSION_S = 10
 """Long enough for a machine that is busy with other tests."""
@@ -32,19 +32,6 @@ LAST = SHARDS - 1
 
 FOUND_MS = 10_000
 """Longer than it takes to find a stuck master with these constants."""
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[None]:
-    """A file system small enough to be filled, at this directory."""
-    place.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=192m", "chronos-test", str(place)], check=True
-    )
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @contextmanager
@@ -78,12 +65,6 @@ def check_outcome(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
 
 
-def give(fleet: Fleet, name: str) -> None:
-    """Make the node master of all shards."""
-    for shard in range(SHARDS):
-        fleet.transfer(shard, name)
-
-
 def whys(fleet: Fleet) -> list[str]:
     """The reasons of the last changes of roles, newest first."""
     return [change["why"] for change in fleet.nodes_seen()["history"]]
@@ -95,7 +76,6 @@ def write(flow: KafkaFlow) -> None:
     flow.poll()
 
 
-@pytest.mark.timeout(300)
 def test_a_master_that_hangs_or_whose_disk_is_full_is_replaced_and_costs_no_message(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -121,7 +101,6 @@ def test_a_master_that_hangs_or_whose_disk_is_full_is_replaced_and_costs_no_mess
         check_outcome(flow, fleet, broker)
 
 
-@pytest.mark.timeout(240)
 def test_with_permission_only_an_operator_has_a_master_that_hangs_replaced(
     broker: Broker, zookeeper: Ensemble, tmp_path: Path
 ) -> None:
@@ -151,7 +130,6 @@ def test_with_permission_only_an_operator_has_a_master_that_hangs_replaced(
         check_outcome(flow, fleet, broker)
 
 
-@pytest.mark.timeout(240)
 def test_switched_off_no_master_is_replaced_and_no_probe_is_sent(
     broker: Broker, zookeeper: Ensemble, tmp_path: Path
 ) -> None:

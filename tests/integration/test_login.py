@@ -30,8 +30,7 @@ from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
 from tests.harness.ports import free_port
 from tests.harness.service import Service
-from tests.integration.foreign import Sent, Topics, produce
-from tests.integration.test_doctor import examine
+from tests.integration.foreign import Sent, Topics, examine, produce
 
 TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
 ANSWER_S = 60.0
@@ -132,7 +131,6 @@ def wait_refused(log: KafkaLog, reason: str) -> None:
     assert wait_until(is_named, deadline=time.monotonic() + ANSWER_S), reason
 
 
-@pytest.mark.timeout(180)
 def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(
     doors: Doors, tmp_path: Path
 ) -> None:
@@ -186,7 +184,6 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(
     assert "Invalid username or password" in service.tail()
 
 
-@pytest.mark.timeout(180)
 def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -> None:
     """The request that the client does not make itself logs in and checks certificates as the
     client does."""
@@ -228,20 +225,29 @@ def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -
             batch_header((host, int(at)), properties, topic, 0, 1, ANSWER_S)
 
 
-@pytest.mark.timeout(120)
 def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path: Path) -> None:
     """The operation that an ACL denies, for each of Chronos's own topics."""
     topics = Topics.of("acl")
     for topic in topics:
         doors.broker.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
     denial = AclBinding(
-        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
-        AclOperation.WRITE, AclPermissionType.DENY,
-    )  # fmt: skip
+        ResourceType.TOPIC,
+        topics.dead_letter,
+        ResourcePatternType.LITERAL,
+        "User:chronos",
+        "*",
+        AclOperation.WRITE,
+        AclPermissionType.DENY,
+    )
     allowed = AclBinding(
-        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
-        AclOperation.ALL, AclPermissionType.ALLOW,
-    )  # fmt: skip
+        ResourceType.TOPIC,
+        topics.dead_letter,
+        ResourcePatternType.LITERAL,
+        "User:chronos",
+        "*",
+        AclOperation.ALL,
+        AclPermissionType.ALLOW,
+    )
     admin = doors.broker.admin()
     for future in admin.create_acls([denial, allowed]).values():
         future.result(30)

@@ -42,7 +42,6 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_second_node_waits_for_the_silence_of_the_first_and_the_first_gives_way(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -104,7 +104,6 @@ def job_of(node: Service, action: str, matching: dict[str, Any]) -> dict[str, An
     return found
 
 
-@pytest.mark.timeout(300)
 def test_any_node_answers_for_shards_it_does_not_hold(
     fleet: Fleet, flow: KafkaFlow, broker: Broker
 ) -> None:

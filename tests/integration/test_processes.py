@@ -40,7 +40,6 @@ def two_processes(
     return service
 
 
-@pytest.mark.timeout(240)
 def test_processes_share_the_shards_are_restarted_and_retire(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -91,7 +90,6 @@ def test_processes_share_the_shards_are_restarted_and_retire(
     assert "stopped at once" not in service.log_path.read_text()
 
 
-@pytest.mark.timeout(120)
 def test_an_error_that_a_restart_does_not_help_against_ends_the_service(
     broker: Broker, tmp_path: Path
 ) -> None:

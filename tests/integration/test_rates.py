@@ -57,7 +57,6 @@ def most_within(times_ms: list[int], window_ms: int) -> int:
     return max(bisect_left(times_ms, at + window_ms) - number for number, at in enumerate(times_ms))
 
 
-@pytest.mark.timeout(300)
 def test_a_cluster_keeps_a_rate_through_a_change_and_a_kill(
     fleet: Fleet, flow: KafkaFlow, broker: Broker
 ) -> None:

@@ -57,7 +57,6 @@ def are_known(fleet: Fleet, names: set[str]) -> bool:
     return len(masters) == SHARDS and all(known(name) == expected for name in names)
 
 
-@pytest.mark.timeout(240)
 def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_killed(
     fleet: Fleet,
 ) -> None:
@@ -100,7 +99,6 @@ def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_kill
     nodes["n2"].wait_until(lambda: are_known(fleet, {"n1", "n2"}), "know both nodes", timeout_s=60)
 
 
-@pytest.mark.timeout(240)
 def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_nodes(
     fleet: Fleet,
 ) -> None:
@@ -135,7 +133,6 @@ def test_the_configuration_is_the_same_everywhere_and_survives_a_restart_of_all_
     )
 
 
-@pytest.mark.timeout(240)
 def test_a_client_goes_on_when_the_node_whose_registry_it_used_is_killed(fleet: Fleet) -> None:
     """With calls that may be repeated and such that may not, blocking and for asyncio, and also
     when one node is left."""

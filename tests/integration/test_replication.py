@@ -107,7 +107,6 @@ def told(command: str, node: Node) -> str:
     return " ".join((run.stdout + run.stderr).split())
 
 
-@pytest.mark.timeout(300)
 def test_without_followers_in_sync_messages_are_refused_over_http_until_there_are_some(
     fleet: Fleet, flow: KafkaFlow, broker: Broker
 ) -> None:

@@ -32,7 +32,7 @@ from tests.integration.foreign import (
     schedule,
     topic_names_of,
 )
-from tests.integration.test_clock import kafka, running, wait_for
+from tests.integration.nodes import kafka, running, wait_for
 
 LATE_MS = 4_000
 """Bound for the lateness of the messages that have nothing to do with the fault: they are late by
@@ -236,14 +236,18 @@ def allow_only(kafka: Clients, topic: str, *operations: AclOperation) -> None:
 def allow_all(kafka: Clients, topic: str) -> None:
     """Remove the rules of a topic."""
     rules = AclBindingFilter(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL,
-        None, None, AclOperation.ANY, AclPermissionType.ANY,  # type: ignore[arg-type]
-    )  # fmt: skip
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        AclOperation.ANY,
+        AclPermissionType.ANY,  # type: ignore[arg-type]
+    )
     admin = kafka.admin()
     admin.delete_acls([rules])[rules].result(30)
 
 
-@pytest.mark.xdist_group("secured broker of own topics")
 def test_a_rejected_topic_that_may_not_be_written_delays_only_the_refused_records(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
@@ -281,7 +285,6 @@ def test_a_rejected_topic_that_may_not_be_written_delays_only_the_refused_record
         service.wait_ready()
 
 
-@pytest.mark.xdist_group("secured broker of own topics")
 def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
@@ -307,8 +310,7 @@ def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
         service.wait_ready()
 
 
-@pytest.mark.xdist_group("secured broker of own topics")
-def test_without_the_permission_to_read_settings_everything_is_delivered_and_the_log_says_what_is_not_checked(  # noqa: E501
+def test_without_the_permission_to_read_settings_the_log_says_what_is_not_checked(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
     place = Place(secured_broker, tmp_path)

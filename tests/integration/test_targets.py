@@ -412,7 +412,6 @@ def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermis
     admin.create_acls([binding])[binding].result(30)
 
 
-@pytest.mark.xdist_group("secured broker")
 @pytest.mark.parametrize("creates", [False, True], ids=["", "create_topics"])
 def test_a_topic_without_write_permission_is_forbidden(
     tmp_path: Path, secured_broker: Broker, creates: bool
@@ -443,7 +442,6 @@ def blind_target(place: Place, bytes_max: int) -> str:
     return blind
 
 
-@pytest.mark.xdist_group("secured broker")
 @pytest.mark.parametrize("count", [2, 8])
 def test_an_unpredictable_refusal_is_found_by_halving(
     tmp_path: Path, secured_broker: Broker, count: int
@@ -479,7 +477,6 @@ def test_an_unpredictable_refusal_is_found_by_halving(
         assert place.service.shards()[0]["paused"] is None
 
 
-@pytest.mark.xdist_group("secured broker")
 def test_a_target_that_refuses_every_message_is_set_aside(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
@@ -584,7 +581,6 @@ def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_path: Path) -> None:
     """Each is parked once, also over a restart, and can be cancelled; then they are delivered in
     order, never dead-lettered.

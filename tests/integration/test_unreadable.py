@@ -30,7 +30,6 @@ RESIDENT_BYTES_MAX = 1 << 30
 UNCLEAN_ENDS_MAX = 2
 
 
-@pytest.mark.timeout(240)
 def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_path: Path) -> None:
     """One record of 110 MB, then a batch of many and another one directly behind it; then such a
     record in other codecs.
@@ -98,7 +97,6 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
         assert time.monotonic() - started_s < DELAYED_S_MAX
 
 
-@pytest.mark.timeout(400)
 def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -158,7 +156,6 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(
         tail.take(target, 4)
 
 
-@pytest.mark.timeout(240)
 def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +207,6 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_nodes_step_over_such_batches_alike(
     broker: Broker, zookeeper: Ensemble, tmp_path: Path
 ) -> None:

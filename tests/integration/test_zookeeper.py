@@ -374,8 +374,19 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     for authority in ("ca", "other"):
-        openssl("req", "-x509", *new_key, "-keyout", f"{authority}.key", "-out", f"{authority}.pem",
-                "-subj", f"/CN={authority}", "-days", "2")  # fmt: skip
+        openssl(
+            "req",
+            "-x509",
+            *new_key,
+            "-keyout",
+            f"{authority}.key",
+            "-out",
+            f"{authority}.pem",
+            "-subj",
+            f"/CN={authority}",
+            "-days",
+            "2",
+        )
     for name in ("server", "client"):
         openssl(
             "req",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -36,27 +36,9 @@ from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
+from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Inside, wait_until
-
-TOKENS: dict[str, tuple[list[str], list[str]]] = {
-    "reader": (["read"], ["*"]),
-    "writer": (["write"], ["*"]),
-    "operator": (["operate"], ["*"]),
-    "everything": (["read", "write", "operate"], ["*"]),
-    "limited": (["read", "write", "operate"], ["mine", "mine.*"]),
-}
-"""Roles and targets by the name of the token, which is also the token."""
-
-
-def token_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> Path:
-    """A file with these tokens; JSON is YAML."""
-    path = folder / "tokens.yaml"
-    entries = [
-        {"name": name, "sha256": digest(name), "roles": roles, "targets": targets}
-        for name, (roles, targets) in tokens.items()
-    ]
-    path.write_text(json.dumps({"tokens": entries}))
-    return path
+from tests.harness.tokens import TOKENS, old_tokens_file
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """One node for all tests, with a message, a dead letter and a rejected record of each of two
     targets."""
     folder = tmp_path_factory.mktemp("access")
-    path = token_file(folder, TOKENS)
+    path = old_tokens_file(folder, TOKENS)
     filters = {
         "mine": "messages?target=mine",
         "theirs": "messages?target=theirs",
@@ -114,96 +96,6 @@ def is_rejected(service: Inside, target: str) -> bool:
     """Return whether the rejected record of the target is there."""
     return service.ask("GET", f"/v1/rejected/{target}-rejected", token="reader").status == 200
 
-
-class Example(NamedTuple):
-    """A request to one route; `{target}` stands for a target topic."""
-
-    path: str
-    body: Any = None
-
-
-EXAMPLES = {
-    "schedule": Example(
-        "/v1/messages", {"target": {"topic": "{target}"}, "value": "v", "delay": "1h"}
-    ),
-    "list": Example("/v1/messages"),
-    "get": Example("/v1/messages/{target}-1"),
-    "outcome": Example("/v1/messages/{target}-1/outcome?offset=0"),
-    "cancel": Example("/v1/messages/{target}-2"),
-    "reschedule": Example("/v1/messages/{target}-1", {"delay": "2h"}),
-    "fire": Example("/v1/messages/{target}-2/fire"),
-    "pause": Example("/v1/messages/{target}-2/pause", {}),
-    "resume": Example("/v1/messages/{target}-2/resume"),
-    "dead_letters": Example("/v1/dead-letters"),
-    "dead_letter": Example("/v1/dead-letters/{target}-dead"),
-    "dead-letter-at": Example("/v1/dead-letters/at/0:0"),
-    "dead-letter-counts": Example("/v1/dead-letter-counts"),
-    "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
-    "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
-    "rejected": Example("/v1/rejected"),
-    "rejected-record": Example("/v1/rejected/{target}-rejected"),
-    "rejected-counts": Example("/v1/rejected-counts"),
-    "start": Example("/v1/jobs", {"action": "count", "filter": {"target": "{target}"}}),
-    "jobs": Example("/v1/jobs"),
-    "job": Example("/v1/jobs/none"),
-    "stop": Example("/v1/jobs/none"),
-    "timeline": Example("/v1/timeline"),
-    "history": Example("/v1/history"),
-    "targets": Example("/v1/targets"),
-    "shards": Example("/v1/shards"),
-    "transfer": Example("/v1/shards/0/transfer?to=x"),
-    "digest": Example("/v1/shards/0/digest"),
-    "copy": Example("/v1/shards/0/checkpoint"),
-    "nodes": Example("/v1/nodes"),
-    "drain": Example("/v1/nodes/x/drain"),
-    "undrain": Example("/v1/nodes/x/undrain"),
-    "forget": Example("/v1/nodes/x/forget"),
-    "rates": Example("/v1/rates"),
-    "set-rate": Example("/v1/rates/{target}", {"rate": "5/s"}),
-    "remove-rate": Example("/v1/rates/{target}"),
-    "routes": Example("/v1/registry/routes"),
-    "registered": Example("/v1/registry/nodes"),
-    "register": Example(
-        "/v1/registry/nodes/x",
-        {
-            "cluster": "c",
-            "instance": "i",
-            "address": "http://x:1",
-            "version": "1",
-            "state_version": 1,
-            "shards": [],
-        },
-    ),
-    "unregister": Example("/v1/registry/nodes/x"),
-    "wipe-write": Example("/v1/registry/nodes/x/wipe-write"),
-    "restore-write": Example("/v1/registry/nodes/x/restore-write"),
-    "registered-topics": Example("/v1/registry/topics"),
-    "remove-topic": Example("/v1/registry/topics/x"),
-    "clusters": Example("/v1/registry/clusters"),
-    "namespaces": Example("/v1/registry/config"),
-    "values": Example("/v1/registry/config/n"),
-    "failover": Example("/v1/failover"),
-    "arm": Example("/v1/shards/0/arm"),
-    "value": Example("/v1/registry/config/n/k"),
-    "set-value": Example("/v1/registry/config/n/k", {"value": "v"}),
-    "delete-value": Example("/v1/registry/config/n/k"),
-    "checkpoints": Example("/v1/checkpoints"),
-    "checkpoint": Example("/v1/checkpoints"),
-    "topics": Example("/v1/topics"),
-    "records": Example("/v1/topics/{target}/records"),
-    "filters": Example("/v1/filters"),
-    "whoami": Example("/v1/whoami"),
-    "audit": Example("/v1/audit"),
-    "archive-audits": Example("/v1/archive-audits"),
-    "archive-audit": Example("/v1/archive-audits/a"),
-    "live": Example("/livez"),
-    "ready": Example("/readyz"),
-    "metrics": Example("/metrics"),
-    "openapi": Example("/openapi.json"),
-    "page": Example("/"),
-    "view": Example("/ui/messages"),
-    "file": Example("/static/app.js"),
-}
 
 ROUTES = {route.name: route for route in table(None)}
 
@@ -475,24 +367,31 @@ def test_requests_without_a_valid_token_do_not_fill_the_log(service):
         (b"tokens: [", "is not YAML"),
         (b"", "is empty; to have no tokens, write `tokens: []`"),
         (b"tokens:", "is not a list of tokens: Expected `array`, got `null`"),
-        (b"tokens: [{name: a, sha256: abc, roles: [read]}]", (
-            "is not a list of tokens: Expected `str` matching regex"
-        )),
+        (
+            b"tokens: [{name: a, sha256: abc, roles: [read]}]",
+            ("is not a list of tokens: Expected `str` matching regex"),
+        ),
         (b"tokens: [{name: a, sha256: '%064d', roles: [admin]}]" % 1, "Invalid enum value 'admin'"),
         (b"tokens: [{name: a, sha256: '%064d', roles: []}]" % 1, "length >= 1"),
         (b"tokens: [{name: a, token: x, roles: [read]}]", "unknown field `token`"),
-        ((
-            b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: a, sha256: '%064d', "
-            b"roles: [read]}]"
-        ) % (1, 2),
-         "two tokens with the name a"),
-        ((
-            b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: b, sha256: '%064d', "
-            b"roles: [read]}]"
-        ) % (1, 1),
-         "two tokens with the sha256"),
+        (
+            (
+                b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: a, sha256: '%064d', "
+                b"roles: [read]}]"
+            )
+            % (1, 2),
+            "two tokens with the name a",
+        ),
+        (
+            (
+                b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: b, sha256: '%064d', "
+                b"roles: [read]}]"
+            )
+            % (1, 1),
+            "two tokens with the sha256",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, text):
     """With the reason, and without what else is in the file."""
     path = tmp_path / "tokens.yaml"
@@ -523,11 +422,11 @@ def test_a_token_is_found_by_its_hash_only():
 def test_a_changed_file_counts_at_once(tmp_path):
     """A token is added and revoked without a restart; a file that cannot be read changes
     nothing."""
-    path = token_file(tmp_path, {"first": (["read"], ["*"])})
+    path = old_tokens_file(tmp_path, {"first": (["read"], ["*"])})
     tokens = TokenFile(str(path))
     assert tokens.sender("first") is not None
     assert tokens.sender("second") is None
-    token_file(tmp_path, {"second": (["read"], ["*"]), "third": (["read"], ["*"])})
+    old_tokens_file(tmp_path, {"second": (["read"], ["*"]), "third": (["read"], ["*"])})
     assert (tokens.sender("first"), tokens.sender("second") is None) == (None, False)
     with capture_logs() as logs:
         path.write_text("nonsense")
@@ -536,7 +435,7 @@ def test_a_changed_file_counts_at_once(tmp_path):
         assert tokens.sender("second") is not None
         assert tokens.sender("second") is not None
     assert [line["event"] for line in logs] == ["tokens not read", "tokens not read"]
-    token_file(tmp_path, {"fourth": (["read"], ["*"])})
+    old_tokens_file(tmp_path, {"fourth": (["read"], ["*"])})
     assert tokens.sender("second") is None
 
 
@@ -599,7 +498,7 @@ def test_the_second_format_needs_ids_beside_targets(tmp_path):
 
 def test_a_file_that_cannot_be_used_is_told_by_a_metric(tmp_path):
     """Until it can be read again; the tokens of before are in force meanwhile."""
-    path = token_file(tmp_path, {"first": (["read"], ["*"])})
+    path = old_tokens_file(tmp_path, {"first": (["read"], ["*"])})
     with Inside(tmp_path, admin__tokens=path) as service:
 
         def samples() -> list[str]:
@@ -609,7 +508,7 @@ def test_a_file_that_cannot_be_used_is_told_by_a_metric(tmp_path):
         assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
         path.write_text("nonsense")
         assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 1.0"]
-        token_file(tmp_path, {"first": (["read"], ["*"]), "second": (["read"], ["*"])})
+        old_tokens_file(tmp_path, {"first": (["read"], ["*"]), "second": (["read"], ["*"])})
         assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
 
 
@@ -647,7 +546,7 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
     tmp_path,
 ):
     """A metric says so until it can be used again; a service does not start with it."""
-    path = token_file(tmp_path, TOKENS)
+    path = old_tokens_file(tmp_path, TOKENS)
 
     def stale(service: Inside) -> bool:
         return (
@@ -658,9 +557,10 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
     with Inside(tmp_path, admin__tokens=path) as service:
         assert not stale(service)
         for spoil, why in (
-            (lambda: path.write_text(""), "is empty"), (lambda: path.write_text(" \n"), "is empty"),
+            (lambda: path.write_text(""), "is empty"),
+            (lambda: path.write_text(" \n"), "is empty"),
             (lambda: path.chmod(0o646), "may be written by every user"),
-        ):  # fmt: skip
+        ):
             with capture_logs() as logs:
                 spoil()
                 assert stale(service)
@@ -678,7 +578,7 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
                 ):
                     TokenFile(str(path))
             path.chmod(0o644)
-            token_file(tmp_path, TOKENS)
+            old_tokens_file(tmp_path, TOKENS)
             assert not stale(service)
         path.write_text("tokens: []")
         assert service.ask("GET", "/v1/shards", token="reader").status == 401
@@ -693,7 +593,7 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
         )
         for name, token in (("a", "token-a"), ("b", "token-b"), ("c", ""))
     }
-    access = Access(str(token_file(tmp_path, TOKENS)), lambda: members, SparseLog())
+    access = Access(str(old_tokens_file(tmp_path, TOKENS)), lambda: members, SparseLog())
 
     def admits(**headers: str) -> bool:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -756,11 +656,14 @@ def test_an_address_for_others_needs_tokens_or_the_word_that_it_is_open(settings
 
 @pytest.mark.parametrize(
     "settings",
-    [["admin.host=::1"], ["admin.host=127.9.9.9"], ["admin.host=localhost"], [(
-        "admin.host=0.0.0.0"
-    ), "admin.open=on"],
-     ["admin.host=0.0.0.0", "admin.tokens=t.yaml"]],
-)  # fmt: skip
+    [
+        ["admin.host=::1"],
+        ["admin.host=127.9.9.9"],
+        ["admin.host=localhost"],
+        [("admin.host=0.0.0.0"), "admin.open=on"],
+        ["admin.host=0.0.0.0", "admin.tokens=t.yaml"],
+    ],
+)
 def test_these_addresses_are_served(settings):
     """This machine alone, or as it is meant."""
     load(None, {}, settings)

@@ -57,9 +57,7 @@ def of_inside(service: Inside, token: str = "") -> Prometheus:
 
 
 def message(message_id: str, due_ms: int, **more: Any) -> dict[str, Any]:
-    return {
-        "id": message_id, "target": {"topic": "t"}, "value": "v", "deliver_at": due_ms, **more
-    }  # fmt: skip
+    return {"id": message_id, "target": {"topic": "t"}, "value": "v", "deliver_at": due_ms, **more}
 
 
 def value(service: Inside, name: str) -> float:
@@ -157,8 +155,12 @@ def test_a_node_without_room_is_paused_and_one_that_is_back_after_an_hour_is_not
         assert prometheus.scrape_for(1) == {"ChronosLate", "ChronosNoMaster", "ChronosPaused"}
         assert "ChronosNotReady" in prometheus.scrape_for(5)
         assert prometheus.scrape_for(10) == {
-            "ChronosDisk", "ChronosLate", "ChronosNoMaster", "ChronosNotReady", "ChronosPaused",
-        }  # fmt: skip
+            "ChronosDisk",
+            "ChronosLate",
+            "ChronosNoMaster",
+            "ChronosNotReady",
+            "ChronosPaused",
+        }
     with Inside(tmp_path, **settings) as back:
         prometheus = of_inside(back)
         prometheus.scrape()
@@ -182,8 +184,12 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
         prometheus = of_inside(service)
         assert prometheus.scrape() == {"ChronosSilent", "ChronosStalled"}
         assert prometheus.scrape_for(11) == {
-            "ChronosLate", "ChronosNotReady", "ChronosPaused", "ChronosSilent", "ChronosStalled",
-        }  # fmt: skip
+            "ChronosLate",
+            "ChronosNotReady",
+            "ChronosPaused",
+            "ChronosSilent",
+            "ChronosStalled",
+        }
 
 
 # --- Messages
@@ -228,10 +234,13 @@ def test_files_of_access_that_cannot_be_used_fire_after_ten_minutes(
     key = json.loads(ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key()))
     jwks.write_text(json.dumps({"keys": [{**key, "kid": "k", "alg": "ES256", "use": "sig"}]}))
     settings = {
-        "admin__tls__certificate": pair.certificate, "admin__tls__key": pair.key,
-        "admin__tokens": tokens, "admin__jwt__jwks": jwks,
-        "admin__jwt__issuer": "https://issuer.example.org", "admin__jwt__audience": "chronos",
-    }  # fmt: skip
+        "admin__tls__certificate": pair.certificate,
+        "admin__tls__key": pair.key,
+        "admin__tokens": tokens,
+        "admin__jwt__jwks": jwks,
+        "admin__jwt__issuer": "https://issuer.example.org",
+        "admin__jwt__audience": "chronos",
+    }
     with Inside(tmp_path, **settings) as service:
         service.context = authority.trusting()
         prometheus = of_inside(service, "reader")

@@ -339,8 +339,11 @@ def test_the_trail_may_be_a_topic(tmp_path):
 
         wait_until(lambda: len([each for each in found() if each["verb"] == "schedule"]) == 4)
         assert [(each["phase"], each["ids"]) for each in found() if each["verb"] == "schedule"] == [
-            ("intent", ["a"]), ("outcome", ["a"]), ("intent", ["b"]), ("outcome", ["b"]),
-        ]  # fmt: skip
+            ("intent", ["a"]),
+            ("outcome", ["a"]),
+            ("intent", ["b"]),
+            ("outcome", ["b"]),
+        ]
 
 
 def page(service: Inside, **query: object) -> dict[str, Any]:

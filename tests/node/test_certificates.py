@@ -368,8 +368,11 @@ def run(url: str, *options: str, **variables: str) -> tuple[int, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     done = subprocess.run(
         [sys.executable, "-m", "chronos", "list", "--server", url, *options],
-        env={**environ, **variables}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env={**environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     return done.returncode, done.stderr
 
 

@@ -390,15 +390,21 @@ def test_control_characters_in_ids_are_escaped(chronos, service):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("list",), ("list", "-o", "json"), ("get", "full"), ("get", "full", "-o", "json"), ("status",), ((  # noqa: E501
-        "--help"
-    ),),
-     ("tail", "full", "--from", "beginning", "-n", "1"), ("tail", "full", "--from", "beginning", (
-         "-n"
-     ), "1", "-o", "json"),
-     ("send", "--to", "full", "--in", "1h", "x"), ("config", "show"), ("version",)],
+    [
+        ("list",),
+        ("list", "-o", "json"),
+        ("get", "full"),
+        ("get", "full", "-o", "json"),
+        ("status",),
+        (("--help"),),
+        ("tail", "full", "--from", "beginning", "-n", "1"),
+        ("tail", "full", "--from", "beginning", ("-n"), "1", "-o", "json"),
+        ("send", "--to", "full", "--in", "1h", "x"),
+        ("config", "show"),
+        ("version",),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_full_device_is_one_line_on_stderr(chronos, arguments):
     """Exit code 1, no traceback, also for what is written at the very end."""
     chronos("send", "--to", "full", "--in", "0ms", "--id", "full", "--on-conflict", "ignore", "x")
@@ -489,41 +495,46 @@ def test_a_pause_is_shown_once_for_all_shards():
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), ("explode",), ("send",), ("send", "x"), ("send", "--to", "t", "x"), ("send", "--to", (
-            "t"
-        ), "--in", "1s"),
+        (),
+        ("explode",),
+        ("send",),
+        ("send", "x"),
+        ("send", "--to", "t", "x"),
+        ("send", "--to", ("t"), "--in", "1s"),
         ("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"),
-        ("send", "--to", "t", "--in", "soon", "x"), ("send", "--to", "t", "--in", "5", "x"),
-        ("send", "--to", "t", "--at", "1798000000", "x"), ("send", "--to", "t", "--at", (
-            "1798000000000"
-        ), "x"),
-        ("send", "--to", "t", "--in", "1s", "--expire-at", "1798000000000", "x"), ("reschedule", (
-            "x"
-        ), "--in", "5"),
+        ("send", "--to", "t", "--in", "soon", "x"),
+        ("send", "--to", "t", "--in", "5", "x"),
+        ("send", "--to", "t", "--at", "1798000000", "x"),
+        ("send", "--to", "t", "--at", ("1798000000000"), "x"),
+        ("send", "--to", "t", "--in", "1s", "--expire-at", "1798000000000", "x"),
+        ("reschedule", ("x"), "--in", "5"),
         ("send", "--to", "t", "--in", "1s", "--on-conflict", "perhaps", "x"),
-        ("send", "--to", "t", "--in", "1s", "--lines", "--wait"), ("send", "--to", "t", "--in", (
-            "1s"
-        ), "--id", "a\tb", "x"),
-        ("list", "--from", "5"), ("list", "--from", "-5"), ("list", "--until=tomorrow"),
-        ("send", "--to", "t", "--at", "2030-01-01T00:00:00", "x"), ("send", "--to", "t", "--in", (
-            "1s"
-        ), "-H", "a", "x"),
-        ("send", "--to", "t", "--in", "1s", "--lines", "x"), ("send", "--to", "t", "--in", "1s", (
-            "--null"
-        ), "x"),
-        ("send", "--to", "t", "--in", "1s", "--dealy", "x"), ("reschedule", "x"), ("get",), ((
-            "get"
-        ), "x", "-o", "yaml"),
-        ("tail", "t", "--from", "middle"), ("list", "-n", "0"), ("list", "--from", "yesterday"), ((
-            "config"
-        ), "burn"),
-        ("transfer",), ("transfer", "1"), ("transfer", "1", "b", "--drain", "b"),
-        ("serve", "--set", "shards"), ("config", "check", "--set", "shrads=4"), ("get", "x", (
-            "--server"
-        ), "ftp://x"),
+        ("send", "--to", "t", "--in", "1s", "--lines", "--wait"),
+        ("send", "--to", "t", "--in", ("1s"), "--id", "a\tb", "x"),
+        ("list", "--from", "5"),
+        ("list", "--from", "-5"),
+        ("list", "--until=tomorrow"),
+        ("send", "--to", "t", "--at", "2030-01-01T00:00:00", "x"),
+        ("send", "--to", "t", "--in", ("1s"), "-H", "a", "x"),
+        ("send", "--to", "t", "--in", "1s", "--lines", "x"),
+        ("send", "--to", "t", "--in", "1s", ("--null"), "x"),
+        ("send", "--to", "t", "--in", "1s", "--dealy", "x"),
+        ("reschedule", "x"),
+        ("get",),
+        (("get"), "x", "-o", "yaml"),
+        ("tail", "t", "--from", "middle"),
+        ("list", "-n", "0"),
+        ("list", "--from", "yesterday"),
+        (("config"), "burn"),
+        ("transfer",),
+        ("transfer", "1"),
+        ("transfer", "1", "b", "--drain", "b"),
+        ("serve", "--set", "shards"),
+        ("config", "check", "--set", "shrads=4"),
+        ("get", "x", ("--server"), "ftp://x"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_wrong_usage_ends_with_2_and_says_why_on_stderr(arguments):
     """Nothing on stdout, no traceback."""
     done = run(*arguments)
@@ -687,10 +698,26 @@ def test_shell_completion_can_be_installed():
 @pytest.mark.parametrize(
     "verb",
     [
-        "serve", "send", "get", "list", "cancel", "reschedule", "fire", "tail", "status", "whoami",
-        "top", "transfer", "archive", "audit", "backfill", "config", "doctor", "version",
+        "serve",
+        "send",
+        "get",
+        "list",
+        "cancel",
+        "reschedule",
+        "fire",
+        "tail",
+        "status",
+        "whoami",
+        "top",
+        "transfer",
+        "archive",
+        "audit",
+        "backfill",
+        "config",
+        "doctor",
+        "version",
     ],
-)  # fmt: skip
+)
 def test_every_verb_explains_itself(verb):
     """--help, on stdout, with examples; arguments are in capitals or a choice, and in one pair of
     brackets."""

@@ -383,8 +383,11 @@ def test_the_headers_are_what_a_shard_understands():
     found = asked(headers, b"id")
     assert type(found) is ConditionalSchedule
     assert (found.entry.target, found.entry.due_ms, found.entry.key, found.entry.expire_at_ms) == (
-        "orders", 1_893_456_000_000, b"k", 1_893_456_001_000,
-    )  # fmt: skip
+        "orders",
+        1_893_456_000_000,
+        b"k",
+        1_893_456_001_000,
+    )
 
 
 @pytest.mark.parametrize(

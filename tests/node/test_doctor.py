@@ -75,8 +75,16 @@ def test_the_doctor_finds_a_damaged_store(tmp_path):
 def test_the_doctor_reports_a_log_that_does_not_answer(tmp_path):
     """Exit code 3."""
     (tmp_path / "data").mkdir()
-    done = run("doctor", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
-               "--set", "log.kafka.request_timeout=300ms",
-               "--set", f"log.kafka.bootstrap_servers=127.0.0.1:{free_port()}")  # fmt: skip
+    done = run(
+        "doctor",
+        "--set",
+        f"node.data_dir={tmp_path / 'data'}",
+        "--set",
+        "log.kind=kafka",
+        "--set",
+        "log.kafka.request_timeout=300ms",
+        "--set",
+        f"log.kafka.bootstrap_servers=127.0.0.1:{free_port()}",
+    )
     assert done.code == 3, done.out
     assert "PROBLEM  log" in done.out

@@ -75,17 +75,29 @@ def about_strangers(logs: Iterable[Mapping[str, object]]) -> list[object]:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("127.0.0.1", 200), ("localhost:1", 200), ("[::1]:7", 200), ("10.1.2.3:7700", 200), ((
-            "a.localhost"
-        ), 200),
-        ("node-1:7700", 200), ("NODE-1.", 200), (socket.gethostname(), 200), ("inside.example", 200),  # noqa: E501
-        ("chronos.example:80", 200), ("other", 200),
-        ("evil.example", 421), ("node-1.evil.example", 421), ("0x7f.1", 421),
-        ("[bad]", 400), ("[::1", 400), ("a b", 400), ("a:port", 400), ("a@127.0.0.1", 400), ((
-            "127.0.0.1/x"
-        ), 400), ("", 400),
+        ("127.0.0.1", 200),
+        ("localhost:1", 200),
+        ("[::1]:7", 200),
+        ("10.1.2.3:7700", 200),
+        (("a.localhost"), 200),
+        ("node-1:7700", 200),
+        ("NODE-1.", 200),
+        (socket.gethostname(), 200),
+        ("inside.example", 200),
+        ("chronos.example:80", 200),
+        ("other", 200),
+        ("evil.example", 421),
+        ("node-1.evil.example", 421),
+        ("0x7f.1", 421),
+        ("[bad]", 400),
+        ("[::1", 400),
+        ("a b", 400),
+        ("a:port", 400),
+        ("a@127.0.0.1", 400),
+        (("127.0.0.1/x"), 400),
+        ("", 400),
     ],
-)  # fmt: skip
+)
 def test_only_the_names_of_the_node_are_served_on_every_address(service, host, status, caplog):
     """DNS rebinding gives another site's name to this node, also where it listens on all addresses;
     no traceback is logged."""
@@ -464,8 +476,10 @@ def test_an_error_of_the_service_is_logged_once_a_second_for_each_place(monkeypa
         now_s += 1.0
         fail(1)
     assert [(line["event"], line["left_out"]) for line in logs] == [
-        ("request failed", 0), ("request failed", 0), ("request failed", 49),
-    ]  # fmt: skip
+        ("request failed", 0),
+        ("request failed", 0),
+        ("request failed", 49),
+    ]
     assert all(isinstance(line["exc_info"], LookupError) for line in logs)
 
 

@@ -272,8 +272,11 @@ def test_forwarded_work_is_that_of_the_token_that_asked(tmp_path: Path) -> None:
                 asker.set(name)
                 await peers.ask_member(
                     structs.replace(member, address=f"http://{host}:{port}"),
-                    "GET", "/v1/messages", {}, reach=EVERYTHING,
-                )  # fmt: skip
+                    "GET",
+                    "/v1/messages",
+                    {},
+                    reach=EVERYTHING,
+                )
             await peers.close()
         await runner.cleanup()
 

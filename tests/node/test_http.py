@@ -80,21 +80,6 @@ def message(topic: str = "orders", **fields: Any) -> dict[str, Any]:
     return {"target": target, "value": "payload", **times, **fields}
 
 
-def records(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
-    """The first records of a topic; waits for them."""
-    service.wait_until(
-        lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"make {topic}"
-    )
-    found: list[dict[str, Any]] = []
-    offset = 0
-    while len(found) < count:
-        answer = service.get(f"/v1/topics/{topic}/records", offset=offset, wait="20s")
-        assert answer["records"], f"only {len(found)} of {count} records came"
-        found += answer["records"]
-        offset = answer["next_offset"]
-    return found
-
-
 # --- Scheduling
 
 
@@ -111,7 +96,7 @@ def test_a_message_is_delivered_at_its_time_with_key_headers_and_receipt(service
     )
     accepted = service.post("/v1/messages", body)
     assert accepted["id"] == "whole-1"
-    (record,) = records(service, "whole", 1)
+    (record,) = service.records("whole", 1)
     assert (record["key"], record["value"]) == ("k", "grüße")
     receipt = {
         name: record["headers"].pop(name)
@@ -139,7 +124,7 @@ def test_bytes_that_are_not_text_are_sent_in_base64(service):
     }
     accepted = service.post("/v1/messages", body)
     assert accepted["id"] == name
-    (record,) = records(service, "raw", 1)
+    (record,) = service.records("raw", 1)
     assert (record["key_base64"], record["value_base64"]) == (coded, coded)
     assert "value" not in record
     assert service.get(f"/v1/messages/{quote(name, safe='')}")["state"] == "delivered"
@@ -150,7 +135,7 @@ def test_a_null_payload_stays_null(service):
     service.post(
         "/v1/messages", [message("nulls", delay=0, value=None), message("nulls", delay=0, value="")]
     )
-    assert sorted(str(record["value"]) for record in records(service, "nulls", 2)) == ["", "None"]
+    assert sorted(str(record["value"]) for record in service.records("nulls", 2)) == ["", "None"]
 
 
 def test_a_message_that_is_due_in_the_past_is_accepted_with_a_warning(service):
@@ -167,8 +152,13 @@ def test_a_message_that_is_due_in_the_past_is_accepted_with_a_warning(service):
     answers = service.post("/v1/messages", [*sent, message("late", delay="1h")])
     told = [answer.get("warnings") for answer in answers]
     assert [None if texts is None else texts[0].partition(", ")[2] for texts in told] == [
-        "3 days ago", "5 hours ago", "2 minutes ago", None, None, None,
-    ]  # fmt: skip
+        "3 days ago",
+        "5 hours ago",
+        "2 minutes ago",
+        None,
+        None,
+        None,
+    ]
     assert told[0][0].startswith(f"due at {answers[0]['due_at']}, ")
     status, changed = service.ask(
         "PATCH", "/v1/messages/late-4", {"deliver_at": now_ms - 7_200_000}
@@ -233,9 +223,13 @@ def test_a_batch_with_one_invalid_message_writes_nothing_and_names_it(service):
     status, problem = service.ask("POST", "/v1/messages", batch)
     assert status == 422
     assert problem["errors"] == [
-        {"index": 7, "field": "target.topic", "reason": "reserved-target",
-         "detail": "chronos.delay is a topic of Chronos or of Kafka itself"}
-    ]  # fmt: skip
+        {
+            "index": 7,
+            "field": "target.topic",
+            "reason": "reserved-target",
+            "detail": "chronos.delay is a topic of Chronos or of Kafka itself",
+        }
+    ]
     assert "nothing" in problem["hint"]
     assert sum(shard["end_offset"] for shard in settled_shards(service)) == before
 
@@ -251,41 +245,57 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "field", "text"),
     [
-        ({"delay": "soon"}, "delay", (
-            "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
-        )),
+        (
+            {"delay": "soon"},
+            "delay",
+            ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"),
+        ),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
-        ({"deliver_at": 1_700_000_000_000_000}, "deliver_at", (
-            "1700000000000000 looks like microseconds"
-        )),
-        ({"deliver_at": "1700000000000000000"}, "deliver_at", (
-            "1700000000000000000 looks like nanoseconds"
-        )),
+        (
+            {"deliver_at": 1_700_000_000_000_000},
+            "deliver_at",
+            ("1700000000000000 looks like microseconds"),
+        ),
+        (
+            {"deliver_at": "1700000000000000000"},
+            "deliver_at",
+            ("1700000000000000000 looks like nanoseconds"),
+        ),
         ({"delay": "9999999999999999"}, "delay", "is longer than the longest duration"),
         ({"delay": "9999999999999999s"}, "delay", "is longer than the longest duration"),
-        ({"deliver_at": "2020-01-31T09:00:00Z"}, "deliver_at", (
-            "more than 30d in the past, the limit set by limits.max_past"
-        )),
+        (
+            {"deliver_at": "2020-01-31T09:00:00Z"},
+            "deliver_at",
+            ("more than 30d in the past, the limit set by limits.max_past"),
+        ),
         ({"delay": 5}, "delay", "5 has no unit; write 5s or 5ms"),
         ({"delay": "999"}, "delay", "999 has no unit; write 999s or 999ms"),
         ({"delay": "1h", "spread": 30}, "spread", "30 has no unit; write 30s or 30ms"),
         ({"delay": "1h", "repeat": "every 500"}, "repeat", "500 has no unit; write 500s or 500ms"),
-        ({"delay": "1h", "repeat": "backoff 1s 2 900"}, "repeat", (
-            "900 has no unit; write 900s or 900ms"
-        )),
+        (
+            {"delay": "1h", "repeat": "backoff 1s 2 900"},
+            "repeat",
+            ("900 has no unit; write 900s or 900ms"),
+        ),
         ({"delay": "1h", "repeat": "0 9 * * 1-5"}, "repeat", "begin with every, backoff or cron"),
-        ({"delay": "1h", "headers": {"a": "b"}}, "headers", (
-            "unknown field; did you mean target.headers?"
-        )),
+        (
+            {"delay": "1h", "headers": {"a": "b"}},
+            "headers",
+            ("unknown field; did you mean target.headers?"),
+        ),
         ({"delay": "1h", "key": "k"}, "key", "unknown field; did you mean target.key?"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"Chronos_Spread": "1s"}}}, (
-            "target.headers"
-        ), "own"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos_dely": "1s"}}}, (
-            "target.headers"
-        ), "did you mean chronos-delay?"),
+        (
+            {"delay": "1h", "target": {"topic": "o", "headers": {"Chronos_Spread": "1s"}}},
+            ("target.headers"),
+            "own",
+        ),
+        (
+            {"delay": "1h", "target": {"topic": "o", "headers": {"chronos_dely": "1s"}}},
+            ("target.headers"),
+            "did you mean chronos-delay?",
+        ),
         ({"delay": "1h", "expire_at": 10**12}, "expire_at", "before"),
         ({"delay": "1h", "expire_at": 5}, "expire_at", "looks like seconds"),
         ({"delay": "1h", "expire_at": "never"}, "expire_at", "never"),
@@ -295,33 +305,49 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "id": "base64:?"}, "id", "base64"),
         ({"delay": "1h", "value_base64": "eA=="}, "value_base64", "value is given too"),
         ({"delay": "1h", "value": "x" * 1_100_000}, "value", "message_bytes_max"),
-        ({"delay": "1h", "repeat": "every 5ms"}, "repeat", (
-            "shorter than the shortest interval, 100ms"
-        )),
-        ({"delay": "1h", "repeat": "hourly"}, "repeat", (
-            "is not a repetition; begin with every, backoff or cron"
-        )),
+        (
+            {"delay": "1h", "repeat": "every 5ms"},
+            "repeat",
+            ("shorter than the shortest interval, 100ms"),
+        ),
+        (
+            {"delay": "1h", "repeat": "hourly"},
+            "repeat",
+            ("is not a repetition; begin with every, backoff or cron"),
+        ),
         ({"repeat": "every 5s"}, "deliver_at", "neither deliver_at nor delay is given"),
-        ({"repeat": "cron 0 9 * *"}, "repeat", (
-            "'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"
-        )),
+        (
+            {"repeat": "cron 0 9 * *"},
+            "repeat",
+            ("'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"),
+        ),
         ({"repeat": "cron 0 25 * * *"}, "repeat", "is not a cron expression: bad hour"),
         ({"repeat": "cron 0 0 30 2 *"}, "repeat", "is not a cron expression: bad day-of-month"),
-        ({"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"}, "time_zone", (
-            "is not a time zone"
-        )),
-        ({"repeat": "cron 0 9 * * *", "expire_at": 10**13}, "expire_at", (
-            "counted from its first due time"
-        )),
-        ({"delay": "1h", "repeat": "every 5s", "time_zone": "UTC"}, "time_zone", (
-            "with a cron expression only"
-        )),
-        ({"delay": "1h", "repeat": "every 5s", "repeat_until": 10**12}, "repeat_until", (
-            "before the first due time"
-        )),
-        ({"delay": "1h", "repeat": "every 5s", "repeat_times": 0}, "repeat_times", (
-            "must be at least 1"
-        )),
+        (
+            {"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"},
+            "time_zone",
+            ("is not a time zone"),
+        ),
+        (
+            {"repeat": "cron 0 9 * * *", "expire_at": 10**13},
+            "expire_at",
+            ("counted from its first due time"),
+        ),
+        (
+            {"delay": "1h", "repeat": "every 5s", "time_zone": "UTC"},
+            "time_zone",
+            ("with a cron expression only"),
+        ),
+        (
+            {"delay": "1h", "repeat": "every 5s", "repeat_until": 10**12},
+            "repeat_until",
+            ("before the first due time"),
+        ),
+        (
+            {"delay": "1h", "repeat": "every 5s", "repeat_times": 0},
+            "repeat_times",
+            ("must be at least 1"),
+        ),
         ({"delay": "1h", "repeat_times": 3}, "repeat_times", "repeat_times without repeat"),
         ({"delay": "1h", "repeat": "every 10000000d"}, "repeat", "limits.max_delay"),
         ({"delay": "1h", "spread": "soon"}, "spread", "is not a duration"),
@@ -329,32 +355,44 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "dealy": 5}, "dealy", "unknown field; did you mean delay?"),
         ({"delay": "1h", "value": 5}, "value", "must be a string or null, not an integer"),
         ({"delay": "1h", "target": {"topic": "forbidden.orders"}}, "target.topic", "targets.deny"),
-        ({"delay": "1h", "target": {"topic": "__consumer_offsets"}}, "target.topic", (
-            "Kafka itself"
-        )),
-        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", (
-            "is not a topic name: 1 to 249 letters"
-        )),
+        (
+            {"delay": "1h", "target": {"topic": "__consumer_offsets"}},
+            "target.topic",
+            ("Kafka itself"),
+        ),
+        (
+            {"delay": "1h", "target": {"topic": "a b"}},
+            "target.topic",
+            ("is not a topic name: 1 to 249 letters"),
+        ),
         ({"delay": "1h", "target": {"topic": ".."}}, "target.topic", "not a topic name"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}}, (
-            "target.headers"
-        ), "own"),
-        ({"delay": "1h", "target": {"topic": "o", "headers": {"h": 5}}}, "target.headers", (
-            "'h': must be"
-        )),
-        ({"delay": "1h", "target": {"topic": "o", "haeders": {}}}, "target.haeders", (
-            "did you mean headers?"
-        )),
+        (
+            {"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}},
+            ("target.headers"),
+            "own",
+        ),
+        (
+            {"delay": "1h", "target": {"topic": "o", "headers": {"h": 5}}},
+            "target.headers",
+            ("'h': must be"),
+        ),
+        (
+            {"delay": "1h", "target": {"topic": "o", "haeders": {}}},
+            "target.haeders",
+            ("did you mean headers?"),
+        ),
         ({"delay": "1h", "target": {}}, "target.topic", "required field is missing"),
         ({"delay": "1h", "target": None}, "target", "must be an object, not null"),
         ({"delay": -1}, "delay", "must be at least 0"),
         ({"delay": "1h", "id": ""}, "id", "must not be empty"),
-        ({"delay": "1h", "id": "x", "on_conflict": "skip"}, "on_conflict", (
-            "must be one of reject, replace, ignore"
-        )),
+        (
+            {"delay": "1h", "id": "x", "on_conflict": "skip"},
+            "on_conflict",
+            ("must be one of reject, replace, ignore"),
+        ),
         ({"delay": "1h", "value_base64": "?"}, "value_base64", "is not base64"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_message_is_refused_with_field_and_text(service, change, field, text):
     """The rules are those of the shard, so nothing of it reaches the rejected topic."""
     body = {"target": {"topic": "orders"}, "value": "payload"} | change
@@ -779,9 +817,12 @@ def test_a_cancelled_message_is_not_delivered(service):
 
 def test_an_action_on_an_unknown_id_is_unknown(service):
     """All three actions."""
-    requests = [("DELETE", "/v1/messages/no-one", None), ("POST", "/v1/messages/no-one/fire", None),
-                ("PATCH", "/v1/messages/no-one", {"delay": "1h"}),
-                ("DELETE", "/v1/messages/0-1900000000000-1", None)]  # fmt: skip
+    requests = [
+        ("DELETE", "/v1/messages/no-one", None),
+        ("POST", "/v1/messages/no-one/fire", None),
+        ("PATCH", "/v1/messages/no-one", {"delay": "1h"}),
+        ("DELETE", "/v1/messages/0-1900000000000-1", None),
+    ]
     for method, path, body in requests:
         status, done = service.ask(method, path, body)
         assert (status, done["result"]) == (200, "unknown")
@@ -791,7 +832,7 @@ def test_an_action_on_a_delivered_message_is_too_late(service):
     """All three actions, by an id of its own and by a generated one."""
     service.post("/v1/messages", message("late", id="past", delay=0))
     address = service.post("/v1/messages", message("late", delay=0))["id"]
-    records(service, "late", 2)
+    service.records("late", 2)
     for name in ("past", address):
         assert service.ask("DELETE", f"/v1/messages/{name}")[1]["result"] == "too_late"
         assert service.ask("POST", f"/v1/messages/{name}/fire")[1]["result"] == "too_late"
@@ -806,7 +847,7 @@ def test_a_fired_message_is_delivered_now(service):
     address = service.post("/v1/messages", message("fired"))["id"]
     for name in ("fire-me", address):
         assert service.ask("POST", f"/v1/messages/{name}/fire")[1]["result"] == "fired"
-    names = {record["headers"]["chronos-id"] for record in records(service, "fired", 2)}
+    names = {record["headers"]["chronos-id"] for record in service.records("fired", 2)}
     assert names == {"fire-me", address}
 
 
@@ -821,7 +862,7 @@ def test_a_rescheduled_message_has_a_new_time(service):
     assert (
         service.ask("PATCH", f"/v1/messages/{address}", {"delay": 0})[1]["result"] == "rescheduled"
     )
-    assert records(service, "moved", 1)[0]["headers"]["chronos-id"] == address
+    assert service.records("moved", 1)[0]["headers"]["chronos-id"] == address
 
 
 @pytest.mark.parametrize(
@@ -913,7 +954,7 @@ def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path, monkeypatch
 def test_a_long_poll_returns_with_the_first_record(service):
     """Long before the end of its wait."""
     service.post("/v1/messages", message("poll", delay=0))
-    offset = len(records(service, "poll", 1))
+    offset = len(service.records("poll", 1))
     service.post("/v1/messages", message("poll", delay="300ms", value="second"))
     started = time.monotonic()
     answer = service.get("/v1/topics/poll/records", offset=offset, wait="30s")
@@ -924,14 +965,14 @@ def test_a_long_poll_returns_with_the_first_record(service):
 def test_a_poll_without_wait_returns_at_once(service):
     """With no records, and the offset to read on from."""
     service.post("/v1/messages", message("idle", delay=0))
-    records(service, "idle", 1)
+    service.records("idle", 1)
     assert service.get("/v1/topics/idle/records", offset=1) == {"records": [], "next_offset": 1}
 
 
 def test_the_topics_are_listed_with_their_ends(service):
     """Chronos's own topics among them."""
     service.post("/v1/messages", message("listed", delay=0))
-    records(service, "listed", 1)
+    service.records("listed", 1)
     topics = {topic["topic"]: topic["partitions"] for topic in service.get("/v1/topics")["topics"]}
     assert topics["listed"] == [{"partition": 0, "start": 0, "end": 1}]
     assert len(topics["chronos.delay"]) == 3
@@ -970,13 +1011,15 @@ def test_an_invalid_parameter_is_refused(service):
     ("path", "errors"),
     [
         ("/v1/messages?targte=x", {"targte": "unknown parameter; did you mean target?"}),
-        ("/v1/messages?limit=0&after=x&zzz=1",
-         {"limit": "must be at least 1", "zzz": "unknown parameter"}),
+        (
+            "/v1/messages?limit=0&after=x&zzz=1",
+            {"limit": "must be at least 1", "zzz": "unknown parameter"},
+        ),
         ("/v1/messages?limit=5&limit=6", {"limit": "parameter is given more than once"}),
         ("/v1/shards?copies=all", {"copies": "must be one of own, masters"}),
         ("/v1/shards?shards=a", {"shards": "is not a list of shard numbers, such as 0,3,7"}),
     ],
-)  # fmt: skip
+)
 def test_all_errors_of_the_parameters_are_listed(service, path, errors):
     """Each with the name of the parameter, in plain words."""
     status, problem = service.ask("GET", path)
@@ -998,7 +1041,7 @@ def test_a_transfer_without_a_node_names_the_parameter(service):
 def test_shards_and_nodes_show_their_state(service):
     """Positions, totals, lateness."""
     service.post("/v1/messages", message("shown", delay=0))
-    records(service, "shown", 1)
+    service.records("shown", 1)
     shards = settled_shards(service)
     assert [shard["shard"] for shard in shards] == [0, 1, 2]
     for shard in shards:
@@ -1119,11 +1162,13 @@ def test_no_file_of_the_console_makes_html_of_text():
 )
 @pytest.mark.parametrize(
     "headers",
-    [{"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Origin": (
-        "http://evil.example"
-    )},
-     {"Origin": "null"}],
-)  # fmt: skip
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Origin": ("http://evil.example")},
+        {"Origin": "null"},
+    ],
+)
 def test_another_web_site_cannot_change_anything(service, method, path, headers):
     """A request that a browser marks as cross-site is refused, with or without a body."""
     status, _, answer = ask(
@@ -1177,7 +1222,7 @@ def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
     with Service(tmp_path / "data", settings={"shards": 1}) as service:
         service.start()
         service.post("/v1/messages", message("stopped", delay=0))
-        records(service, "stopped", 1)
+        service.records("stopped", 1)
         accepted = service.post("/v1/messages", message("stopped"))
         answers: list[int] = []
         parts = urlsplit(service.url)

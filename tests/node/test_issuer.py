@@ -419,17 +419,20 @@ def test_only_public_keys_for_signatures_are_read():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (["admin.jwt.issuer=i"], (
-            "--set: admin.jwt.audience: is missing, and admin.jwt.issuer is given"
-        )),
-        (["admin.jwt.issuer=i", "admin.jwt.audience=a", "admin.jwt.jwks=f"], (
-            "--set: admin.jwt.issuer: is given without admin.tokens"
-        )),
-        (["admin.jwt.jwks=http://keys.example.org/"], (
-            "--set: admin.jwt.jwks: must begin with https://"
-        )),
+        (
+            ["admin.jwt.issuer=i"],
+            ("--set: admin.jwt.audience: is missing, and admin.jwt.issuer is given"),
+        ),
+        (
+            ["admin.jwt.issuer=i", "admin.jwt.audience=a", "admin.jwt.jwks=f"],
+            ("--set: admin.jwt.issuer: is given without admin.tokens"),
+        ),
+        (
+            ["admin.jwt.jwks=http://keys.example.org/"],
+            ("--set: admin.jwt.jwks: must begin with https://"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_settings_of_an_issuer_belong_together(settings, text):
     """And its keys cannot be changed on the way."""
     with pytest.raises(ConfigurationError) as refused:
@@ -439,10 +442,13 @@ def test_the_settings_of_an_issuer_belong_together(settings, text):
 
 @pytest.mark.parametrize(
     ("claims", "text"),
-    [("{}", "length >= 1"), ("{a: [b]}", "claims that are no text"), ("{a: 1.5}", (
-        "claims that are no text"
-    )), ("{a: {}}", "claims that")],
-)  # fmt: skip
+    [
+        ("{}", "length >= 1"),
+        ("{a: [b]}", "claims that are no text"),
+        ("{a: 1.5}", ("claims that are no text")),
+        ("{a: {}}", "claims that"),
+    ],
+)
 def test_claims_of_an_entry_are_plain(claims, text):
     """An entry without a claim would be that of every token."""
     with pytest.raises(ValueError) as refused:  # noqa: PT011

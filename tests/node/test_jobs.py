@@ -19,8 +19,8 @@ from urllib.parse import quote
 import pytest
 
 from chronos.client import AsyncClient, Client, Job, NotFound, Refused
+from tests.harness.command import run as command
 from tests.harness.service import Service
-from tests.node.test_cli import run as command
 
 ROOT = Path(__file__).parents[2]
 SHARDS = 3

@@ -15,7 +15,6 @@ import chronos
 from chronos.client import Refused
 from tests.harness.command import run
 from tests.harness.service import Service
-from tests.node.test_http import records
 
 DAY_MS = 24 * 3_600_000
 MAX_DELAY_MS = 3_650 * DAY_MS
@@ -55,14 +54,14 @@ def resume(service: Service, name: str) -> tuple[int, dict[str, Any]]:
 
 def due_times(service: Service, topic: str, count: int) -> list[int]:
     """The due times of the first deliveries to a topic."""
-    found = records(service, topic, count)
+    found = service.records(topic, count)
     return [int(one["headers"]["chronos-due-at"]) for one in found]
 
 
 def test_a_paused_series_delivers_nothing_until_it_is_resumed_and_goes_on_in_its_rhythm(service):
     """A message that is due after several of its occurrences comes before the next one of them."""
     first_ms = begin(service, "beats", deliver_at=now_ms() + 300, repeat="every 300ms")
-    records(service, "beats", 2)
+    service.records("beats", 2)
     status, answer = pause(service, "beats")
     assert (status, answer["result"]) == (200, "paused")
     assert abs(ms(answer["due_at"]) - now_ms() - MAX_DELAY_MS) < 60_000
@@ -76,7 +75,7 @@ def test_a_paused_series_delivers_nothing_until_it_is_resumed_and_goes_on_in_its
     assert row["paused"]
     before = len(service.get("/v1/topics/beats/records")["records"])
     service.post("/v1/messages", {"target": {"topic": "clock"}, "value": "v", "delay": "1s"})
-    records(service, "clock", 1)
+    service.records("clock", 1)
     assert len(service.get("/v1/topics/beats/records")["records"]) == before
 
     resumed_ms = now_ms()
@@ -124,7 +123,7 @@ def test_an_occurrence_takes_its_expiry_along(service):
     begin(service, "short", deliver_at=first_ms, expire_at=first_ms + 200, repeat="every 1s")
     pause(service, "short")
     service.post("/v1/messages", {"target": {"topic": "later"}, "value": "v", "delay": "1500ms"})
-    records(service, "later", 1)
+    service.records("later", 1)
     _, answer = resume(service, "short")
     first, second = due_times(service, "short", 2)
     assert first == ms(answer["due_at"])
@@ -134,8 +133,10 @@ def test_an_occurrence_takes_its_expiry_along(service):
 
 def test_what_cannot_be_paused_is_said(service):
     """No series, no message, one that has ended, and an end that is not ahead."""
-    service.post("/v1/messages?wait=5s", {"target": {"topic": "once"}, "value": "v", "delay": "1h",
-                                          "id": "once"})  # fmt: skip
+    service.post(
+        "/v1/messages?wait=5s",
+        {"target": {"topic": "once"}, "value": "v", "delay": "1h", "id": "once"},
+    )
     for act in (pause, resume):
         status, problem = act(service, "once")
         assert (status, "is not a series" in problem["errors"][0]["detail"]) == (422, True)
@@ -214,8 +215,10 @@ def test_a_job_pauses_all_series_of_a_filter_and_no_other_message(service):
     for at in range(20):
         name = f"many-{at}"
         firsts[name] = begin(service, name, target={"topic": "many"})
-    service.post("/v1/messages?wait=5s", {"target": {"topic": "many"}, "value": "v", "delay": "1h",
-                                          "id": "many-once"})  # fmt: skip
+    service.post(
+        "/v1/messages?wait=5s",
+        {"target": {"topic": "many"}, "value": "v", "delay": "1h", "id": "many-once"},
+    )
     found = job(service, "pause", {"target": "many"})
     assert (found["matched"], found["done"], found["failed"]) == (20, 20, 0)
     rows = service.get("/v1/messages", target="many", limit=100)["messages"]
@@ -232,8 +235,10 @@ def test_a_job_pauses_all_series_of_a_filter_and_no_other_message(service):
         due_ms = ms(service.get(f"/v1/messages/{name}")["due_at"])
         assert until_ms <= due_ms < until_ms + 3_600_000
         assert (due_ms - first_ms) % 3_600_000 == 0
-    for wrong in ({"action": "pause", "filter": {}}, {"action": "cancel", "filter": {"target": "x"},
-                                                     "until": until_ms}):  # fmt: skip
+    for wrong in (
+        {"action": "pause", "filter": {}},
+        {"action": "cancel", "filter": {"target": "x"}, "until": until_ms},
+    ):
         assert service.ask("POST", "/v1/jobs", wrong)[0] == 422
 
 

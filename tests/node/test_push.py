@@ -24,7 +24,7 @@ from chronos.workers.push.targets import Attempt, Refusals, Retries, SetAside, a
 from chronos.workers.replica.report import LATE_MS, StepReport
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
-from tests.unit.test_replica import Case
+from tests.harness.replicas import SharedShard
 
 NOW_MS = 1_800_000_000_000
 EXPIRED_MS = NOW_MS - 5
@@ -179,7 +179,7 @@ def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(
 def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
     """Thousands of them would exceed its time-out. Every message is delivered once, also with a
     look-ahead."""
-    case = Case(tmp_path)
+    case = SharedShard(tmp_path)
     names = [f"target-{number}" for number in range(2 * TARGETS_MAX + 50)]
     case.log.prepare(
         [TopicSpec(name=name, partitions=1, settings={}) for name in names], create=True
@@ -288,7 +288,7 @@ def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(
 ) -> None:
     """Every fifth message has expired; the change comes between the first step of a backlog, which
     prepares the second, and the second. Every message ends once."""
-    case, count = Case(tmp_path), 11_000
+    case, count = SharedShard(tmp_path), 11_000
     case.log.prepare([TopicSpec(name="orders", partitions=1, settings={})], create=True)
     case.commit()
     due_ms = case.clock.now + 1_000

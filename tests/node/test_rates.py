@@ -15,12 +15,12 @@ from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.ports import TopicSpec
 from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica.state import STANDALONE
-from tests.unit.test_replica import Case, S
+from tests.harness.replicas import S, SharedShard
 
 TOPICS = ("mail", "orders", "audit")
 
 
-class Limited(Case):
+class Limited(SharedShard):
     """A shard whose master is `other`; limits that can be changed."""
 
     def __init__(self, path: Path, rates: Mapping[str, str]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 import chronos
 from chronos.client import NotFound, Refused
+from tests.harness.command import run
 from tests.harness.service import Service
-from tests.node.test_cli import run
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,9 @@ def test_limits_are_shown_in_their_order_and_changed_at_run_time(service: Servic
     configured = [("slow.held", "0/s burst 5", "configuration"), ("slow.*", "1/s", "configuration")]
     assert limits(service) == configured
     assert service.ask("PUT", "/v1/rates/slow.*", {"rate": "20/s burst 40"}) == (
-        200, {"pattern": "slow.*", "rate": "20/s burst 40", "source": "run-time"},
-    )  # fmt: skip
+        200,
+        {"pattern": "slow.*", "rate": "20/s burst 40", "source": "run-time"},
+    )
     assert service.ask("PUT", "/v1/rates/%5Bm-z%5D%3F", {"rate": "unlimited"})[0] == 200
     changed = [("slow.*", "20/s burst 40", "run-time"), ("[m-z]?", "unlimited", "run-time")]
     assert limits(service) == changed + configured

@@ -21,7 +21,7 @@ from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
 from tests.harness.proxy import Network
-from tests.node.test_access import TOKENS, token_file
+from tests.harness.tokens import TOKENS, old_tokens_file
 
 TOKEN = "everything"
 """A token that may do everything."""
@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     cluster may register."""
     folder = tmp_path_factory.mktemp("registry")
     settings = {
-        "admin__tokens": token_file(folder, TOKENS),
+        "admin__tokens": old_tokens_file(folder, TOKENS),
         "registry__scan_after": "100ms",
         "registry__scan_every": "100ms",
         "shards": 2,
@@ -96,8 +96,9 @@ def test_a_node_is_registered_with_its_own_registry(service: Inside) -> None:
     (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
     assert (node["node"], node["address"], node["writable"]) == ("own", own["address"], True)
     assert {each["topic"] for each in ask(service, "GET", "/topics?cluster=chronos")["topics"]} == {
-        "chronos.delay", "chronos.progress",
-    }  # fmt: skip
+        "chronos.delay",
+        "chronos.progress",
+    }
 
 
 def test_a_registered_node_is_routed_to_until_it_leaves(service: Inside) -> None:

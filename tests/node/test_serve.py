@@ -23,9 +23,19 @@ ROOT = Path(__file__).parents[2]
 def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
     """The error names the address that was asked."""
     address = f"127.0.0.1:{free_port()}"
-    done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
-               "--set", "admin.port=0", "--set", "log.kafka.request_timeout=300ms",
-               "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
+    done = run(
+        "serve",
+        "--set",
+        f"node.data_dir={tmp_path / 'data'}",
+        "--set",
+        "log.kind=kafka",
+        "--set",
+        "admin.port=0",
+        "--set",
+        "log.kafka.request_timeout=300ms",
+        "--set",
+        f"log.kafka.bootstrap_servers={address}",
+    )
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
     assert address in done.err

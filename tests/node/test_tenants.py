@@ -28,8 +28,8 @@ from chronos.admin.http.tokens import Sender, digest
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
 from tests.harness.described import Names, alternatives, requests, resolved
+from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Answer, Inside, wait_until
-from tests.node.test_access import EXAMPLES
 
 pytestmark = pytest.mark.slow
 
@@ -370,9 +370,10 @@ def test_a_rejection_is_told_to_whom_its_record_belongs(world):
     """By the id that was rejected: its target is the sender's own as well, or nothing is known of
     it."""
     for message_id, token, text in (
-        ("mine-8", "limited", "was rejected at"), ("mine-9", "limited", "nothing is known of"),
+        ("mine-8", "limited", "was rejected at"),
+        ("mine-9", "limited", "nothing is known of"),
         ("mine-9", "everything", "was rejected at"),
-    ):  # fmt: skip
+    ):
         answer = world.service.ask("GET", f"/v1/messages/{message_id}", token=token)
         assert answer.status == 404
         assert text in answer.json()["detail"], (message_id, token)

@@ -83,11 +83,15 @@ def test_both_spans_are_roots_that_link_to_the_context_of_the_message():
         assert link.context.trace_state.to_header() == "a=b"
     assert len({accept.context.trace_id, deliver.context.trace_id, int(TRACE, 16)}) == 3
     assert (accept.name, accept.start_time, accept.end_time) == (
-        "accept reminders", 1_000 * 10**6, 1_010 * 10**6,
-    )  # fmt: skip
+        "accept reminders",
+        1_000 * 10**6,
+        1_010 * 10**6,
+    )
     assert (deliver.name, deliver.start_time, deliver.end_time) == (
-        "deliver reminders", 4_000 * 10**6, 4_007 * 10**6,
-    )  # fmt: skip
+        "deliver reminders",
+        4_000 * 10**6,
+        4_007 * 10**6,
+    )
     both = {
         "messaging.system": "kafka",
         "messaging.message.id": "order-17",

@@ -79,8 +79,11 @@ def test_a_dead_message_tells_why(service: Service) -> None:
     done = run("get", "doomed-0", "--payload", "--server", service.url)
     rows = dict(re.findall(r"^(.*?)  +(.*)$", done.out, re.MULTILINE))
     assert (rows["state"], rows["reason"], rows["attempts"], rows["value"]) == (
-        "dead", "forbidden-target: targets.allow and targets.deny", "1", "please pay"
-    )  # fmt: skip
+        "dead",
+        "forbidden-target: targets.allow and targets.deny",
+        "1",
+        "please pay",
+    )
     assert {"last try", "settled"} <= rows.keys()
 
 

@@ -133,9 +133,13 @@ class Ensemble:
         self.version += 1
         self.published = roles
         self.rules = max(self.rules, roles.rules)
-        self.world.trace(f"roles {self.version}: " + " ".join(
-            f"{shard}={given.master}@{given.epoch}" for shard, given in sorted(roles.shards.items())
-        ))  # fmt: skip
+        self.world.trace(
+            f"roles {self.version}: "
+            + " ".join(
+                f"{shard}={given.master}@{given.epoch}"
+                for shard, given in sorted(roles.shards.items())
+            )
+        )
         self.spread()
         return True
 

@@ -19,10 +19,11 @@ from msgspec import Struct
 from tests.sim import elections, oracle, participant_cluster, registers, registries, simulation
 from tests.sim.election_faults import FAULTS as ELECTION_FAULTS
 from tests.sim.election_faults import REGISTER_FAULTS
-from tests.sim.faults import FAULTS, Change, planted
+from tests.sim.faults import FAULTS
 from tests.sim.observer_faults import OBSERVER_FAULTS
 from tests.sim.oracle_faults import FAULTS as ORACLE_FAULTS
 from tests.sim.participant_faults import PARTICIPANT_FAULTS
+from tests.sim.planting import Faults, planted
 from tests.sim.registry_faults import REGISTRY_FAULTS
 from tests.sim.world import finds
 
@@ -33,7 +34,7 @@ class Planted(Struct, frozen=True):
     """The faults planted for one simulation."""
 
     simulate: Callable[[int], Any]
-    faults: dict[str, list[Change]]
+    faults: Faults
     seeds: int
     """Seeds, from 0 on, of which one must show the fault."""
 
@@ -59,7 +60,7 @@ def find(name: str, fault: str) -> int | None:
     simulation = PLANTED[name]
     first = kept().get(name, {}).get(fault, 0)
     seeds = dict.fromkeys([first, *range(simulation.seeds)])
-    with planted(fault, simulation.faults):
+    with planted(simulation.faults[fault]):
         return next((seed for seed in seeds if finds(simulation.simulate, seed)), None)
 
 

@@ -173,6 +173,14 @@ def _is_in_sync(view: ClusterView, shard: int, member: Member) -> bool:
     if replica is None or replica.applied is None or needed is None or replica.applied < needed:
         return False
     may_take_over = member.eligible and not member.leaving and member.log != UNREACHABLE
-    return may_take_over and replica.reason is None and replica.role in {
-        "follower", "recovering", "stepped down", "taking over",
-    }  # fmt: skip
+    return (
+        may_take_over
+        and replica.reason is None
+        and replica.role
+        in {
+            "follower",
+            "recovering",
+            "stepped down",
+            "taking over",
+        }
+    )

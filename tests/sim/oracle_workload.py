@@ -203,9 +203,14 @@ class Producers:
         own: Pairs = [("trace", b"%d" % self.sent)]
         own += dice.choice([[], [], [("twice", b"1"), ("twice", None)], [("null", None)]])
         command = Command(
-            verb=verb, id=key, is_keyed=keyed, target=target, value=value, headers=own,
+            verb=verb,
+            id=key,
+            is_keyed=keyed,
+            target=target,
+            value=value,
+            headers=own,
             target_key=dice.choice([None, b"k1", b"k2", b""]),
-        )  # fmt: skip
+        )
         headers: Pairs = [*own, ("chronos-target-topic", target.encode())]
         if dice.random() < 0.3 and due_ms >= now_ms:
             command = replace(command, delay_ms=due_ms - now_ms)

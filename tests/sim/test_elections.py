@@ -10,7 +10,7 @@ from tests.sim.command import main
 from tests.sim.election_faults import EXPLORED, FAULTS, REGISTER_FAULTS
 from tests.sim.elections import Elections, simulate
 from tests.sim.exploration import elected, explore, started, without_leader
-from tests.sim.faults import planted
+from tests.sim.planting import planted
 from tests.sim.world import CORRECTNESS, Finding
 
 FEW_SEEDS = 100
@@ -28,7 +28,6 @@ def test_a_hundred_elections_have_one_leader_per_term_and_end_after_the_healing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_hundreds_of_elections_have_one_leader_per_term_and_end_after_the_healing() -> None:
     assert main(["elections", "--first", str(FEW_SEEDS), "--seeds", "500"]) == 0
 
@@ -92,7 +91,6 @@ def test_every_short_election_of_three_nodes_is_safe() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_longer_election_of_three_nodes_is_safe() -> None:
     explore(started(durable_at_once=True), depth=6, crashes=2, durable_at_once=True)
     explore(started(durable_at_once=False), depth=9, crashes=1, durable_at_once=False)
@@ -103,7 +101,7 @@ def test_every_longer_election_of_three_nodes_is_safe() -> None:
 
 @pytest.mark.parametrize("fault", EXPLORED)
 def test_the_exploration_finds_a_planted_fault_that_breaks_a_guarantee(fault: str) -> None:
-    with planted(fault, FAULTS), pytest.raises(Finding) as found:
+    with planted(FAULTS[fault]), pytest.raises(Finding) as found:
         explore(started(durable_at_once=False), depth=8, crashes=1, durable_at_once=False)
     assert found.value.exit_code == CORRECTNESS
 
@@ -111,7 +109,7 @@ def test_the_exploration_finds_a_planted_fault_that_breaks_a_guarantee(fault: st
 def test_the_last_line_of_a_finding_in_an_election_is_the_command_that_replays_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with planted("half of the nodes are a quorum (DL-07)", FAULTS):
+    with planted(FAULTS["half of the nodes are a quorum (DL-07)"]):
         exit_code = main(["elections", "--seeds", "20"])
         last = capsys.readouterr().out.splitlines()[-1]
         seed = last.rpartition(" ")[2]

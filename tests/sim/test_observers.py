@@ -25,14 +25,12 @@ def test_a_store_that_cannot_be_read_while_a_step_commits_leaves_no_open_transac
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_no_verdict_moves_a_role_that_must_stay_in_many_clusters() -> None:
     for seed in range(6, SEEDS):
         simulate_observed(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", OBSERVER_FAULTS)
 def test_a_planted_fault_of_the_observers_is_found(fault: str) -> None:
     assert first_seeds.find("observers", fault) is not None

@@ -18,14 +18,12 @@ def test_twenty_clusters_agree_on_one_controller() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_hundreds_of_clusters_agree_on_one_controller() -> None:
     for seed in range(20, SEEDS):
         simulate(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", PARTICIPANT_FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     assert first_seeds.find("participants", fault) is not None

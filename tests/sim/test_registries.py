@@ -18,14 +18,12 @@ def test_registries_that_share_nothing_answer_the_roles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_registries_that_share_nothing_answer_the_roles_in_many_clusters() -> None:
     for seed in range(15, SEEDS):
         simulate(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", REGISTRY_FAULTS)
 def test_a_planted_fault_of_the_registries_is_found(fault: str) -> None:
     assert first_seeds.find("registries", fault) is not None

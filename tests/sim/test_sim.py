@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.sim import first_seeds
 from tests.sim.command import main
-from tests.sim.faults import FAULTS, Change, planted
+from tests.sim.faults import FAULTS
+from tests.sim.planting import Change, Faults, place_of, planted
 from tests.sim.simulation import simulate
 from tests.sim.world import Finding, finds
 
@@ -49,7 +49,6 @@ def test_ten_clusters_break_no_law_and_finish_their_work() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, 100))
 def test_hundreds_of_clusters_break_no_law_and_finish_their_work(first: int) -> None:
     for seed in range(first, first + 100):
@@ -63,24 +62,23 @@ def test_a_seed_that_failed_once_does_not_fail_again(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     assert first_seeds.find("clusters", fault) is not None
 
 
-def misfits(faults: Mapping[str, Sequence[Change]]) -> list[str]:
+def misfits(faults: Faults) -> list[str]:
     """The faults that do not fit the present code, each with the reason."""
     found = []
     for fault in faults:
-        before = [owner.__dict__.get(function) for owner, function, _, _ in faults[fault]]
+        function = place_of(faults[fault][0]).function()
+        before = function.__code__
         try:
-            with planted(fault, faults):
-                pass
+            with planted(faults[fault]):
+                assert function.__code__ is not before, f"not planted: {fault}"
         except (LookupError, SyntaxError) as error:
             found.append(f"{fault}: {error}")
-        after = [owner.__dict__.get(function) for owner, function, _, _ in faults[fault]]
-        assert after == before, f"not removed again: {fault}"
+        assert function.__code__ is before, f"not removed again: {fault}"
     return found
 
 
@@ -92,13 +90,15 @@ def test_every_planted_fault_fits_the_present_code() -> None:
 
 
 def test_a_planted_fault_that_does_not_fit_is_named() -> None:
-    faults: dict[str, list[Change]] = {
-        "the text is gone": [(Finding, "__init__", "no such text", "pass")],
-        "the function is gone": [(Finding, "no_such_function", "return", "pass")],
-        "the second change does not fit": [
-            *FAULTS["two masters in one epoch"],
-            (Finding, "__init__", "no such text", "pass"),
-        ],
+    faults: Faults = {
+        name: [*FAULTS["two masters in one epoch"], change]
+        for name, change in {
+            "the text is gone": Change("no such text", "pass"),
+            "the function is gone": Change("return", "pass", "no_such_function"),
+            "the text stands in several functions": Change("return", "pass"),
+            "the first change has removed the text": FAULTS["two masters in one epoch"][0],
+            "the replacement is no code": Change("if not self.unsaved:", "if:"),
+        }.items()
     }
     assert [each.partition(":")[0] for each in misfits(faults)] == list(faults)
 
@@ -106,14 +106,14 @@ def test_a_planted_fault_that_does_not_fit_is_named() -> None:
 def test_a_shard_that_stops_for_good_is_reported() -> None:
     """Law 8: nothing stops a shard in silence; the judge runs in every simulated node."""
     with (
-        planted("refused records that cannot be written stop the shard"),
+        planted(FAULTS["refused records that cannot be written stop the shard"]),
         pytest.raises(Finding, match="without faults, reported"),
     ):
         simulate(16)
 
 
 def test_a_planted_fault_is_removed_again() -> None:
-    with planted("two masters in one epoch"):
+    with planted(FAULTS["two masters in one epoch"]):
         seed = next(seed for seed in range(20) if finds(simulate, seed))
     simulate(seed)
 
@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
 def test_the_last_line_of_a_finding_is_the_command_that_replays_its_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with planted("two masters in one epoch"):
+    with planted(FAULTS["two masters in one epoch"]):
         exit_code = main(["--seeds", "20"])
         lines = capsys.readouterr().out.splitlines()
         seed = lines[-1].rpartition(" ")[2]

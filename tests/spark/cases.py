@@ -27,7 +27,7 @@ READ_MS = T + 3 * HOUR_MS
 PULLED = 1_000
 
 
-class Case:
+class JudgedShard:
     """One shard. `expects` maps `(source offset, occurrence)` of its promised deliveries to
     `(outcome, reason)`."""
 
@@ -45,7 +45,7 @@ class Case:
 
     # --- the delay topic
 
-    def send(self, offset: int, due_ms: int | None, /, **changed: Any) -> Case:
+    def send(self, offset: int, due_ms: int | None, /, **changed: Any) -> JudgedShard:
         """A record; sent a minute before the window begins, without a key."""
         row = {
             "shard": 0,
@@ -77,7 +77,7 @@ class Case:
         at_ms: int,
         due_ms: int | None = None,
         **changed: Any,
-    ) -> Case:
+    ) -> JudgedShard:
         """A record that acts on an existing message."""
         row = {
             "verb": verb,
@@ -92,12 +92,12 @@ class Case:
 
     def step(
         self, at_ms: int, cursor_ms: int, pulled: int, *, cursor_offset: int = OFFSET_MAX
-    ) -> Case:
+    ) -> JudgedShard:
         """A progress record; the first call replaces the default steps."""
         self._own_steps = True
         return self._step(at_ms, cursor_ms, pulled, cursor_offset)
 
-    def _step(self, at_ms: int, cursor_ms: int, pulled: int, cursor_offset: int) -> Case:
+    def _step(self, at_ms: int, cursor_ms: int, pulled: int, cursor_offset: int) -> JudgedShard:
         self.steps.append(
             {
                 "shard": 0,
@@ -121,7 +121,7 @@ class Case:
 
     def decide(
         self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any
-    ) -> Case:
+    ) -> JudgedShard:
         """A row of `decisions`, with the time of its step: the second one by default."""
         row = {
             "shard": 0,
@@ -143,14 +143,14 @@ class Case:
 
     def hold(
         self, source_offset: int, destination: int, reason: str = "held", at_ms: int = T - 50_000
-    ) -> Case:
+    ) -> JudgedShard:
         """A refused record that begins to wait for a partition of the delay topic, or for the
         rejected topic (-1)."""
         return self.decide("refused", source_offset, at_ms, reason=reason, destination=destination)
 
     def write_on(
         self, until_offset: int, destination: int, at_ms: int = T, *too_large: int
-    ) -> Case:
+    ) -> JudgedShard:
         """A step that writes what it held for a destination, up to an offset."""
         for offset in too_large:
             self.decide("refused", offset, at_ms, in_step=2, reason="too-large")
@@ -158,7 +158,7 @@ class Case:
 
     # --- the target, and the reads of all topics
 
-    def deliver(self, source_offset: int, due_ms: int, at_ms: int, **changed: Any) -> Case:
+    def deliver(self, source_offset: int, due_ms: int, at_ms: int, **changed: Any) -> JudgedShard:
         """A record in the target."""
         row = {
             "topic": "target",
@@ -179,20 +179,20 @@ class Case:
         self.deliveries.append(row | changed)
         return self
 
-    def read(self, table: str, end: int = PULLED, /, **changed: Any) -> Case:
+    def read(self, table: str, end: int = PULLED, /, **changed: Any) -> JudgedShard:
         """A read of the case's partition of a topic; the first call replaces the default reads."""
         self._own_offsets = True
         row = {"partition": 0, "read_ms": READ_MS} | changed
         self.offsets.append(offsets_row(table, _TOPICS[table], row.pop("partition"), end, **row))
         return self
 
-    def read_plainly(self, *tables: str) -> Case:
+    def read_plainly(self, *tables: str) -> JudgedShard:
         """Each of these topics was read once to its end, after all other events."""
         for table in tables:
             self.read(table)
         return self
 
-    def put(self, shard: int) -> Case:
+    def put(self, shard: int) -> JudgedShard:
         """Give the case its shard, and the defaults for what it does not define."""
         self.shard = shard
         if not self._own_steps:
@@ -226,7 +226,7 @@ class Case:
 _TOPICS = {"messages": DELAY, "progress": "chronos.progress", "deliveries": "target"}
 
 
-def archive_of(spark: SparkSession, cases: Iterable[Case]) -> Tables:
+def archive_of(spark: SparkSession, cases: Iterable[JudgedShard]) -> Tables:
     """The tables of all cases."""
     placed = [case.put(shard) for shard, case in enumerate(cases)]
     return Tables(

@@ -120,9 +120,11 @@ class Logs:
     def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:
         """The adapter that answers the archive's questions."""
         return adapter(
-            bootstrap_servers=self.broker.bootstrap, properties={}, progress_topic=self.progress,
+            bootstrap_servers=self.broker.bootstrap,
+            properties={},
+            progress_topic=self.progress,
             transaction_timeout_s=10,
-        )  # fmt: skip
+        )
 
 
 def table(folder: Path, name: str) -> pa.Table:

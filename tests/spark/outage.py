@@ -46,9 +46,11 @@ class Outage:
             directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings()
         )
         self.brokers = KafkaLog(
-            bootstrap_servers=broker.bootstrap, properties={},
-            progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
-        )  # fmt: skip
+            bootstrap_servers=broker.bootstrap,
+            properties={},
+            progress_topic=f"{self.flow.prefix}.progress",
+            transaction_timeout_s=10,
+        )
         self.delay = self.flow.delay
         self.later: list[Sent] = []
         """Messages sent only to prove that the earlier ones are settled."""

@@ -32,6 +32,7 @@ from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker, wait_until
 from tests.spark.conftest import conf, small
+from tests.spark.killed import Doomed, Killed
 from tests.spark.logs import SHARDS, Logs, positions_in, table
 
 DUE_MS = 1_900_000_000_000
@@ -218,42 +219,7 @@ def test_foreign_headers_are_not_taken_for_a_receipt(
     }
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Doomed(ArchiveStorage):
-    """Storage whose writer is killed right before its change number `steps`."""
-
-    def __init__(self, location: str, steps: int) -> None:
-        super().__init__(location)
-        self.steps_left = steps
-
-    def _step(self) -> None:
-        self.steps_left -= 1
-        if self.steps_left < 0:
-            raise Killed
-
-    def write(self, path: str, data: bytes) -> None:
-        self._step()
-        super().write(path, data)
-
-    def move(self, source: str, target: str) -> None:
-        self._step()
-        super().move(source, target)
-
-    def remove(self, folder: str) -> None:
-        if self.exists(folder):
-            self._step()
-        super().remove(folder)
-
-    def remove_file(self, path: str) -> None:
-        self._step()
-        super().remove_file(path)
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
@@ -295,7 +261,6 @@ def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
 
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_that_is_killed_is_completed_by_the_next(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
@@ -715,5 +680,7 @@ def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_
     assert (tidied.files_before, tidied.files_after) == (3, 2)
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
     assert [(row.reason, row.first_ms) for row in read.orderBy("offset").collect()] == [
-        (None, None), (None, None), ("bad-value", 4),
-    ]  # fmt: skip
+        (None, None),
+        (None, None),
+        ("bad-value", 4),
+    ]

@@ -26,7 +26,7 @@ from chronos.spark.ledger import Request
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
-from tests.spark.cases import PULLED, READ_MS, Case, T, archive_of, write_archive
+from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS
 from tests.spark.logs import Logs
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
-pytestmark = pytest.mark.timeout(900)
 
 WHOLE = {"stable_end": PULLED, "high_watermark": PULLED}
 
@@ -68,7 +67,7 @@ def brokers(logs: Logs) -> Iterator[KafkaLog]:
     log.close()
 
 
-def written(spark: SparkSession, folder: Path, *cases: Case) -> ArchiveStorage:
+def written(spark: SparkSession, folder: Path, *cases: JudgedShard) -> ArchiveStorage:
     """The archive of the cases on disk."""
     return ArchiveStorage(str(write_archive(archive_of(spark, cases), folder / "archive")))
 
@@ -78,7 +77,7 @@ def test_a_delay_topic_that_was_only_looked_at_proves_nothing(
 ) -> None:
     """The first run notes the ends of all topics before it reads; none of the messages is in the
     archive then."""
-    case = Case("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
+    case = JudgedShard("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
     storage = written(spark, tmp_path, case)
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=None, now_ms=READ_MS)
     assert (found.overall.counts, found.clean, found.broken) == ({}, False, False)
@@ -97,11 +96,11 @@ def test_an_archive_ends_where_its_least_read_partition_does(
     """One partition was read an hour ago, and only looked at since; the default window ends there
     too."""
     ended = READ_MS - HOUR_MS
-    behind = Case("", {}).send(0, T).read_plainly("progress", "deliveries")
+    behind = JudgedShard("", {}).send(0, T).read_plainly("progress", "deliveries")
     behind.read("messages", read_ms=ended).read(
         "messages", **WHOLE | {"stable_end": PULLED + 1, "high_watermark": PULLED + 1}
     )
-    storage = written(spark, tmp_path, Case("", {}), behind)
+    storage = written(spark, tmp_path, JudgedShard("", {}), behind)
     found = audit(spark, storage, from_ms=ended - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (ended, False)
     assert found.not_proved == [
@@ -115,7 +114,11 @@ def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_pa
     """The archive's machine is 60 s ahead: what was written since the newest record that it saw may
     not be archived."""
     seen_ms = READ_MS - 60_000
-    case = Case("", {}).read_plainly("progress", "deliveries").read("messages", broker_ms=seen_ms)
+    case = (
+        JudgedShard("", {})
+        .read_plainly("progress", "deliveries")
+        .read("messages", broker_ms=seen_ms)
+    )
     storage = written(spark, tmp_path, case)
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (seen_ms, False)
@@ -126,7 +129,7 @@ def test_an_archive_of_an_older_version_is_judged_as_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Its files lack the columns that were appended since."""
-    case = Case("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
+    case = JudgedShard("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
     storage = written(spark, tmp_path, case)
     later = {
         "offsets": ["broker_ms", "compacted", "oldest_ms", "loss_from_ms", "loss_until_ms"],
@@ -187,7 +190,7 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
 ) -> None:
     """Its plan tells where the archive ends; with the option the rest of the window is left to a
     later backfill."""
-    case = Case("", {})
+    case = JudgedShard("", {})
     for number in range(lost):
         case.send(number, T + number)
     storage = written(spark, tmp_path, case)
@@ -225,10 +228,10 @@ def test_a_plan_knows_where_the_archive_ends(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
     """Without --to its window ends there; an archive without the delay topic has no end."""
-    whole = backfills(spark, logs, brokers, written(spark, tmp_path / "whole", Case("", {})))
+    whole = backfills(spark, logs, brokers, written(spark, tmp_path / "whole", JudgedShard("", {})))
     planned = whole.plan(Request(mode="missing", from_ms=T))
     assert planned.archived_ms == planned.request.to_ms == READ_MS
-    seen = Case("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
+    seen = JudgedShard("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
     unread = backfills(spark, logs, brokers, written(spark, tmp_path / "unread", seen))
     with pytest.raises(ArchiveFailed, match="does not hold every partition of the delay topic yet"):
         unread.plan(Request(mode="missing"))

@@ -55,14 +55,13 @@ from chronos.spark.ledger import Request
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.harness.inside import Inside
-from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
+from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of, write_archive
 from tests.spark.conftest import conf, small
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(900)
 """The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HOSTILE = "<script>alert(1)</script>"
@@ -239,7 +238,7 @@ def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
     """By the progress records that the run had seen then, whatever the clocks of its machine and of
     the brokers are."""
     case = (
-        Case("", {})
+        JudgedShard("", {})
         .step(T + 70_000, 0, 0)
         .step(T + 71_000, T + 1_000, 10)
         .step(T - 2_000, T + 2_000, 20)
@@ -270,7 +269,7 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     """An archive with most outcomes, and a topic name that is HTML."""
     due = T + 60_000
     cases = [
-        Case("", {})
+        JudgedShard("", {})
         .send(0, due)
         .deliver(0, due, due + 12)
         .send(1, due + 1)
@@ -279,7 +278,7 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
         .send(3, T + 30 * 60_000)
         .deliver(3, T + 30 * 60_000, T + 30 * 60_000 + 90_000)
         .send(4, SETTLED_MS + 9),
-        Case("", {})
+        JudgedShard("", {})
         .send(0, due, target=HOSTILE)
         .deliver(0, due, due - 9_000, topic=HOSTILE)
         .send(1, due, target="elsewhere")
@@ -298,8 +297,13 @@ def audited(spark: SparkSession, archived: Path) -> Audit:
 def test_an_audit_counts_outcomes_and_names_the_time_it_judged_up_to(audited: Audit) -> None:
     """Counts by outcome, the last judged moment, and when the delay topic was archived."""
     assert audited.overall.counts == {
-        "delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1,
-    }  # fmt: skip
+        "delivered": 3,
+        "missing": 1,
+        "early": 1,
+        "expired": 1,
+        "unknown": 1,
+        "pending": 1,
+    }
     assert audited.broken
     assert not audited.clean
     assert audited.judged_ms == SETTLED_MS + 9
@@ -308,11 +312,14 @@ def test_an_audit_counts_outcomes_and_names_the_time_it_judged_up_to(audited: Au
         count=4, p50_ms=2_001, p99_ms=87_420, p999_ms=89_742, max_ms=90_000
     )
     assert {(outcome, why) for outcome, why, _ in audited.reasons} == {
-        ("unknown", "target-not-archived"), ("expired", "expired"), ("pending", "not-settled"),
-    }  # fmt: skip
+        ("unknown", "target-not-archived"),
+        ("expired", "expired"),
+        ("pending", "not-settled"),
+    }
     assert [(each.outcome, each.shard, each.source_offset) for each in audited.samples] == [
-        ("missing", 0, 2), ("early", 1, 0),
-    ]  # fmt: skip
+        ("missing", 0, 2),
+        ("early", 1, 0),
+    ]
 
 
 def test_the_default_window_is_the_last_archived_day(spark: SparkSession, archived: Path) -> None:
@@ -384,11 +391,11 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
     """Whichever tables are listed before a batch arrives whose deliveries and decisions prove that
     nothing is lost."""
     due = T + 60_000
-    first = Case("", {}).send(0, due).send(1, due).step(T, 0, 0)
+    first = JudgedShard("", {}).send(0, due).send(1, due).step(T, 0, 0)
     first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read(
         "deliveries", 0, read_ms=T
     )
-    later = Case("", {}).deliver(0, due, due).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 2)
+    later = JudgedShard("", {}).deliver(0, due, due).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 2)
     later.decide("dead-letter", 1, due, reason="too-large").read_plainly(
         "messages", "progress", "deliveries"
     )
@@ -438,7 +445,7 @@ def test_an_audit_beside_a_compaction_is_refused(
 def test_a_folder_without_an_archive_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ArchiveFailed, match=r"no archive\.json"):
         audit(spark, ArchiveStorage(str(tmp_path)), from_ms=None, to_ms=None)
-    empty = write_archive(archive_of(spark, [Case("", {})]), tmp_path / "archive")
+    empty = write_archive(archive_of(spark, [JudgedShard("", {})]), tmp_path / "archive")
     for table in ("offsets",):
         for file in (empty / table).rglob("*"):
             if file.is_file():
@@ -515,8 +522,12 @@ def test_the_console_reads_the_json(audited: Audit, tmp_path: Path) -> None:
     printed = as_json(audited)
     assert all(shown[name] == printed[name] for name in shown.keys() & printed.keys())
     assert printed.keys() - shown.keys() == {
-        "clean", "hours", "shards", "archived_targets", "details",
-    }  # fmt: skip
+        "clean",
+        "hours",
+        "shards",
+        "archived_targets",
+        "details",
+    }
     assert BROKEN == WRONG
 
 
@@ -530,8 +541,9 @@ def test_the_terminal_shows_what_was_broken(
     assert "missing: shard 0, offset 2, for target-0" in shown.out
     assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
     assert [line.partition(":")[0] for line in warnings(audited)] == [
-        "1 messages are unknown", "1 messages are not judged yet",
-    ]  # fmt: skip
+        "1 messages are unknown",
+        "1 messages are not judged yet",
+    ]
     assert all(line in shown.err for line in warnings(audited))
     assert (
         "not everything could be judged: 1 messages are unknown (target-not-archived); messages "
@@ -764,7 +776,6 @@ def test_find_asks_the_archive_for_what_the_service_does_not_keep(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize(
     ("ended", "last"),
     [

@@ -137,8 +137,11 @@ class Run:
 
     def _write_what_is_refused(self) -> None:
         """Send records that cannot be parsed."""
-        for headers in ({}, {"chronos-deliver-at": b"soon", "chronos-target-topic": b"x"},
-                        {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"}):  # fmt: skip  # noqa: E501
+        for headers in (
+            {},
+            {"chronos-deliver-at": b"soon", "chronos-target-topic": b"x"},
+            {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"},
+        ):
             self._write(None, "0 refused", dict(headers), self.dice.randrange(SHARDS))
             self.unreadable += 1
 
@@ -221,9 +224,11 @@ class Run:
 
     def _brokers(self) -> KafkaLog:
         return KafkaLog(
-            bootstrap_servers=self._broker.bootstrap, properties={},
-            progress_topic=self.plan.progress, transaction_timeout_s=10,
-        )  # fmt: skip
+            bootstrap_servers=self._broker.bootstrap,
+            properties={},
+            progress_topic=self.plan.progress,
+            transaction_timeout_s=10,
+        )
 
     def audit(
         self, spark: SparkSession, end_ms: int, details: Path
@@ -255,7 +260,6 @@ def first_seed() -> int:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_a_run_with_kills_is_audited_as_clean(
     spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int

@@ -61,7 +61,6 @@ T = START_MS
 
 # --- exactly once
 
-unhurried = pytest.mark.timeout(1_200)
 """A plan takes some tens of Spark jobs."""
 
 MARKERS_S = 30.0
@@ -256,7 +255,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_ROWS", 4_000)
 
 
-@unhurried
 @pytest.mark.usefixtures("small_parts")
 def test_a_fenced_producer_writes_no_more_and_its_committed_rows_are_not_sent_again(
     make: Callable[[int], Lost],
@@ -305,7 +303,6 @@ def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
 
 
 @pytest.mark.campaign
-@unhurried
 @pytest.mark.usefixtures("small_parts")
 def test_a_run_survives_the_kill_of_its_python_workers(make: Callable[[int], Lost]) -> None:
     """kill -9 of workers amid their parts: the log is read before a task is tried again."""
@@ -357,7 +354,6 @@ def workers_below(pid: int) -> list[int]:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1_500)
 def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     make: Callable[[int], Lost], tmp_path: Path
 ) -> None:
@@ -398,7 +394,6 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     assert ledger.sent_rows(lost.spark, lost.storage).distinct().count() == 60_000
 
 
-@unhurried
 def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_400: Lost) -> None:
     """A command with other options is refused; a trimmed log, which no longer shows what was sent,
     is an error."""
@@ -427,7 +422,6 @@ def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_
         job._reconciliation.rows_sent(run)
 
 
-@unhurried
 def test_a_topic_created_again_with_fewer_partitions_is_recognized(planned_400: Lost) -> None:
     """Before a partition that no longer exists is read."""
     lost = planned_400
@@ -439,7 +433,6 @@ def test_a_topic_created_again_with_fewer_partitions_is_recognized(planned_400: 
         job._reconciliation.rows_sent(run)
 
 
-@unhurried
 def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
     make: Callable[[int], Lost],
 ) -> None:
@@ -467,7 +460,6 @@ def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
     assert lost.complaints() == []
 
 
-@unhurried
 def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], Lost]) -> None:
     """They are left out and counted, and the target is named; through Chronos they would become
     dead letters."""
@@ -484,7 +476,6 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
         )
 
 
-@unhurried
 def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost]) -> None:
     """A replay would take the place of a newer record of its key. The policy counts that the target
     has now, and had if it is gone."""
@@ -509,7 +500,6 @@ def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost
         job.discard(planned)
 
 
-@unhurried
 def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     """Spark may run a stage again, whose tasks count as first attempts: they must not send the part
     twice."""
@@ -527,7 +517,6 @@ def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     assert lost.complaints() == []
 
 
-@unhurried
 def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
     """The next run sends the rest, and no more."""
     lost = planned_400
@@ -553,7 +542,6 @@ class Operator(io.StringIO):
         return True
 
 
-@unhurried
 def test_the_time_to_answer_the_question_is_not_counted(
     make: Callable[[int], Lost], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -575,7 +563,6 @@ def test_the_time_to_answer_the_question_is_not_counted(
     assert lost.complaints() == []
 
 
-@unhurried
 def test_a_direct_replay_carries_the_receipt_of_the_original(make: Callable[[int], Lost]) -> None:
     """It keeps its rate, and does not send again what was recorded as sent."""
     lost = make(600)

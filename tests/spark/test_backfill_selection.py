@@ -237,19 +237,22 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
     assert selection.with_records(units, messages, span).collect() == []
     found = selection.with_records(units, messages, None).orderBy("occurrence").collect()
     assert [(row["value"], row["bytes"], row["due_ms"], row["expire_at_ms"]) for row in found] == [
-        (b"four", 4, T + 1, T + 10), (b"four", 4, T + 3, T + 12)
-    ]  # fmt: skip
+        (b"four", 4, T + 1, T + 10),
+        (b"four", 4, T + 3, T + 12),
+    ]
 
 
 def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
     """The first one of a series too, as in a pause; a message that does not repeat expires at the
     time of its header, wherever it is moved."""
     units = spark.createDataFrame(
-        [(0, at, 1, b"i", "t", T + moved, T + moved, "pending")
-         for at, moved in enumerate((7, -7, 7))],
+        [
+            (0, at, 1, b"i", "t", T + moved, T + moved, "pending")
+            for at, moved in enumerate((7, -7, 7))
+        ],
         "shard int, source_offset long, occurrence int, id binary, target string,"
         " requested_due_ms long, due_ms long, outcome string",
-    )  # fmt: skip
+    )
     every = [{"name": "chronos-repeat", "value": b"every 1h"}]
     other = [{"name": "Chronos_Repeat", "value": b"every 1h"}]
     rows = [

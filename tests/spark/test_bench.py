@@ -29,7 +29,6 @@ def documented() -> list[str]:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("command", documented())
 def test_a_documented_benchmark_of_the_spark_jobs_runs_at_a_small_size(
     command: str, tmp_path: Path

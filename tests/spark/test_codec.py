@@ -187,20 +187,28 @@ def test_the_replay_of_a_dead_letter_is_a_schedule_under_its_own_id(key: bytes |
     ("headers", "verb", "due_ms"),
     [
         ([("chronos-delay", b"5s"), ("chronos-target-topic", b"orders")], "schedule", 6_000),
-        ([("chronos-action", b"replace"), ("chronos-delay", b"5s"), ("chronos-target-topic", (
-            b"orders"
-        ))], "replace", 6_000),
+        (
+            [
+                ("chronos-action", b"replace"),
+                ("chronos-delay", b"5s"),
+                ("chronos-target-topic", (b"orders")),
+            ],
+            "replace",
+            6_000,
+        ),
         ([("chronos-action", b"reschedule"), ("chronos-delay", b"5s")], "reschedule", 6_000),
         ([("chronos-action", b"cancel")], "cancel", None),
     ],
-)  # fmt: skip
+)
 def test_a_forwarded_record_keeps_its_first_timestamp_beside_its_own(
     headers: list[tuple[str, bytes]], verb: str, due_ms: int | None
 ) -> None:
     """It is null in a record that was not forwarded, or that was within the same millisecond."""
     hop = ("chronos-forwarded", b"d/2/7;1800000001000")
-    sent = [Record(5, 1_800_000_000_000 + at, b"k", b"v", [*headers, *hops])
-            for at, hops in ((1_000, []), (1_000, [hop]), (1_300, [hop]))]  # fmt: skip
+    sent = [
+        Record(5, 1_800_000_000_000 + at, b"k", b"v", [*headers, *hops])
+        for at, hops in ((1_000, []), (1_000, [hop]), (1_300, [hop]))
+    ]
     (made,) = parse_messages(3)(iter([batch_of([(1, record) for record in sent])]))
     due_at_ms = None if due_ms is None else 1_800_000_000_000 + due_ms
     assert [(row["verb"], row["due_ms"]) for row in made.to_pylist()] == [(verb, due_at_ms)] * 3

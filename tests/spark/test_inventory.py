@@ -28,15 +28,13 @@ from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.histories import HOUR_MS
+from tests.spark.killed import Doomed, Killed
 from tests.spark.logs import Logs, positions_in, table
-from tests.spark.test_archive import Doomed, Killed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.harness.broker import Broker
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +185,12 @@ def covered(folder: Path) -> int:
     """The number of offsets of the delay topic that the archive says it holds, less the messages
     that it holds; never more than 0."""
     rows = table(folder, "offsets").to_pylist()
-    ranges = {(row["partition"], at) for row in rows if row["table"] == "messages"
-              for at in range(row["from_offset"], row["until_offset"])}  # fmt: skip
+    ranges = {
+        (row["partition"], at)
+        for row in rows
+        if row["table"] == "messages"
+        for at in range(row["from_offset"], row["until_offset"])
+    }
     return len(ranges) - len(set(positions_in(folder, "messages", "shard")) & ranges)
 
 

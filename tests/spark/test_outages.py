@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
-pytestmark = pytest.mark.timeout(1_200)
-
 
 @pytest.fixture
 def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outage]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chronos.spark.audit.job import judge
-from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of
+from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(900)
 """The first Spark job of a process takes long, on a loaded machine minutes."""
 
 DUE = T + 60_000
@@ -22,62 +21,64 @@ A, B = (0, 1), (1, 1)
 """Tokens of the first two records: offset and occurrence."""
 
 
-def delivered_or_not() -> list[Case]:
+def delivered_or_not() -> list[JudgedShard]:
     """Cases decided by the deliveries in the target."""
     return [
-        Case("delivered", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE + 5),
-        Case("missing", {A: ("missing", None)}).send(0, DUE),
-        Case("half a second before it was due: clocks differ", {A: ("delivered", None)})
+        JudgedShard("delivered", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE + 5),
+        JudgedShard("missing", {A: ("missing", None)}).send(0, DUE),
+        JudgedShard("half a second before it was due: clocks differ", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE - 500),
-        Case("a millisecond more is early", {A: ("early", None)})
+        JudgedShard("a millisecond more is early", {A: ("early", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE - 501),
-        Case("twice", {A: ("duplicated", None)})
+        JudgedShard("twice", {A: ("duplicated", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .deliver(0, DUE, DUE + 1),
-        Case("twice, and once of them early", {A: ("duplicated", None)})
+        JudgedShard("twice, and once of them early", {A: ("duplicated", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .deliver(0, DUE, DUE - 5_000),
-        Case("twice, in two partitions at the same offset", {A: ("duplicated", None)})
+        JudgedShard("twice, in two partitions at the same offset", {A: ("duplicated", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .deliver(0, DUE, DUE, offset=0, partition=1),
-        Case("one record that is in the archive twice", {A: ("delivered", None)})
+        JudgedShard("one record that is in the archive twice", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .deliver(0, DUE, DUE, offset=0),
-        Case("copied to another topic by somebody", {A: ("delivered", None)})
+        JudgedShard("copied to another topic by somebody", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .deliver(0, DUE, DUE, topic="copies"),
-        Case("only a copy elsewhere", {A: ("missing", None)})
+        JudgedShard("only a copy elsewhere", {A: ("missing", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE, topic="copies"),
-        Case("of another cluster", {A: ("missing", None)})
+        JudgedShard("of another cluster", {A: ("missing", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE, source_topic="their.delay"),
-        Case("due as the window begins", {A: ("missing", None)}).send(0, T),
-        Case("due as the window ends", {}).send(0, T + HOUR_MS),
-        Case("spread: due later than requested, in the hour before", {A: ("delivered", None)})
+        JudgedShard("due as the window begins", {A: ("missing", None)}).send(0, T),
+        JudgedShard("due as the window ends", {}).send(0, T + HOUR_MS),
+        JudgedShard(
+            "spread: due later than requested, in the hour before", {A: ("delivered", None)}
+        )
         .send(0, T, requested_due_ms=T - 1_000)
         .deliver(0, T - 1_000, T + 1),
     ]
 
 
-def refused() -> list[Case]:
+def refused() -> list[JudgedShard]:
     """Cases of messages that were refused."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
-        Case("refused", {A: ("rejected", "conflict")})
+        JudgedShard("refused", {A: ("rejected", "conflict")})
         .send(0, DUE, **mine)
         .decide("refused", 0, T - 50_000, reason="conflict"),
-        Case("forwarded: it is judged in its own shard", {})
+        JudgedShard("forwarded: it is judged in its own shard", {})
         .send(0, DUE, **mine)
         .decide("refused", 0, T - 50_000, reason="forwarded"),
-        Case(
+        JudgedShard(
             "refused, and written on after it was held",
             {A: ("rejected", "conflict"), B: ("rejected", "too-late")},
         )
@@ -86,7 +87,7 @@ def refused() -> list[Case]:
         .send(1, DUE, **mine)
         .hold(1, -1, "too-late")
         .write_on(1, -1),
-        Case(
+        JudgedShard(
             "refused, and still held",
             {
                 A: ("rejected", "conflict"),
@@ -104,7 +105,7 @@ def refused() -> list[Case]:
         .send(3, DUE, **mine)
         .hold(3, 1)
         .write_on(3, 1),
-        Case(
+        JudgedShard(
             "not to be understood, and still held",
             {A: ("rejected", "bad-value"), B: ("pending", "no-time")},
         )
@@ -113,7 +114,7 @@ def refused() -> list[Case]:
         .send(1, None, verb="refused", reason="no-time", target=None, timestamp_ms=T + 5)
         .hold(1, -1, "no-time")
         .write_on(0, -1),
-        Case(
+        JudgedShard(
             "not to be read, and still held",
             {A: ("rejected", "unreadable"), B: ("pending", "unreadable")},
         )
@@ -123,55 +124,57 @@ def refused() -> list[Case]:
         .read("messages", 2, gap=True, gap_reason="unreadable")
         .read("messages", from_offset=2)
         .read_plainly("progress", "deliveries"),
-        Case("an action of another partition that is still held", {})
+        JudgedShard("an action of another partition that is still held", {})
         .send(0, None, verb="refused", reason="unknown", target=None, timestamp_ms=T + 5)
         .hold(0, 1),
-        Case("not to be understood", {A: ("rejected", "bad-value")}).send(
+        JudgedShard("not to be understood", {A: ("rejected", "bad-value")}).send(
             0, None, verb="refused", reason="bad-value", target=None, timestamp_ms=T + 5
         ),
     ]
 
 
-def ended_otherwise() -> list[Case]:
+def ended_otherwise() -> list[JudgedShard]:
     """Cases decided by the delay topic and the progress log."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
-        Case("cancelled", {A: ("cancelled", None)})
+        JudgedShard("cancelled", {A: ("cancelled", None)})
         .send(0, DUE, **mine)
         .act("cancel", 1, b"mine", at_ms=T),
-        Case("cancelled by its address", {A: ("cancelled", None)})
+        JudgedShard("cancelled by its address", {A: ("cancelled", None)})
         .send(0, DUE)
         .act("cancel", 1, b"0-%d-0" % DUE, at_ms=T),
-        Case("cancelled, and yet delivered", {A: ("duplicated", "cancelled")})
+        JudgedShard("cancelled, and yet delivered", {A: ("duplicated", "cancelled")})
         .send(0, DUE, **mine)
         .act("cancel", 1, b"mine", at_ms=T)
         .deliver(0, DUE, DUE),
-        Case("a cancel that was refused", {A: ("delivered", None)})
+        JudgedShard("a cancel that was refused", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("cancel", 1, b"mine", at_ms=DUE + 100)
         .decide("refused", 1, DUE + 200, reason="too-late")
         .deliver(0, DUE, DUE),
-        Case("a cancel that was not pulled yet", {A: ("delivered", None)})
+        JudgedShard("a cancel that was not pulled yet", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("cancel", PULLED, b"mine", at_ms=T)
         .deliver(0, DUE, DUE)
         .read("messages", PULLED + 1)
         .read_plainly("progress", "deliveries"),
-        Case("a cancel of a later message with its id", {A: ("missing", None)})
+        JudgedShard("a cancel of a later message with its id", {A: ("missing", None)})
         .send(0, DUE, **mine)
         .act("cancel", 900, b"mine", at_ms=LATER)
         .step(T, 0, 0)
         .step(LATER, LATER, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case("replaced", {A: ("replaced", None), B: ("delivered", None)})
+        JudgedShard("replaced", {A: ("replaced", None), B: ("delivered", None)})
         .send(0, DUE, **mine)
         .send(1, LATER, id=b"mine", verb="replace", on_conflict="replace")
         .deliver(1, LATER, LATER),
-        Case("replaced by a schedule that says so", {A: ("replaced", None), B: ("delivered", None)})
+        JudgedShard(
+            "replaced by a schedule that says so", {A: ("replaced", None), B: ("delivered", None)}
+        )
         .send(0, DUE, **mine)
         .send(1, LATER, id=b"mine", on_conflict="replace")
         .deliver(1, LATER, LATER),
-        Case(
+        JudgedShard(
             "its id taken again after it was lost",
             {A: ("missing", None), (900, 1): ("delivered", None)},
         )
@@ -181,7 +184,7 @@ def ended_otherwise() -> list[Case]:
         .step(DUE + 1, DUE, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED)
         .deliver(900, LATER, LATER),
-        Case(
+        JudgedShard(
             "its id taken while it was late", {A: ("replaced", None), (900, 1): ("delivered", None)}
         )
         .send(0, DUE, **mine)
@@ -190,7 +193,7 @@ def ended_otherwise() -> list[Case]:
         .step(DUE + 1, DUE - 1, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED)
         .deliver(900, LATER, LATER),
-        Case(
+        JudgedShard(
             "its id taken after it was settled by its first timestamp",
             {A: ("delivered", None), (900, 1): ("delivered", None)},
         )
@@ -201,8 +204,8 @@ def ended_otherwise() -> list[Case]:
         .step(T, 0, 0)
         .step(DUE + 1, DUE, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case("ids of other shards are others", {A: ("missing", None)}).send(0, DUE, **mine),
-        Case(
+        JudgedShard("ids of other shards are others", {A: ("missing", None)}).send(0, DUE, **mine),
+        JudgedShard(
             "a replace that was refused ends nothing",
             {A: ("delivered", None), B: ("rejected", "too-late")},
         )
@@ -210,70 +213,70 @@ def ended_otherwise() -> list[Case]:
         .send(1, LATER, id=b"mine", verb="replace", on_conflict="replace")
         .decide("refused", 1, LATER, reason="too-late")
         .deliver(0, DUE, DUE),
-        Case("expired", {A: ("expired", "expired")})
+        JudgedShard("expired", {A: ("expired", "expired")})
         .send(0, DUE)
         .decide("expired", 0, LATER, reason="expired"),
-        Case("dead", {A: ("dead-lettered", "target-missing")})
+        JudgedShard("dead", {A: ("dead-lettered", "target-missing")})
         .send(0, DUE)
         .decide("dead-letter", 0, LATER, reason="target-missing"),
-        Case("dead, and yet delivered", {A: ("duplicated", "dead-lettered")})
+        JudgedShard("dead, and yet delivered", {A: ("duplicated", "dead-lettered")})
         .send(0, DUE)
         .decide("dead-letter", 0, LATER, reason="too-large")
         .deliver(0, DUE, DUE),
     ]
 
 
-def carried_on() -> list[Case]:
+def carried_on() -> list[JudgedShard]:
     """Cases of messages that were moved, retried or repeated."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
-        Case("moved within the window", {A: ("delivered", None)})
+        JudgedShard("moved within the window", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("reschedule", 1, b"mine", at_ms=T, due_ms=LATER)
         .deliver(0, LATER, LATER),
-        Case("moved, and delivered at its first time", {A: ("early", None)})
+        JudgedShard("moved, and delivered at its first time", {A: ("early", None)})
         .send(0, DUE, **mine)
         .act("reschedule", 1, b"mine", at_ms=T, due_ms=LATER)
         .deliver(0, LATER, DUE),
-        Case("moved out of the window", {})
+        JudgedShard("moved out of the window", {})
         .send(0, DUE, **mine)
         .act("reschedule", 1, b"mine", at_ms=T, due_ms=T + 5 * HOUR_MS),
-        Case("moved into the window", {A: ("missing", None)})
+        JudgedShard("moved into the window", {A: ("missing", None)})
         .send(0, T + 9 * HOUR_MS, **mine)
         .act("reschedule", 1, b"mine", at_ms=T, due_ms=DUE),
-        Case("fired within the window", {A: ("delivered", None)})
+        JudgedShard("fired within the window", {A: ("delivered", None)})
         .send(0, T + 9 * HOUR_MS, **mine)
         .act("fire-now", 1, b"mine", at_ms=DUE)
         .deliver(0, DUE, DUE + 3),
-        Case("fired into the window by a record older than it", {A: ("delivered", None)})
+        JudgedShard("fired into the window by a record older than it", {A: ("delivered", None)})
         .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 100)
         .act("fire-now", 1, b"mine", at_ms=T + 300, first_ms=T - 200)
         .deliver(0, T + 100, T + 400),
-        Case("fired when it was due already", {A: ("delivered", None)})
+        JudgedShard("fired when it was due already", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("fire-now", 900, b"mine", at_ms=LATER)
         .deliver(0, DUE, LATER + 3)
         .step(T, 0, 0)
         .step(DUE - 1, DUE - 1, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case("delivered at the second attempt", {A: ("delivered", None)})
+        JudgedShard("delivered at the second attempt", {A: ("delivered", None)})
         .send(0, DUE)
         .decide("retry", 0, DUE + 1, next_due_ms=LATER, attempt=2)
         .deliver(0, DUE, LATER, attempt=2),
-        Case("lost at the second attempt", {A: ("missing", None)})
+        JudgedShard("lost at the second attempt", {A: ("missing", None)})
         .send(0, DUE)
         .decide("retry", 0, DUE + 1, next_due_ms=LATER, attempt=2),
-        Case("waits for its second attempt", {A: ("pending", "not-settled")})
+        JudgedShard("waits for its second attempt", {A: ("pending", "not-settled")})
         .send(0, DUE)
         .decide("retry", 0, DUE + 1, next_due_ms=SETTLED_MS + 1, attempt=2),
-        Case("deferred, and delivered in its turn", {A: ("delivered", None)})
+        JudgedShard("deferred, and delivered in its turn", {A: ("delivered", None)})
         .send(0, DUE)
         .decide("deferred", 0, DUE + 1, next_due_ms=LATER)
         .deliver(0, DUE, LATER + 1),
-        Case("parked, and still in its lane", {A: ("pending", "not-settled")})
+        JudgedShard("parked, and still in its lane", {A: ("pending", "not-settled")})
         .send(0, DUE)
         .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2),
-        Case("parked, and another lane moved on", {A: ("pending", "not-settled")})
+        JudgedShard("parked, and another lane moved on", {A: ("pending", "not-settled")})
         .send(0, DUE)
         .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2)
         .step(T, 0, 0)
@@ -281,7 +284,7 @@ def carried_on() -> list[Case]:
         .step(LATER, LATER, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED)
         .decide("left-lane", 0, LATER, in_step=2, position_due_ms=LATER, lane=1, target="target"),
-        Case("parked, and delivered when its lane was open", {A: ("delivered", None)})
+        JudgedShard("parked, and delivered when its lane was open", {A: ("delivered", None)})
         .send(0, DUE)
         .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2)
         .deliver(0, DUE, LATER)
@@ -290,7 +293,7 @@ def carried_on() -> list[Case]:
         .step(LATER, LATER, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED)
         .decide("left-lane", 0, LATER, in_step=2, position_due_ms=DUE, lane=2, target="target"),
-        Case("parked, and lost when it left its lane", {A: ("missing", None)})
+        JudgedShard("parked, and lost when it left its lane", {A: ("missing", None)})
         .send(0, DUE)
         .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2)
         .step(T, 0, 0)
@@ -298,14 +301,16 @@ def carried_on() -> list[Case]:
         .step(LATER, LATER, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED)
         .decide("left-lane", 0, LATER, in_step=2, position_due_ms=DUE, lane=2, target="target"),
-        Case("parked, and cancelled in its lane", {A: ("cancelled", None)})
+        JudgedShard("parked, and cancelled in its lane", {A: ("cancelled", None)})
         .send(0, DUE, **mine)
         .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2)
         .act("cancel", 900, b"mine", at_ms=LATER)
         .step(T, 0, 0)
         .step(DUE + 1, DUE + 1, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case("put off before the window, and moved into it while it waited", {A: ("missing", None)})
+        JudgedShard(
+            "put off before the window, and moved into it while it waited", {A: ("missing", None)}
+        )
         .send(0, T - HOUR_MS, timestamp_ms=T - 2 * HOUR_MS, **mine)
         .decide("deferred", 0, T - HOUR_MS, next_due_ms=T - 1_000)
         .act("reschedule", 900, b"mine", at_ms=T - 60_000, due_ms=DUE)
@@ -313,7 +318,7 @@ def carried_on() -> list[Case]:
         .step(T - HOUR_MS, T - HOUR_MS, 1)
         .step(T - 60_000, T - 60_000, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case(
+        JudgedShard(
             "an occurrence of a series, moved into the window before it was due",
             {(0, 2): ("delivered", None)},
         )
@@ -325,7 +330,7 @@ def carried_on() -> list[Case]:
         .step(T - HOUR_MS, T - HOUR_MS, 1)
         .step(T - 60_000, T - 60_000, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case(
+        JudgedShard(
             "a series: twice delivered, the third to come",
             {A: ("delivered", None), (0, 2): ("delivered", None)},
         )
@@ -334,14 +339,14 @@ def carried_on() -> list[Case]:
         .decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
         .deliver(0, LATER, LATER, occurrence=2)
         .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
-        Case(
+        JudgedShard(
             "a series: one occurrence is lost", {A: ("delivered", None), (0, 2): ("missing", None)}
         )
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
         .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
-        Case(
+        JudgedShard(
             "a series that began before the window",
             {(0, 7): ("delivered", None), (0, 8): ("missing", None)},
         )
@@ -355,7 +360,7 @@ def carried_on() -> list[Case]:
         .step(DUE, DUE, PULLED)
         .step(LATER, LATER, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case(
+        JudgedShard(
             (
                 "a series with a spread: one of its times is before the window, and its spread "
                 "time within"
@@ -373,7 +378,7 @@ def carried_on() -> list[Case]:
         .step(T + 3_001, T + 3_001, PULLED)
         .step(T + 6_001, T + 6_001, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case(
+        JudgedShard(
             (
                 "a series with a spread: one of its times is within the window, and its spread "
                 "time behind"
@@ -386,26 +391,28 @@ def carried_on() -> list[Case]:
         .step(T - 10 * HOUR_MS, 0, 0)
         .step(T, T, PULLED)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case("moved to just before the window with a spread that ends in it", {})
+        JudgedShard("moved to just before the window with a spread that ends in it", {})
         .send(0, T + 6_000, requested_due_ms=T + 1_000, **mine)
         .act("reschedule", 1, b"mine", at_ms=T - 60_000, due_ms=T - 1_000)
         .deliver(0, T - 1_000, T + 4_001),
-        Case("a late occurrence is skipped", {A: ("skipped", None), (0, 2): ("delivered", None)})
+        JudgedShard(
+            "a late occurrence is skipped", {A: ("skipped", None), (0, 2): ("delivered", None)}
+        )
         .send(0, DUE)
         .decide("skipped", 0, DUE, next_due_ms=LATER, occurrence=2)
         .deliver(0, LATER, LATER, occurrence=2),
-        Case(
+        JudgedShard(
             "an occurrence that expired is skipped",
             {A: ("expired", "expired"), (0, 2): ("delivered", None)},
         )
         .send(0, DUE)
         .decide("skipped", 0, DUE, next_due_ms=LATER, occurrence=2, reason="expired")
         .deliver(0, LATER, LATER, occurrence=2),
-        Case("a series is given its first time", {A: ("delivered", None)})
+        JudgedShard("a series is given its first time", {A: ("delivered", None)})
         .send(0, DUE)
         .decide("skipped", 0, DUE, next_due_ms=LATER)
         .deliver(0, LATER, LATER),
-        Case("a series is cancelled", {A: ("delivered", None), (0, 2): ("cancelled", None)})
+        JudgedShard("a series is cancelled", {A: ("delivered", None), (0, 2): ("cancelled", None)})
         .send(0, DUE, **mine)
         .deliver(0, DUE, DUE)
         .decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
@@ -416,66 +423,69 @@ def carried_on() -> list[Case]:
     ]
 
 
-def judged_or_not() -> list[Case]:
+def judged_or_not() -> list[JudgedShard]:
     """Cases at the frontier, to the millisecond and to the offset."""
     pending = ("pending", "not-settled")
     return [
-        Case("at the cursor", {A: ("missing", None), B: pending})
+        JudgedShard("at the cursor", {A: ("missing", None), B: pending})
         .send(0, DUE)
         .send(1, DUE + 1)
         .step(T, 0, 0)
         .step(DUE, DUE, 2),
-        Case("at the cursor amid what is due then", {A: ("missing", None), B: pending})
+        JudgedShard("at the cursor amid what is due then", {A: ("missing", None), B: pending})
         .send(0, DUE - 1)
         .send(1, DUE)
         .step(T, 0, 0)
         .step(DUE, DUE, 2, cursor_offset=0),
-        Case("accepted late: in time with its timestamp", {A: ("missing", None)})
+        JudgedShard("accepted late: in time with its timestamp", {A: ("missing", None)})
         .send(0, T, timestamp_ms=DUE)
         .step(T, 0, 0)
         .step(DUE, DUE, 1),
-        Case("accepted late: beyond the cursor with its timestamp", {A: pending})
+        JudgedShard("accepted late: beyond the cursor with its timestamp", {A: pending})
         .send(0, T, timestamp_ms=DUE + 1)
         .step(T, 0, 0)
         .step(DUE, DUE, 1),
-        Case("forwarded late: in time with its first timestamp", {A: ("missing", None)})
+        JudgedShard("forwarded late: in time with its first timestamp", {A: ("missing", None)})
         .send(0, T, timestamp_ms=DUE + 1, first_ms=DUE)
         .step(T, 0, 0)
         .step(DUE, DUE, 1),
-        Case("not pulled", {A: pending}).send(0, DUE).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 0),
-        Case("pulled with the cursor at its end already", {A: pending})
+        JudgedShard("not pulled", {A: pending})
+        .send(0, DUE)
+        .step(T, 0, 0)
+        .step(SETTLED_MS, SETTLED_MS, 0),
+        JudgedShard("pulled with the cursor at its end already", {A: pending})
         .send(0, DUE)
         .step(T, 0, 0)
         .step(LATER, LATER, 0)
         .step(LATER + 1, LATER, 1),
-        Case("the same, and then the cursor went on", {A: ("missing", None)})
+        JudgedShard("the same, and then the cursor went on", {A: ("missing", None)})
         .send(0, DUE)
         .step(T, 0, 0)
         .step(LATER, LATER, 0)
         .step(LATER + 1, LATER, 1)
         .step(LATER + 2, LATER + 1, 1),
-        Case("no progress record before: nothing is proved", {A: pending})
+        JudgedShard("no progress record before: nothing is proved", {A: pending})
         .send(0, DUE)
         .step(T, LATER, 1),
-        Case("delivered before it is judged", {A: ("delivered", None)})
+        JudgedShard("delivered before it is judged", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .step(T, 0, 0),
-        Case("a step whose delay records are not all archived", {A: pending})
+        JudgedShard("a step whose delay records are not all archived", {A: pending})
         .send(0, DUE)
         .step(T, 0, 0)
         .step(SETTLED_MS, SETTLED_MS, PULLED + 1),
-        Case("a step whose decisions are not all archived", {A: pending})
+        JudgedShard("a step whose decisions are not all archived", {A: pending})
         .send(0, DUE)
         .read_plainly("messages", "deliveries")
         .read("progress", 4),
-        Case("settled just before the target was read", {A: ("missing", None)})
+        JudgedShard("settled just before the target was read", {A: ("missing", None)})
         .send(0, DUE)
         .step(T, 0, 0)
         .step(READ_MS - 1, LATER, 1)
         .read_plainly("messages", "deliveries")
         .read("progress", 3),
-        Case(
+        JudgedShard(
             "settled when the target had been read already",
             {A: ("pending", "target-not-read-so-far")},
         )
@@ -485,7 +495,7 @@ def judged_or_not() -> list[Case]:
         .read_plainly("messages", "deliveries")
         .read("progress", 2)
         .read("progress", 3, read_ms=READ_MS + 9),
-        Case(
+        JudgedShard(
             "the same, by a clock of the archive's machine that is ahead",
             {A: ("pending", "target-not-read-so-far")},
         )
@@ -495,7 +505,7 @@ def judged_or_not() -> list[Case]:
         .read_plainly("messages", "deliveries")
         .read("progress", 2)
         .read("progress", 3, read_ms=READ_MS + 9),
-        Case(
+        JudgedShard(
             (
                 "settled before the target was read, by a clock of the archive's machine that is "
                 "behind"
@@ -507,7 +517,7 @@ def judged_or_not() -> list[Case]:
         .step(READ_MS + 60_000, LATER, 1)
         .read_plainly("messages", "deliveries")
         .read("progress", 3),
-        Case(
+        JudgedShard(
             "the progress topic could not be read with the target",
             {A: ("pending", "target-not-read-so-far")},
         )
@@ -519,63 +529,71 @@ def judged_or_not() -> list[Case]:
     ]
 
 
-def known_or_not() -> list[Case]:
+def known_or_not() -> list[JudgedShard]:
     """Cases of gaps and open transactions: exactly the messages they may concern are unknown."""
     logs = ("messages", "progress")
     gap = {"gap": True, "gap_reason": "trimmed"}
     ended = {"stable_end": PULLED, "high_watermark": PULLED}
     return [
-        Case("the target is not archived", {A: ("unknown", "target-not-archived")}).send(
+        JudgedShard("the target is not archived", {A: ("unknown", "target-not-archived")}).send(
             0, DUE, target="elsewhere"
         ),
-        Case("the target is not archived, and it is not settled", {A: ("pending", "not-settled")})
+        JudgedShard(
+            "the target is not archived, and it is not settled", {A: ("pending", "not-settled")}
+        )
         .send(0, DUE, target="elsewhere")
         .step(T, 0, 0),
-        Case("a transaction is open", {A: ("unknown", "open-transaction")})
+        JudgedShard("a transaction is open", {A: ("unknown", "open-transaction")})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", high_watermark=PULLED + 1),
-        Case("a transaction is open, and the record is there", {A: ("delivered", None)})
+        JudgedShard("a transaction is open, and the record is there", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .read_plainly(*logs)
         .read("deliveries", high_watermark=PULLED + 1),
-        Case("a transaction was open, and is no more", {A: ("missing", None)})
+        JudgedShard("a transaction was open, and is no more", {A: ("missing", None)})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=READ_MS - 9, high_watermark=PULLED + 1)
         .read("deliveries"),
-        Case("a transaction is open in one of two partitions", {A: ("unknown", "open-transaction")})
+        JudgedShard(
+            "a transaction is open in one of two partitions", {A: ("unknown", "open-transaction")}
+        )
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries")
         .read("deliveries", partition=1, high_watermark=PULLED + 1),
-        Case("a transaction is open, opened after all was settled and read", {A: ("missing", None)})
+        JudgedShard(
+            "a transaction is open, opened after all was settled and read", {A: ("missing", None)}
+        )
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries")
         .read("deliveries", read_ms=READ_MS + 9, high_watermark=PULLED + 1),
-        Case("the target was not read to its end", {A: ("pending", "target-not-read-so-far")})
+        JudgedShard(
+            "the target was not read to its end", {A: ("pending", "target-not-read-so-far")}
+        )
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", PULLED - 1, **ended),
-        Case("the target lost records after it was due", {A: ("unknown", "gap")})
+        JudgedShard("the target lost records after it was due", {A: ("unknown", "gap")})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=T)
         .read("deliveries", **gap),
-        Case("the target lost records, and it is there", {A: ("delivered", None)})
+        JudgedShard("the target lost records, and it is there", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=T)
         .read("deliveries", **gap),
-        Case("the target lost records before it was due", {A: ("missing", None)})
+        JudgedShard("the target lost records before it was due", {A: ("missing", None)})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=DUE - 501, **gap)
         .read("deliveries"),
-        Case(
+        JudgedShard(
             "the target lost records before it was due, by a clock half a second behind",
             {A: ("unknown", "gap")},
         )
@@ -583,7 +601,7 @@ def known_or_not() -> list[Case]:
         .read_plainly(*logs)
         .read("deliveries", read_ms=DUE - 500, **gap)
         .read("deliveries"),
-        Case(
+        JudgedShard(
             "the target was read whole after it was settled, and lost records then",
             {A: ("missing", None)},
         )
@@ -591,65 +609,71 @@ def known_or_not() -> list[Case]:
         .read_plainly(*logs)
         .read("deliveries")
         .read("deliveries", read_ms=READ_MS + 9, **gap),
-        Case("the target's beginning was gone when it was read first", {A: ("unknown", "gap")})
+        JudgedShard(
+            "the target's beginning was gone when it was read first", {A: ("unknown", "gap")}
+        )
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", from_offset=7),
-        Case("the progress log lost records", {A: ("unknown", "gap")})
+        JudgedShard("the progress log lost records", {A: ("unknown", "gap")})
         .send(0, DUE)
         .read_plainly("messages", "deliveries")
         .read("progress", 1, read_ms=T)
         .read("progress", **gap),
-        Case("the delay topic lost records, perhaps a cancel", {A: ("unknown", "gap")})
+        JudgedShard("the delay topic lost records, perhaps a cancel", {A: ("unknown", "gap")})
         .send(0, DUE)
         .read_plainly("progress", "deliveries")
         .read("messages", read_ms=T)
         .read("messages", **gap),
-        Case("the delay topic lost records before it was sent", {A: ("missing", None)})
+        JudgedShard("the delay topic lost records before it was sent", {A: ("missing", None)})
         .send(0, DUE, timestamp_ms=DUE - 1)
         .read_plainly("progress", "deliveries")
         .read("messages", read_ms=DUE - 502, **gap)
         .read("messages"),
-        Case("the delay topic's beginning was gone before it was archived", {B: ("missing", None)})
+        JudgedShard(
+            "the delay topic's beginning was gone before it was archived", {B: ("missing", None)}
+        )
         .send(1, DUE)
         .read_plainly("progress", "deliveries")
         .read("messages", from_offset=1, log_start=1),
     ]
 
 
-def created_again() -> list[Case]:
+def created_again() -> list[JudgedShard]:
     """Cases of targets that may have been deleted and created again before the archive first looked
     at them."""
     logs = ("messages", "progress")
     gone = ("unknown", "gap")
     return [
-        Case("the target has nothing older than a second after it was due", {A: gone})
+        JudgedShard("the target has nothing older than a second after it was due", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=DUE + 1_000),
-        Case("the same, and it is there", {A: ("delivered", None)})
+        JudgedShard("the same, and it is there", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE + 1_000)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=DUE + 1_000),
-        Case("the target has a record of half a second before it was due", {A: ("missing", None)})
+        JudgedShard(
+            "the target has a record of half a second before it was due", {A: ("missing", None)}
+        )
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=DUE - 500),
-        Case("the target has a record of almost half a second before it was due", {A: gone})
+        JudgedShard("the target has a record of almost half a second before it was due", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=DUE - 499),
-        Case("one of its partitions has", {A: ("missing", None)})
+        JudgedShard("one of its partitions has", {A: ("missing", None)})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=READ_MS)
         .read("deliveries", partition=1, oldest_ms=DUE - 500),
-        Case("due before its first record, and accepted after", {A: ("missing", None)})
+        JudgedShard("due before its first record, and accepted after", {A: ("missing", None)})
         .send(0, T, timestamp_ms=DUE)
         .read_plainly(*logs)
         .read("deliveries", oldest_ms=DUE - 500),
-        Case("a later read asks no more", {A: gone})
+        JudgedShard("a later read asks no more", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=READ_MS - 9, oldest_ms=DUE)
@@ -657,7 +681,7 @@ def created_again() -> list[Case]:
     ]
 
 
-def elected() -> list[Case]:
+def elected() -> list[JudgedShard]:
     """Cases of targets whose partitions had elections, which may have cost records that the archive
     had not read."""
     logs = ("messages", "progress")
@@ -667,33 +691,33 @@ def elected() -> list[Case]:
         return {"loss_from_ms": from_ms, "loss_until_ms": until_ms}
 
     return [
-        Case("it may have been delivered before an election, and lost", {A: gone})
+        JudgedShard("it may have been delivered before an election, and lost", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(SETTLED_MS, READ_MS)),
-        Case("the same, and it is there", {A: ("delivered", None)})
+        JudgedShard("the same, and it is there", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(SETTLED_MS, READ_MS)),
-        Case("it was settled before the last record that survived", {A: missing})
+        JudgedShard("it was settled before the last record that survived", {A: missing})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(SETTLED_MS + 1, READ_MS)),
-        Case("it was due after the first record of the new leader", {A: missing})
+        JudgedShard("it was due after the first record of the new leader", {A: missing})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(0, DUE - 1)),
-        Case("it was due with the first record of the new leader", {A: gone})
+        JudgedShard("it was due with the first record of the new leader", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(0, DUE)),
-        Case("two elections, between which it was settled", {A: missing})
+        JudgedShard("two elections, between which it was settled", {A: missing})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(SETTLED_MS + 1, READ_MS))
         .read("deliveries", partition=1, **lost(0, DUE - 1)),
-        Case("two elections that overlap", {A: gone})
+        JudgedShard("two elections that overlap", {A: gone})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", **lost(SETTLED_MS + 1, READ_MS))
@@ -701,25 +725,25 @@ def elected() -> list[Case]:
     ]
 
 
-def compacted() -> list[Case]:
+def compacted() -> list[JudgedShard]:
     """Cases of targets whose broker may remove a record once a newer one has its key."""
     logs = ("messages", "progress")
     removed = ("unknown", "compacted")
     return [
-        Case("the target is compacted", {A: removed})
+        JudgedShard("the target is compacted", {A: removed})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", compacted=True),
-        Case("the target is compacted, and it is there", {A: ("delivered", None)})
+        JudgedShard("the target is compacted, and it is there", {A: ("delivered", None)})
         .send(0, DUE)
         .deliver(0, DUE, DUE)
         .read_plainly(*logs)
         .read("deliveries", compacted=True),
-        Case("the target is not compacted", {A: ("missing", None)})
+        JudgedShard("the target is not compacted", {A: ("missing", None)})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", compacted=False),
-        Case(
+        JudgedShard(
             "the target was read whole after it was settled, and compacted then",
             {A: ("missing", None)},
         )
@@ -727,23 +751,23 @@ def compacted() -> list[Case]:
         .read_plainly(*logs)
         .read("deliveries", compacted=False)
         .read("deliveries", read_ms=READ_MS + 9, compacted=True),
-        Case("the target was compacted, and was not when it was due", {A: ("missing", None)})
+        JudgedShard("the target was compacted, and was not when it was due", {A: ("missing", None)})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=T - 2, compacted=True)
         .read("deliveries", read_ms=T - 1, compacted=False)
         .read("deliveries", compacted=False),
-        Case("the target was compacted until some time after it was due", {A: removed})
+        JudgedShard("the target was compacted until some time after it was due", {A: removed})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", read_ms=T - 1, compacted=True)
         .read("deliveries", compacted=False),
-        Case("read by a version that did not ask, and compacted when one did", {A: removed})
+        JudgedShard("read by a version that did not ask, and compacted when one did", {A: removed})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries")
         .read("deliveries", read_ms=READ_MS + 9, compacted=True),
-        Case(
+        JudgedShard(
             "read by a version that did not ask, and not compacted when one did",
             {A: ("missing", None)},
         )
@@ -751,7 +775,7 @@ def compacted() -> list[Case]:
         .read_plainly(*logs)
         .read("deliveries")
         .read("deliveries", read_ms=READ_MS + 9, compacted=False),
-        Case("the target is compacted, and lost records too", {A: ("unknown", "gap")})
+        JudgedShard("the target is compacted, and lost records too", {A: ("unknown", "gap")})
         .send(0, DUE)
         .read_plainly(*logs)
         .read("deliveries", compacted=True, gap=True, gap_reason="trimmed"),
@@ -775,11 +799,11 @@ def hop(offset: int, topic: str = DELAY) -> list[dict[str, object]]:
     ]
 
 
-def forwarded() -> list[Case]:
+def forwarded() -> list[JudgedShard]:
     """Cases decided by the hops of records; the first one has their sources."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
-        Case(
+        JudgedShard(
             "the source of the others",
             {
                 (LOST, 1): ("missing", "not-forwarded"),
@@ -818,32 +842,36 @@ def forwarded() -> list[Case]:
         .write_on(CANCEL, 3, LATER)
         .act("cancel", WAITING_CANCEL, b"mine", at_ms=T)
         .hold(WAITING_CANCEL, 1, at_ms=T),
-        Case("a held cancel that came after the message was delivered", {A: ("delivered", None)})
+        JudgedShard(
+            "a held cancel that came after the message was delivered", {A: ("delivered", None)}
+        )
         .send(0, DUE, **mine)
         .act("cancel", 900, b"mine", at_ms=LATER, first_ms=T, headers=hop(CANCEL))
         .deliver(0, DUE, DUE)
         .step(T, 0, 0)
         .step(DUE, DUE, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
-        Case(
+        JudgedShard(
             "a hop of a record that its source's shard still holds",
             {A: ("duplicated", "hop-not-listed")},
         )
         .send(0, DUE, **mine, headers=hop(COPIED))
         .deliver(0, DUE, DUE),
-        Case("forwarded here after it was held", {A: ("delivered", None)})
+        JudgedShard("forwarded here after it was held", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(HELD))
         .deliver(0, DUE, DUE),
-        Case("forwarded here, and listed", {A: ("delivered", None)})
+        JudgedShard("forwarded here, and listed", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(LISTED))
         .deliver(0, DUE, DUE),
-        Case("a hop that its source's shard does not list", {A: ("duplicated", "hop-not-listed")})
+        JudgedShard(
+            "a hop that its source's shard does not list", {A: ("duplicated", "hop-not-listed")}
+        )
         .send(0, DUE, **mine, headers=hop(UNLISTED))
         .deliver(0, DUE, DUE),
-        Case("the same, refused", {A: ("rejected", "conflict")})
+        JudgedShard("the same, refused", {A: ("rejected", "conflict")})
         .send(0, DUE, **mine, headers=hop(UNLISTED))
         .decide("refused", 0, T - 50_000, reason="conflict"),
-        Case(
+        JudgedShard(
             "a copy of a hop whose record was refused",
             {A: ("rejected", "conflict"), B: ("duplicated", "hop-not-listed")},
         )
@@ -851,7 +879,7 @@ def forwarded() -> list[Case]:
         .decide("refused", 0, T - 50_000, reason="conflict")
         .send(1, DUE, **mine | {"id": b"again"}, headers=hop(REFUSED))
         .deliver(1, DUE, DUE),
-        Case(
+        JudgedShard(
             "a cancel with a hop that is not listed",
             {A: ("cancelled", None), B: ("duplicated", "hop-not-listed")},
         )
@@ -859,13 +887,15 @@ def forwarded() -> list[Case]:
         .send(
             1, None, verb="cancel", id=b"mine", target=None, timestamp_ms=T, headers=hop(UNLISTED)
         ),
-        Case("a hop of a step that may not be archived yet", {A: ("delivered", None)})
+        JudgedShard("a hop of a step that may not be archived yet", {A: ("delivered", None)})
         .send(0, DUE, **mine, timestamp_ms=READ_MS - 60_000, headers=hop(UNPROVED))
         .deliver(0, DUE, DUE),
-        Case("a hop of another topic is a header like others", {A: ("delivered", None)})
+        JudgedShard("a hop of another topic is a header like others", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(UNLISTED, topic="another"))
         .deliver(0, DUE, DUE),
-        Case("forwarded twice", {A: ("delivered", None), B: ("duplicated", "hop-not-listed")})
+        JudgedShard(
+            "forwarded twice", {A: ("delivered", None), B: ("duplicated", "hop-not-listed")}
+        )
         .send(0, DUE, **mine, headers=hop(DOUBLED))
         .deliver(0, DUE, DUE)
         .send(1, DUE, **mine | {"id": b"again"}, headers=hop(DOUBLED))
@@ -889,7 +919,7 @@ ALL = [*PLAIN, *CASES, *FORWARDED]
 Found = dict[tuple[int, int], tuple[str, str | None]]
 
 
-def outcomes_of(spark: SparkSession, cases: list[Case]) -> list[Found]:
+def outcomes_of(spark: SparkSession, cases: list[JudgedShard]) -> list[Found]:
     """The outcomes of each case."""
     rows = judge(archive_of(spark, cases), DELAY, WINDOW).outcomes.collect()
     outcomes: list[Found] = [{} for _ in cases]

@@ -21,7 +21,6 @@ from tests.unit.model import MINUTE_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(900)
 """The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))

@@ -25,19 +25,43 @@ TIMEOUT_S = 30.0
         (Step(name="starting Spark"), 0, 0.0, (0, 0), "starting Spark"),
         (Step(name="starting Spark"), 0, 12.4, (0, 0), "starting Spark: 12 s"),
         (Step(name="writing the plan"), 0, 5.0, (3, 8), "writing the plan: 5 s, 3 of 8 tasks"),
-        (Step(name="archiving messages", total=4_000, unit="offsets"), 0, 0.2, (0, 0),
-         "archiving messages: 0 of 4,000 offsets (0%)"),
-        (Step(name="archiving messages", done=1_000, total=4_000, unit="offsets"), 0, 10.0, (1, 2),
-         "archiving messages: 1,000 of 4,000 offsets (25%), 10 s, 100 offsets/s, 1 of 2 tasks"),
-        (Step(name="sending", done=3_000, total=4_000, unit="messages"), 2_000, 10.0, (0, 0),
-         "sending: 3,000 of 4,000 messages (75%), 10 s, 100 messages/s"),
-        (Step(name="archiving messages", done=5, total=4, unit="offsets"), 0, 0.0, (0, 0),
-         "archiving messages: 5 of 5 offsets (100%)"),
-        (Step(name="archiving rejected", total=0, unit="offsets"), 0, 0.0, (0, 0), (
-            "archiving rejected: 0 of 0 offsets"
-        )),
+        (
+            Step(name="archiving messages", total=4_000, unit="offsets"),
+            0,
+            0.2,
+            (0, 0),
+            "archiving messages: 0 of 4,000 offsets (0%)",
+        ),
+        (
+            Step(name="archiving messages", done=1_000, total=4_000, unit="offsets"),
+            0,
+            10.0,
+            (1, 2),
+            "archiving messages: 1,000 of 4,000 offsets (25%), 10 s, 100 offsets/s, 1 of 2 tasks",
+        ),
+        (
+            Step(name="sending", done=3_000, total=4_000, unit="messages"),
+            2_000,
+            10.0,
+            (0, 0),
+            "sending: 3,000 of 4,000 messages (75%), 10 s, 100 messages/s",
+        ),
+        (
+            Step(name="archiving messages", done=5, total=4, unit="offsets"),
+            0,
+            0.0,
+            (0, 0),
+            "archiving messages: 5 of 5 offsets (100%)",
+        ),
+        (
+            Step(name="archiving rejected", total=0, unit="offsets"),
+            0,
+            0.0,
+            (0, 0),
+            ("archiving rejected: 0 of 0 offsets"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_line_names_the_step_with_count_time_rate_and_tasks(
     step: Step, first: int, seconds: float, tasks: tuple[int, int], text: str
 ) -> None:

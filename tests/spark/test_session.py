@@ -80,10 +80,13 @@ def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path)
         ({"spark.jars": "/own.jar"}, True, ("/own.jar", CONNECTOR)),
         ({"spark.jars": "/own.jar"}, False, ("/own.jar", None)),
         ({"spark.jars.packages": "a:b:1"}, True, (None, f"a:b:1,{CONNECTOR}")),
-        ({"spark.jars": "/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar"}, True,
-         ("/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar", None)),
+        (
+            {"spark.jars": "/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar"},
+            True,
+            ("/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar", None),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_connector_is_added_to_the_user_s_own_jars(
     conf: dict[str, str], kafka: bool, expected: tuple[str | None, str | None]
 ) -> None:
@@ -105,15 +108,17 @@ def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> No
     [
         (Py4JNetworkError("An error occurred"), "Spark's JVM ended before the job did"),
         (ConnectionRefusedError(111, "Connection refused"), "Spark's JVM ended before the job did"),
-        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"), (
-            "a file of the archive disappeared"
-        )),
-        (SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"), (
-            "a file of the archive disappeared"
-        )),
+        (
+            AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"),
+            ("a file of the archive disappeared"),
+        ),
+        (
+            SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"),
+            ("a file of the archive disappeared"),
+        ),
         (SparkRuntimeException("first line\n\tat org.apache"), "Spark failed: first line"),
     ],
-)  # fmt: skip
+)
 def test_an_error_of_spark_is_one_line(error: Exception, text: str) -> None:
     """With what to do; other errors stay as they are."""
     found = one_line(error)

@@ -66,7 +66,6 @@ def in_nanoseconds(broker: Broker, topic: str) -> int:
     return offsets[0]
 
 
-@pytest.mark.timeout(900)
 def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
@@ -119,7 +118,6 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
 
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:
     """In a target nothing steps over it: the error has its topic, partition and offset, and other
     topics stay archived."""

@@ -18,8 +18,8 @@ from chronos.spark.audit.job import audit
 from chronos.spark.runs import remove_uncommitted
 from chronos.spark.session import ignore
 from tests.integration.flow import now_ms
+from tests.spark.drill import Drill, set_clock
 from tests.spark.logs import SHARDS
-from tests.spark.test_false_missing import Drill, set_clock
 from tests.spark.witness import Witness
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.slow
 
 RUNS = int(os.environ.get("WITNESS_RUNS", "1"))
 """Runs, each with a seed of its own."""

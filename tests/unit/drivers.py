@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -59,8 +60,9 @@ from tests.unit.histories import (
     Step,
     check_wheel,
     disturb,
+    render,
 )
-from tests.unit.model import LAST, ChosenOutcome, Message, Model, Rows
+from tests.unit.model import LAST, ChosenOutcome, Intent, Message, Model, Rows
 
 OUTCOMES = {
     "delivered": Outcome.DELIVERED,
@@ -511,3 +513,56 @@ class Replica:
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)
+
+
+class Scenario(Master):
+    """A master with records and steps given one by one; its ids belong to any shard."""
+
+    rules = ANY_ID_RULES
+
+    def send(
+        self,
+        verb: str,
+        message_id: bytes | None = None,
+        due_ms: int = 0,
+        *,
+        at: int = START_MS,
+        **more: Any,
+    ) -> int:
+        """Write one record; return its offset."""
+        intents = self.producers.intents
+        offset = intents[-1].offset + 1 if intents else 1
+        intents.append(
+            Intent(offset=offset, timestamp_ms=at, verb=verb, id=message_id, due_ms=due_ms, **more)
+        )
+        self.producers.records.append(render(intents[-1]))
+        return offset
+
+    def run(
+        self,
+        now_ms: int,
+        *outcomes: tuple[str, int],
+        messages_max: int = 100,
+        bytes_max: int = 10**6,
+    ) -> Selection:
+        """Run one step."""
+        self.now_ms = now_ms
+        return self.step(
+            Step(
+                (),
+                0,
+                messages_max,
+                bytes_max,
+                outcomes or (("delivered", 0),),
+                (),
+                behind=False,
+                aborted=False,
+            )
+        )
+
+    def places(self, selection: Selection) -> list[tuple[int, int]]:
+        return [item[:2] for item in selection.items]
+
+    def refused(self) -> list[tuple[int, int]]:
+        """Offsets and reasons of the records that the last step refused."""
+        return list(self.last_progress.refused)

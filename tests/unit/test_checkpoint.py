@@ -159,7 +159,7 @@ def test_a_node_that_does_not_know_the_roles_does_not_know_the_positions(roles, 
 # --------------------------------------------------------------------------------------- The worker
 
 
-class Case:
+class CheckpointedShard:
     """A shard with a log of both kinds, a record an hour in each, and a store that is moved on by
     hand."""
 
@@ -234,13 +234,13 @@ class Case:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Iterator[Case]:
-    made = Case(tmp_path)
+def case(tmp_path: Path) -> Iterator[CheckpointedShard]:
+    made = CheckpointedShard(tmp_path)
     yield made
     made.log.close()
 
 
-def test_a_checkpoint_is_made_when_the_youngest_is_old_enough(case: Case) -> None:
+def test_a_checkpoint_is_made_when_the_youngest_is_old_enough(case: CheckpointedShard) -> None:
     """At once without one, and then every hour, also by a worker that was started in between."""
     case.move()
     wake_ms = case.step()
@@ -258,7 +258,7 @@ def test_a_checkpoint_is_made_when_the_youngest_is_old_enough(case: Case) -> Non
     assert case.applied() == [5, 1]
 
 
-def test_a_checkpoint_can_be_asked_for(case: Case) -> None:
+def test_a_checkpoint_can_be_asked_for(case: CheckpointedShard) -> None:
     """It is made with the next step, once."""
     case.move()
     case.step()
@@ -274,7 +274,9 @@ def test_a_checkpoint_can_be_asked_for(case: Case) -> None:
     assert case.applied() == [7, 1]
 
 
-def test_a_checkpoint_from_a_clock_ahead_does_not_delay_the_next_ones(case: Case) -> None:
+def test_a_checkpoint_from_a_clock_ahead_does_not_delay_the_next_ones(
+    case: CheckpointedShard,
+) -> None:
     """One whose time is ten years ahead is ignored; one from a clock that is a little ahead
     counts."""
     case.move()
@@ -294,14 +296,16 @@ def test_a_checkpoint_from_a_clock_ahead_does_not_delay_the_next_ones(case: Case
     assert case.applied() == [4, 3, 2]
 
 
-def test_the_three_furthest_checkpoints_are_kept(case: Case) -> None:
+def test_the_three_furthest_checkpoints_are_kept(case: CheckpointedShard) -> None:
     for _ in range(5):
         case.move()
         case.step()
     assert case.applied() == [5, 4, 3]
 
 
-def test_nothing_is_trimmed_before_there_are_three_checkpoints_and_a_week(case: Case) -> None:
+def test_nothing_is_trimmed_before_there_are_three_checkpoints_and_a_week(
+    case: CheckpointedShard,
+) -> None:
     """Then it is trimmed to the oldest of three checkpoints, but the last week is always kept."""
     for _ in range(2):
         case.move(150)
@@ -317,7 +321,7 @@ def test_nothing_is_trimmed_before_there_are_three_checkpoints_and_a_week(case: 
     assert case.starts() == (2 * (460 - 168 - 1), 460 - 168 - 1)
 
 
-def grown(case: Case) -> None:
+def grown(case: CheckpointedShard) -> None:
     """Three checkpoints, at 250, 300 and 350 hours, made while nothing may be trimmed."""
     case.trims = False
     for hours in (250, 50, 50):
@@ -329,14 +333,14 @@ def grown(case: Case) -> None:
     case.clock.now += CHECK_EVERY_MS
 
 
-def test_the_master_alone_trims(case: Case) -> None:
+def test_the_master_alone_trims(case: CheckpointedShard) -> None:
     """Other nodes make checkpoints only."""
     grown(case)
     case.step()
     assert case.starts() == (2 * 182, 182)
 
 
-def test_a_replica_that_is_behind_holds_up_both_logs(case: Case) -> None:
+def test_a_replica_that_is_behind_holds_up_both_logs(case: CheckpointedShard) -> None:
     """Each log by its own position; an unknown position holds up both."""
     grown(case)
     case.replicas.append(None)
@@ -348,7 +352,7 @@ def test_a_replica_that_is_behind_holds_up_both_logs(case: Case) -> None:
     assert case.starts() == (31, 20)
 
 
-def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
+def test_records_that_are_not_archived_are_not_trimmed(case: CheckpointedShard) -> None:
     """Each topic by its own position."""
     grown(case)
     case.archived = {"delay": 17}
@@ -373,7 +377,9 @@ def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
     assert case.starts() == (2 * 182, 182)
 
 
-def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(case: Case) -> None:
+def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(
+    case: CheckpointedShard,
+) -> None:
     """With the first checkpoint, while Kafka still has the offsets; a topic created again has no
     position."""
     case.archived = {"delay": 17}
@@ -392,7 +398,7 @@ def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(case: Cas
     )
 
 
-def test_a_checkpoint_that_lost_a_file_does_not_count(case: Case) -> None:
+def test_a_checkpoint_that_lost_a_file_does_not_count(case: CheckpointedShard) -> None:
     """Two intact ones are not three."""
     grown(case)
     next(case.location.glob("c/1/*300-n/rows")).unlink()
@@ -400,7 +406,9 @@ def test_a_checkpoint_that_lost_a_file_does_not_count(case: Case) -> None:
     assert case.starts() == (0, 0)
 
 
-def test_a_clock_that_was_ahead_once_does_not_delay_the_next_checkpoint(case: Case) -> None:
+def test_a_clock_that_was_ahead_once_does_not_delay_the_next_checkpoint(
+    case: CheckpointedShard,
+) -> None:
     case.move()
     case.step()
     case.clock.now += 24 * 365 * HOUR_MS
@@ -411,7 +419,9 @@ def test_a_clock_that_was_ahead_once_does_not_delay_the_next_checkpoint(case: Ca
     assert case.applied() == [2, 1]
 
 
-def test_a_failed_checkpoint_is_reported_and_tried_again_after_a_minute(case: Case) -> None:
+def test_a_failed_checkpoint_is_reported_and_tried_again_after_a_minute(
+    case: CheckpointedShard,
+) -> None:
     """Also one that was asked for: the request is not forgotten."""
     case.move()
     case.location.write_text("not a folder")

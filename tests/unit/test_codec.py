@@ -48,15 +48,29 @@ PLAIN = Entry(
     timestamp_ms=4,
 )
 SERIES = Entry(
-    b"s", 5, "t", None, {}, b"v", 4, occurrence=2,
+    b"s",
+    5,
+    "t",
+    None,
+    {},
+    b"v",
+    4,
+    occurrence=2,
     options=Options(
-        attempts_max=3, spread_ms=60_000,
+        attempts_max=3,
+        spread_ms=60_000,
         repetition=Repetition(
-            Repeat.CRON, (), "0 9 * * *", "Europe/Lisbon", times=10, until_ms=1_700_000_000_000,
-            late_policy=LatePolicy.SKIP, planned_ms=6,
+            Repeat.CRON,
+            (),
+            "0 9 * * *",
+            "Europe/Lisbon",
+            times=10,
+            until_ms=1_700_000_000_000,
+            late_policy=LatePolicy.SKIP,
+            planned_ms=6,
         ),
     ),
-)  # fmt: skip
+)
 ID_STATE = IdState(
     codec.CANCELLED,
     1_700_000_001_000,
@@ -67,11 +81,21 @@ ID_STATE = IdState(
 )
 DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
-    applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
-    role_epoch=7, log_epoch=8,
-    instance="i", node="n", progress_ms=9, history_minute=10,
-    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23), parked=3,
-)  # fmt: skip
+    applied=1,
+    pull_offset=2,
+    cursor_due_ms=3,
+    cursor_offset=4,
+    watermark_ms=5,
+    pending=6,
+    role_epoch=7,
+    log_epoch=8,
+    instance="i",
+    node="n",
+    progress_ms=9,
+    history_minute=10,
+    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23),
+    parked=3,
+)
 IDENTITY = Identity(
     cluster="c",
     shard=1,

@@ -15,7 +15,8 @@ from chronos.core.cron import next_cron
 from chronos.core.timefmt import MS_MAX, parse_time_ms
 from tests.unit.settings import examples
 
-# Zone, expression, a time, and the times of the occurrences that follow it, with their offsets from UTC.  # noqa: E501
+# Zone, expression, a time, and the times of the occurrences that follow it, with their offsets
+# from UTC.
 # fmt: off
 TABLE = [
     # Lisbon, 2026-03-29: 01:00 becomes 02:00. 2026-10-25: 02:00 becomes 01:00.
@@ -110,11 +111,24 @@ def test_the_table_has_six_zones_that_change() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "* * * *", "* * * * * * *", "60 * * * *", "0 24 * * *", "0 0 0 * *", "0 0 * 13 *", (
-        "0 0 * * 8"
-    ), "a * * * *",
-     "5-1 * * * *", "*/0 * * * *", "0 0 30 2 *", "@daily", "\u0663 * * * *", "0 0 31 2,4 *"],
-)  # fmt: skip
+    [
+        "",
+        "* * * *",
+        "* * * * * * *",
+        "60 * * * *",
+        "0 24 * * *",
+        "0 0 0 * *",
+        "0 0 * 13 *",
+        ("0 0 * * 8"),
+        "a * * * *",
+        "5-1 * * * *",
+        "*/0 * * * *",
+        "0 0 30 2 *",
+        "@daily",
+        "\u0663 * * * *",
+        "0 0 31 2,4 *",
+    ],
+)
 def test_an_expression_that_is_wrong_or_never_fires_is_refused(expression: str) -> None:
     try:
         assert next_cron(expression, "", 1_700_000_000_000) is None

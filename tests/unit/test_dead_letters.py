@@ -134,8 +134,9 @@ def test_a_second_replay_names_the_first_letter_and_an_occurrence_is_a_letter_of
             "the series keeps its own id"
         )
     assert scheduled(letter(occurrence="4"))[1].entry.headers == {
-        "trace": b"1", "chronos-replayed": b"chronos.delay/1/41/4"
-    }  # fmt: skip
+        "trace": b"1",
+        "chronos-replayed": b"chronos.delay/1/41/4",
+    }
 
 
 def test_a_replay_keeps_the_attempts_that_its_producer_asked_for_and_counts_them_again() -> None:

@@ -98,8 +98,9 @@ def test_a_record_that_is_too_large_with_its_hop_is_rejected(brokers: Brokers) -
     step.reject_forwards(too_large)
     assert [record.offset for record, _ in step.forwards] == [0, 3]
     assert [(record.offset, rejection.reason) for record, rejection in step.rejections] == [
-        (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET),
-    ]  # fmt: skip
+        (1, Reason.TOO_LARGE),
+        (2, Reason.NO_TARGET),
+    ]
     assert step.refused == [
         (0, Reason.FORWARDED),
         (1, Reason.TOO_LARGE),

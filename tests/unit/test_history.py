@@ -22,9 +22,15 @@ def report(*, dead: dict[Reason, int], rejected: int = 0) -> StepReport:
     for _ in range(rejected):
         refused.add(Reason.FORBIDDEN_TARGET, "orders", b"id")
     return StepReport(
-        pulled=0, due_ms=[], committed_ms=NOON_MS, refused=[], dead=letters, rejected=refused,
-        delivered={}, late={},
-    )  # fmt: skip
+        pulled=0,
+        due_ms=[],
+        committed_ms=NOON_MS,
+        refused=[],
+        dead=letters,
+        rejected=refused,
+        delivered={},
+        late={},
+    )
 
 
 def test_what_was_done_is_counted_in_its_minute_once() -> None:

@@ -46,8 +46,19 @@ def test_every_key_has_the_layout_of_existing_stores() -> None:
 
 
 def test_the_spaces_of_the_store_do_not_overlap() -> None:
-    spaces = [keys.ENTRY, keys.ID_STATE, keys.EXPIRY, keys.COUNT, keys.CURSOR_HISTORY, keys.META,
-              keys.LANE, keys.PARKED, keys.LANE_STATE, keys.HELD, keys.QUEUE_STATE]  # fmt: skip
+    spaces = [
+        keys.ENTRY,
+        keys.ID_STATE,
+        keys.EXPIRY,
+        keys.COUNT,
+        keys.CURSOR_HISTORY,
+        keys.META,
+        keys.LANE,
+        keys.PARKED,
+        keys.LANE_STATE,
+        keys.HELD,
+        keys.QUEUE_STATE,
+    ]
     assert len({space[0] for space in spaces}) == len(spaces)
     assert {len(space) for space in spaces} == {1}
 
@@ -129,16 +140,32 @@ def test_a_generated_id_names_shard_time_and_offset(shard: int, due_ms: int, off
 @pytest.mark.parametrize(
     "message_id",
     [
-        b"", b"-", b"--", b"1-2", b"1-2-3-4", b"1-2-3 ", b" 1-2-3", b"1-2-3\n", b"+1-2-3", (
-            b"1--2-3"
-        ),
+        b"",
+        b"-",
+        b"--",
+        b"1-2",
+        b"1-2-3-4",
+        b"1-2-3 ",
+        b" 1-2-3",
+        b"1-2-3\n",
+        b"+1-2-3",
+        (b"1--2-3"),
         b"-1-2-3",
-        b"01-2-3", b"1-02-3", b"1-2-03", b"1-2-", b"1-2-x", b"1_2_3", "1-2-٣".encode(), b"1-2-3\0",
-        b"4-2-3", b"10000-2-3", b"1-1000000000000000-3", b"1-2-10000000000000000000", (
-            b"order-1-2-3"
-        ),
+        b"01-2-3",
+        b"1-02-3",
+        b"1-2-03",
+        b"1-2-",
+        b"1-2-x",
+        b"1_2_3",
+        "1-2-٣".encode(),
+        b"1-2-3\0",
+        b"4-2-3",
+        b"10000-2-3",
+        b"1-1000000000000000-3",
+        b"1-2-10000000000000000000",
+        (b"order-1-2-3"),
     ],
-)  # fmt: skip
+)
 def test_an_id_that_only_resembles_a_generated_id_is_an_ordinary_id(message_id: bytes) -> None:
     assert parse_generated_id(message_id, 4) is None
 

@@ -55,7 +55,7 @@ class WorldClock:
 class Node:
     """A node with two shards, whose reports the test sets."""
 
-    def __init__(self, case: Case, name: str) -> None:
+    def __init__(self, case: TwoMembers, name: str) -> None:
         self.name = name
         self.member = Member(
             node=name,
@@ -88,7 +88,7 @@ class Node:
         )
 
 
-class Case:
+class TwoMembers:
     """Two nodes of a cluster whose controller publishes the roles that the test sets."""
 
     def __init__(self) -> None:
@@ -133,8 +133,8 @@ def assigned(**fields: Any) -> Assignment:
 
 
 @pytest.fixture
-def case() -> Case:
-    return Case()
+def case() -> TwoMembers:
+    return TwoMembers()
 
 
 # ----------------------------------------------------------------------------------- The assignment
@@ -168,7 +168,7 @@ def case() -> Case:
     ],
 )
 def test_the_assignment_follows_from_the_published_roles(
-    case: Case, roles: ShardRoles | None, expected: Assignment
+    case: TwoMembers, roles: ShardRoles | None, expected: Assignment
 ) -> None:
     if roles is not None:
         case.publish(1, roles)
@@ -178,12 +178,12 @@ def test_the_assignment_follows_from_the_published_roles(
 
 def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
-    case = Case()
+    case = TwoMembers()
     outsider = Node(case, "c")
     assert outsider.membership.assignment(0) == assigned(kind="follower", confirmed=False)
 
 
-def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: Case) -> None:
+def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: TwoMembers) -> None:
     """Until its session has ended: then it is no master any more."""
     case.publish(0, ShardRoles(master="a", epoch=2))
     case.a.coordinator.cut_ms = case.world.now_ms + 2 * SESSION_MS
@@ -203,7 +203,7 @@ def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: 
     ids=["older nodes", "every node knows this version's", "newer than this version"],
 )
 def test_the_rules_number_reaches_a_master_while_it_leads(
-    case: Case, published: int, expected: int
+    case: TwoMembers, published: int, expected: int
 ) -> None:
     """The leadership continues under the new number."""
     case.publish(0, ShardRoles(master="a", epoch=2))
@@ -236,7 +236,7 @@ PREVIOUS = ShardRoles(master="a", epoch=2, previous="b")
     ],
 )
 def test_a_new_master_waits_for_a_predecessor_that_can_finish_its_step(
-    case: Case, roles: ShardRoles, role: str, log: str, expected: bool
+    case: TwoMembers, roles: ShardRoles, role: str, log: str, expected: bool
 ) -> None:
     for node in (case.a, case.b):
         node.report(0, role=role)
@@ -245,7 +245,9 @@ def test_a_new_master_waits_for_a_predecessor_that_can_finish_its_step(
     assert case.a.membership.assignment(0).predecessor_active == expected
 
 
-def test_a_predecessor_is_waited_for_half_a_second_and_with_a_later_epoch_again(case: Case) -> None:
+def test_a_predecessor_is_waited_for_half_a_second_and_with_a_later_epoch_again(
+    case: TwoMembers,
+) -> None:
     case.b.report(0, role="master")
     case.publish(0, PREVIOUS)
     assert case.a.membership.assignment(0).predecessor_active
@@ -260,7 +262,9 @@ def test_a_predecessor_is_waited_for_half_a_second_and_with_a_later_epoch_again(
 # -------------------------------------------------------------------------------------- The reports
 
 
-def test_a_change_of_state_is_reported_at_once_and_positions_twice_a_second(case: Case) -> None:
+def test_a_change_of_state_is_reported_at_once_and_positions_twice_a_second(
+    case: TwoMembers,
+) -> None:
     case.a.report(0, role="recovering")
     case.step()
     assert case.reported(case.a).replicas[0].role == "recovering"
@@ -278,7 +282,7 @@ def test_a_change_of_state_is_reported_at_once_and_positions_twice_a_second(case
     ids=["paused", "the position is not known any more", "a greater role epoch was seen"],
 )
 def test_changes_that_the_controller_decides_by_are_reported_at_once(
-    case: Case, change: dict[str, object]
+    case: TwoMembers, change: dict[str, object]
 ) -> None:
     case.a.report(0, applied=2)
     case.world.pass_time(REPORT_MS)
@@ -291,7 +295,7 @@ def test_changes_that_the_controller_decides_by_are_reported_at_once(
 # ----------------------------------------------------------------------------------- The controller
 
 
-def test_one_of_the_nodes_is_the_controller_and_the_other_one_follows_it(case: Case) -> None:
+def test_one_of_the_nodes_is_the_controller_and_the_other_one_follows_it(case: TwoMembers) -> None:
     """Its requests are answered by the controller, whichever node was asked."""
     controllers = [node.name for node in (case.a, case.b) if node.membership.controls]
     assert controllers == ["a"]
@@ -304,7 +308,7 @@ def test_one_of_the_nodes_is_the_controller_and_the_other_one_follows_it(case: C
     assert case.b.membership.controls
 
 
-def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
+def test_a_coordinator_that_is_unavailable_ends_nothing(case: TwoMembers) -> None:
     """The controller stops controlling, and joins again once the coordinator answers and its
     session is over."""
     case.a.coordinator.cut_ms = case.world.now_ms + SESSION_MS + 2_000
@@ -323,7 +327,7 @@ def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
     assert "a" in case.b.membership.snapshot().members
 
 
-def test_an_outage_of_the_coordinator_is_two_lines_in_the_log(case: Case) -> None:
+def test_an_outage_of_the_coordinator_is_two_lines_in_the_log(case: TwoMembers) -> None:
     """One when it begins and one when it ends, though most steps have nothing to report."""
     case.b.membership._changed = lambda: False
     case.b.coordinator.cut_ms = case.world.now_ms + 3_000
@@ -339,7 +343,7 @@ def test_an_outage_of_the_coordinator_is_two_lines_in_the_log(case: Case) -> Non
 
 
 def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_only(
-    case: Case,
+    case: TwoMembers,
 ) -> None:
     """Planning and encoding roles of megabytes takes long."""
     plans: list[int] = []

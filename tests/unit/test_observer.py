@@ -51,7 +51,7 @@ class SlowLog(SimLog):
         return end
 
 
-class Case:
+class ObservedShards:
     """Some observers of three shards, whose masters execute everything at once unless they are
     stuck."""
 
@@ -115,7 +115,7 @@ class Case:
 
 def test_an_idle_shard_is_sent_one_probe_a_period() -> None:
     """HA-12: a record with the action `probe`, to the shard's own partition."""
-    case = Case()
+    case = ObservedShards()
     case.step(5 * ROUND)
     for shard in range(SHARDS):
         assert case.records(shard) == 5
@@ -124,7 +124,7 @@ def test_an_idle_shard_is_sent_one_probe_a_period() -> None:
 
 def test_a_shard_that_moves_is_sent_no_probe_after_the_first() -> None:
     """A moving cursor counts as healthy, however slow each step is."""
-    case = Case()
+    case = ObservedShards()
     for _ in range(12):
         case.step()
         case.cursors[1] += 1
@@ -134,7 +134,7 @@ def test_a_shard_that_moves_is_sent_no_probe_after_the_first() -> None:
 
 def test_several_observers_send_no_more_probes_than_one() -> None:
     """What one of them sends moves the shard for the others too."""
-    case = Case(observers=3)
+    case = ObservedShards(observers=3)
     case.step(20 * ROUND)
     for shard in range(SHARDS):
         assert case.records(shard) <= 22
@@ -143,7 +143,7 @@ def test_several_observers_send_no_more_probes_than_one() -> None:
 
 def test_a_stuck_master_is_unhealthy_after_five_periods_and_healthy_when_it_moves() -> None:
     """HA-22: and no other shard is concerned."""
-    case = Case()
+    case = ObservedShards()
     case.step()
     case.stick(1)
     before_ms = case.world.now_ms
@@ -159,7 +159,7 @@ def test_a_stuck_master_is_unhealthy_after_five_periods_and_healthy_when_it_move
 
 def test_a_master_that_moves_while_the_end_of_its_partition_is_asked_for_is_healthy() -> None:
     """The request may take seconds: what the shard showed before it is no failure."""
-    case = Case()
+    case = ObservedShards()
     case.step()
     case.stick(1)
 
@@ -175,7 +175,7 @@ def test_a_master_that_moves_while_the_end_of_its_partition_is_asked_for_is_heal
 
 def test_a_master_that_is_stuck_from_the_start_is_unhealthy_after_five_periods() -> None:
     """HA-19 mended: the first observation counts."""
-    case = Case()
+    case = ObservedShards()
     case.stick(0)
     case.step(5 * ROUND + 1)
     assert case.verdict(0) == UNHEALTHY
@@ -183,7 +183,7 @@ def test_a_master_that_is_stuck_from_the_start_is_unhealthy_after_five_periods()
 
 def test_a_new_master_is_judged_by_what_it_does_itself() -> None:
     """HA-44."""
-    case = Case()
+    case = ObservedShards()
     case.stick(0)
     case.step(5 * ROUND + 1)
     case.roles[0] = replace(case.roles[0], master="n", epoch=2)
@@ -195,7 +195,7 @@ def test_a_new_master_is_judged_by_what_it_does_itself() -> None:
 
 def test_without_a_master_or_a_replica_that_shows_it_there_is_no_verdict() -> None:
     """HA-16, HA-18, HA-24: what is not seen is no failure, and is forgotten."""
-    case = Case()
+    case = ObservedShards()
     case.roles[2] = ShardRoles()
     case.step(ROUND + 1)
     assert [case.verdict(shard) for shard in range(SHARDS)] == [HEALTHY, HEALTHY, None]
@@ -208,7 +208,7 @@ def test_without_a_master_or_a_replica_that_shows_it_there_is_no_verdict() -> No
 
 def test_an_observer_that_the_log_does_not_answer_judges_nobody() -> None:
     """HA-15: it could not ask."""
-    case = Case()
+    case = ObservedShards()
     case.step()
     case.callers[0].log_cut_ms = case.world.now_ms + 1_000_000
     case.step(8 * ROUND)
@@ -218,7 +218,7 @@ def test_an_observer_that_the_log_does_not_answer_judges_nobody() -> None:
 def test_a_partition_that_takes_no_records_keeps_no_other_master_from_being_judged() -> None:
     """It has no leader; the probes of one step are one request. Once it takes records again, its
     own master is judged too."""
-    case = Case(rules=HealthRules(every_ms=RULES.timeout_ms))  # all shards in each step
+    case = ObservedShards(rules=HealthRules(every_ms=RULES.timeout_ms))  # all shards in each step
     case.step(2)
     lone = case.brokers.topics[DELAY][0]
     case.brokers.leaderless[lone.name] = case.world.now_ms + 60_000
@@ -237,7 +237,7 @@ def test_a_partition_that_takes_no_records_keeps_no_other_master_from_being_judg
 def test_a_probe_behind_the_open_transaction_of_a_producer_says_nothing_about_the_master() -> None:
     """No master can read it, so it is no observation; when the transaction ends, the master is
     judged again."""
-    case = Case()
+    case = ObservedShards()
     case.step()
     partition, transaction = case.brokers.topics[DELAY][1], Transaction(None, 0)
     case.brokers.append(partition, None, b"", None, transaction)
@@ -255,7 +255,7 @@ def test_a_probe_behind_the_open_transaction_of_a_producer_says_nothing_about_th
 
 
 def test_a_probe_whose_partition_cannot_be_asked_for_its_end_is_no_observation() -> None:
-    case = Case()
+    case = ObservedShards()
     case.stick(0)
     for _ in range(8):
         case.step()
@@ -268,7 +268,7 @@ def test_a_probe_whose_partition_cannot_be_asked_for_its_end_is_no_observation()
 
 def test_a_master_is_not_judged_by_failures_while_it_takes_over() -> None:
     """By its own report, and for a time: one that never gets there is found too."""
-    case = Case()
+    case = ObservedShards()
     case.roles[0] = replace(case.roles[0], master="n", epoch=2)
     case.stick(0)
     taking_over = member("n", shards=1)
@@ -288,7 +288,7 @@ def test_a_master_is_not_judged_by_failures_while_it_takes_over() -> None:
 
 
 def test_a_new_master_that_reports_its_role_is_judged_at_once() -> None:
-    case = Case()
+    case = ObservedShards()
     case.stick(0)
     master = member("m", shards=1)
     case.members["m"] = replace(
@@ -300,7 +300,7 @@ def test_a_new_master_that_reports_its_role_is_judged_at_once() -> None:
 
 def test_a_verdict_ends_with_the_thread_that_gave_it() -> None:
     """HA-24."""
-    case = Case()
+    case = ObservedShards()
     case.step()
     case.world.pass_time(RULES.forgotten_ms)
     assert case.verdict(0) is None

@@ -11,7 +11,7 @@ from tests.sim.simulation import Observer
 from tests.sim.world import World
 
 
-class Case:
+class WatchedPartitions:
     """Two partitions of the delay topic, and a node that is master of both unless told
     otherwise."""
 
@@ -38,11 +38,13 @@ class Case:
 
 
 @pytest.fixture
-def case() -> Case:
-    return Case()
+def case() -> WatchedPartitions:
+    return WatchedPartitions()
 
 
-def test_a_transaction_is_reported_once_it_has_been_open_for_more_than_a_second(case: Case) -> None:
+def test_a_transaction_is_reported_once_it_has_been_open_for_more_than_a_second(
+    case: WatchedPartitions,
+) -> None:
     transaction = Transaction(None, 0)
     case.write(1)
     case.write(1, transaction)
@@ -54,7 +56,7 @@ def test_a_transaction_is_reported_once_it_has_been_open_for_more_than_a_second(
     assert case.step(1_000) == [None, None]
 
 
-def test_one_short_transaction_after_another_holds_nothing_back(case: Case) -> None:
+def test_one_short_transaction_after_another_holds_nothing_back(case: WatchedPartitions) -> None:
     transaction = Transaction(None, 0)
     case.write(0, transaction)
     for _ in range(5):
@@ -66,7 +68,7 @@ def test_one_short_transaction_after_another_holds_nothing_back(case: Case) -> N
 
 
 def test_a_log_that_does_not_answer_changes_nothing_and_a_lost_shard_is_forgotten(
-    case: Case,
+    case: WatchedPartitions,
 ) -> None:
     for partition in (0, 1):
         case.write(partition, Transaction(None, 0))

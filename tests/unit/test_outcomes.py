@@ -34,9 +34,15 @@ def step(
         for _ in range(count):
             letters.add(reason, target, b"id")
     return StepReport(
-        pulled=0, due_ms=[], committed_ms=at_ms, refused=[], dead=letters, rejected=LetterCounts(),
-        delivered=delivered or {}, late={},
-    )  # fmt: skip
+        pulled=0,
+        due_ms=[],
+        committed_ms=at_ms,
+        refused=[],
+        dead=letters,
+        rejected=LetterCounts(),
+        delivered=delivered or {},
+        late={},
+    )
 
 
 def test_dead_letters_are_told_until_ten_minutes_after_the_last_one() -> None:
@@ -145,9 +151,14 @@ def test_hops_that_are_too_far_ahead_are_counted_by_both_brokers() -> None:
         outcomes.count(shard, replace(step(), ahead=ahead))
     leaders[:] = [8, 7, 9, 7]
     assert outcomes.hops_ahead() == {
-        (7, 8): 2, (NO_LEADER, 8): 2,
-        (8, 7): 0, (7, 9): 0, (9, 7): 0, (8, 9): 0, (9, 8): 0,
-    }  # fmt: skip
+        (7, 8): 2,
+        (NO_LEADER, 8): 2,
+        (8, 7): 0,
+        (7, 9): 0,
+        (9, 7): 0,
+        (8, 9): 0,
+        (9, 8): 0,
+    }
 
 
 def test_a_cause_that_is_gone_is_no_longer_told_until_it_is_back() -> None:

@@ -639,12 +639,23 @@ _names = st.one_of(
 
 
 _values = st.one_of(
-    st.none(), st.binary(max_size=8),
+    st.none(),
+    st.binary(max_size=8),
     st.text(max_size=8).map(lambda text: text.encode(errors="surrogatepass")),
-    st.sampled_from([b"schedule", b"replace", b"reschedule", b"cancel", b"fire-now", b"probe",
-    b"ignore", b"orders"]),
+    st.sampled_from(
+        [
+            b"schedule",
+            b"replace",
+            b"reschedule",
+            b"cancel",
+            b"fire-now",
+            b"probe",
+            b"ignore",
+            b"orders",
+        ]
+    ),
     st.sampled_from([b"1700000001000", b"1s", b"2030-01-31T09:00:00Z", GENERATED_ID, b"order-7"]),
-)  # fmt: skip
+)
 
 
 @examples(150, 1_500)

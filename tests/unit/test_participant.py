@@ -35,7 +35,7 @@ TIMING = Timing(heartbeat_ms=100, timeout_ms=600)
 STEP_MS = 100
 
 
-class Case:
+class ClusterLog:
     """The log and the time."""
 
     def __init__(self) -> None:
@@ -71,7 +71,9 @@ class Case:
 class Reader:
     """One participant and its positions."""
 
-    def __init__(self, case: Case, node: str, incarnation: str, instance: str, start: int) -> None:
+    def __init__(
+        self, case: ClusterLog, node: str, incarnation: str, instance: str, start: int
+    ) -> None:
         self.case = case
         member = Member(
             node=node, instance=instance, address=f"http://{node}", version="1", started_ms=0
@@ -154,11 +156,11 @@ def read(unpack: Callable[[bytes], T], record: ClusterRecord | RolesRecord) -> T
 
 
 @pytest.fixture
-def case() -> Case:
-    return Case()
+def case() -> ClusterLog:
+    return ClusterLog()
 
 
-def last_heartbeat(case: Case, incarnation: str) -> Heartbeat:
+def last_heartbeat(case: ClusterLog, incarnation: str) -> Heartbeat:
     return next(
         record
         for record in reversed(case.heartbeats)
@@ -166,7 +168,7 @@ def last_heartbeat(case: Case, incarnation: str) -> Heartbeat:
     )
 
 
-def controllers(case: Case) -> list[str]:
+def controllers(case: ClusterLog) -> list[str]:
     return [incarnation for incarnation, reader in case.readers.items() if reader.controls]
 
 
@@ -174,7 +176,7 @@ def controllers(case: Case) -> list[str]:
 
 
 def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_that_came_back(
-    case: Case,
+    case: ClusterLog,
 ) -> None:
     a = case.start("a")
     case.run(500)
@@ -184,7 +186,7 @@ def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_t
     assert not a.participant.seen(written_ms + TIMING.timeout_ms * 3 // 4 + 1)
 
 
-def test_one_heartbeat_is_in_flight_and_none_is_queued(case: Case) -> None:
+def test_one_heartbeat_is_in_flight_and_none_is_queued(case: ClusterLog) -> None:
     participant = case.start("a").participant
     (first,) = participant.step(0)
     assert isinstance(first, Heartbeat)
@@ -193,7 +195,7 @@ def test_one_heartbeat_is_in_flight_and_none_is_queued(case: Case) -> None:
     assert len(participant.step(10_000)) == 1
 
 
-def test_a_member_that_is_silent_is_gone_after_the_timeout(case: Case) -> None:
+def test_a_member_that_is_silent_is_gone_after_the_timeout(case: ClusterLog) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(4_000)
     assert set(a.participant.members()) == {"a", "b"}
@@ -205,7 +207,7 @@ def test_a_member_that_is_silent_is_gone_after_the_timeout(case: Case) -> None:
     assert set(a.participant.members()) == {"a", "b"}
 
 
-def test_a_member_that_writes_but_does_not_read_is_gone(case: Case) -> None:
+def test_a_member_that_writes_but_does_not_read_is_gone(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(4_000)
     b.reads = False
@@ -213,7 +215,7 @@ def test_a_member_that_writes_but_does_not_read_is_gone(case: Case) -> None:
     assert set(a.participant.members()) == {"a"}
 
 
-def test_a_member_that_does_not_read_the_roles_is_gone_and_not_confirmed(case: Case) -> None:
+def test_a_member_that_does_not_read_the_roles_is_gone_and_not_confirmed(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(4_000)
     behind = b if a.controls else a
@@ -227,7 +229,7 @@ def test_a_member_that_does_not_read_the_roles_is_gone_and_not_confirmed(case: C
     assert behind.participant.member.node not in other.participant.members()
 
 
-def test_nobody_is_gone_because_the_judge_was_stopped(case: Case) -> None:
+def test_nobody_is_gone_because_the_judge_was_stopped(case: ClusterLog) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(4_000)
     case.run(10_000, "b")
@@ -238,7 +240,7 @@ def test_nobody_is_gone_because_the_judge_was_stopped(case: Case) -> None:
 
 
 def test_after_a_pause_of_its_own_a_process_waits_three_timeouts_before_it_calls_others_gone(
-    case: Case,
+    case: ClusterLog,
 ) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(4_000)
@@ -249,7 +251,9 @@ def test_after_a_pause_of_its_own_a_process_waits_three_timeouts_before_it_calls
     assert set(a.participant.members()) == {"a"}
 
 
-def test_what_was_written_before_a_process_began_does_not_make_others_present(case: Case) -> None:
+def test_what_was_written_before_a_process_began_does_not_make_others_present(
+    case: ClusterLog,
+) -> None:
     case.start("a")
     case.run(1_000)
     b = case.start("b")
@@ -260,7 +264,7 @@ def test_what_was_written_before_a_process_began_does_not_make_others_present(ca
 # -------------------------------------------------------------------------------------------- Lives
 
 
-def test_a_restart_takes_its_place_at_once_and_the_process_before_stops(case: Case) -> None:
+def test_a_restart_takes_its_place_at_once_and_the_process_before_stops(case: ClusterLog) -> None:
     first = case.start("a", "a1")
     case.run(1_000)
     second = case.start("a", "a2")
@@ -271,7 +275,7 @@ def test_a_restart_takes_its_place_at_once_and_the_process_before_stops(case: Ca
     assert first.participant.leave() is None
 
 
-def test_another_directory_under_the_name_of_a_member_is_refused(case: Case) -> None:
+def test_another_directory_under_the_name_of_a_member_is_refused(case: ClusterLog) -> None:
     first = case.start("a", "a1")
     case.run(1_000)
     second = case.start("a", "a2", "another")
@@ -283,7 +287,7 @@ def test_another_directory_under_the_name_of_a_member_is_refused(case: Case) -> 
 
 
 def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_heard(
-    case: Case,
+    case: ClusterLog,
 ) -> None:
     """However often it is started again; then it keeps the place, and the first one stays out."""
 
@@ -310,7 +314,7 @@ def test_a_copy_of_a_data_directory_takes_no_place_while_the_other_process_is_he
 
 @pytest.mark.parametrize("leave_record", [True, False])
 def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(
-    case: Case, leave_record: bool
+    case: ClusterLog, leave_record: bool
 ) -> None:
     first = case.start("a", "a1")
     case.run(1_000)
@@ -323,14 +327,14 @@ def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(
     assert second.place == Place.MEMBER
 
 
-def test_of_two_newcomers_with_one_name_the_first_in_the_partition_wins(case: Case) -> None:
+def test_of_two_newcomers_with_one_name_the_first_in_the_partition_wins(case: ClusterLog) -> None:
     first, second = case.start("a", "a1", "one"), case.start("a", "a2", "two")
     case.run(1_000)
     assert first.place == Place.MEMBER
     assert second.place == Place.REFUSED
 
 
-def test_a_life_that_said_farewell_never_counts_again(case: Case) -> None:
+def test_a_life_that_said_farewell_never_counts_again(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(1_000)
     last = a.participant.leave()
@@ -341,7 +345,7 @@ def test_a_life_that_said_farewell_never_counts_again(case: Case) -> None:
     assert set(b.participant.members()) == {"b"}
 
 
-def test_a_generation_is_greater_than_those_that_were_trimmed(case: Case) -> None:
+def test_a_generation_is_greater_than_those_that_were_trimmed(case: ClusterLog) -> None:
     """A node that returns after its records were trimmed counts for those that still remember
     it."""
     b = case.start("b")
@@ -359,7 +363,7 @@ def test_a_generation_is_greater_than_those_that_were_trimmed(case: Case) -> Non
 # ----------------------------------------------------------------------------------- The controller
 
 
-def test_the_first_announcement_takes_over_and_the_others_count_afresh(case: Case) -> None:
+def test_the_first_announcement_takes_over_and_the_others_count_afresh(case: ClusterLog) -> None:
     readers = [case.start(node) for node in "abc"]
     case.run(1_200)
     assert controllers(case) == ["a"]
@@ -370,7 +374,7 @@ def test_the_first_announcement_takes_over_and_the_others_count_afresh(case: Cas
     assert [record.epoch for record in case.roles] == [1]
 
 
-def test_a_controller_that_is_silent_is_replaced_under_a_greater_epoch(case: Case) -> None:
+def test_a_controller_that_is_silent_is_replaced_under_a_greater_epoch(case: ClusterLog) -> None:
     for node in "abc":
         case.start(node)
     case.run(1_200)
@@ -382,7 +386,7 @@ def test_a_controller_that_is_silent_is_replaced_under_a_greater_epoch(case: Cas
     assert [record.epoch for record in case.roles] == [1, 2]
 
 
-def test_nobody_waits_for_a_controller_that_said_farewell(case: Case) -> None:
+def test_nobody_waits_for_a_controller_that_said_farewell(case: ClusterLog) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(1_200)
     assert controllers(case) == ["a"]
@@ -393,7 +397,7 @@ def test_nobody_waits_for_a_controller_that_said_farewell(case: Case) -> None:
     assert case.readers["b"].controls
 
 
-def test_a_controller_that_does_not_publish_what_it_announces_is_replaced(case: Case) -> None:
+def test_a_controller_that_does_not_publish_what_it_announces_is_replaced(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     assert a.participant.publish(Roles(drained=("x",)), 0, case.now_ms) is not None
@@ -402,7 +406,7 @@ def test_a_controller_that_does_not_publish_what_it_announces_is_replaced(case: 
     assert b.took_over == 1
 
 
-def test_a_controller_that_writes_but_does_not_read_is_replaced(case: Case) -> None:
+def test_a_controller_that_writes_but_does_not_read_is_replaced(case: ClusterLog) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(1_200)
     a.reads = False
@@ -410,7 +414,7 @@ def test_a_controller_that_writes_but_does_not_read_is_replaced(case: Case) -> N
     assert controllers(case) == ["b"]
 
 
-def test_a_controller_that_is_not_seen_publishes_nothing(case: Case) -> None:
+def test_a_controller_that_is_not_seen_publishes_nothing(case: ClusterLog) -> None:
     a = case.start("a")
     case.run(1_200)
     assert a.controls
@@ -420,7 +424,7 @@ def test_a_controller_that_is_not_seen_publishes_nothing(case: Case) -> None:
     assert a.publish("a")
 
 
-def test_a_candidate_that_reads_of_another_one_first_does_not_fence(case: Case) -> None:
+def test_a_candidate_that_reads_of_another_one_first_does_not_fence(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     a.participant.control.failed()
@@ -431,7 +435,7 @@ def test_a_candidate_that_reads_of_another_one_first_does_not_fence(case: Case) 
     assert b.stage == Stage.FOLLOWING
 
 
-def test_a_candidate_that_was_stopped_before_it_fenced_does_not_fence(case: Case) -> None:
+def test_a_candidate_that_was_stopped_before_it_fenced_does_not_fence(case: ClusterLog) -> None:
     a = case.start("a")
     while a.stage != Stage.STANDING:
         case.now_ms += STEP_MS
@@ -444,7 +448,7 @@ def test_a_candidate_that_was_stopped_before_it_fenced_does_not_fence(case: Case
     assert a.stage == Stage.FOLLOWING
 
 
-def test_a_taking_over_that_lasts_longer_than_the_timeout_is_given_up(case: Case) -> None:
+def test_a_taking_over_that_lasts_longer_than_the_timeout_is_given_up(case: ClusterLog) -> None:
     """Others stand by then; a fence that comes back later is not followed by an epoch record."""
     a = case.start("a")
     while a.stage != Stage.READING:
@@ -461,7 +465,7 @@ def test_a_taking_over_that_lasts_longer_than_the_timeout_is_given_up(case: Case
     assert a.stage == Stage.FOLLOWING
 
 
-def test_a_controller_that_reads_of_a_greater_epoch_follows(case: Case) -> None:
+def test_a_controller_that_reads_of_a_greater_epoch_follows(case: ClusterLog) -> None:
     a = case.start("a")
     case.run(1_200)
     assert a.controls
@@ -478,7 +482,7 @@ def test_a_timeout_must_be_four_heartbeats_at_least() -> None:
         Timing(heartbeat_ms=500, timeout_ms=1_500)
 
 
-def test_a_member_that_failed_counts_longer_than_the_others(case: Case) -> None:
+def test_a_member_that_failed_counts_longer_than_the_others(case: ClusterLog) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(1_200)
     assert controllers(case) == ["a"]
@@ -487,7 +491,7 @@ def test_a_member_that_failed_counts_longer_than_the_others(case: Case) -> None:
     assert controllers(case) == ["b"]
 
 
-def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: Case) -> None:
+def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: ClusterLog) -> None:
     """Also when the log lost the roles of that epoch."""
     case.start("a")
     reporting = Member(node="b", instance="i-b", address="", version="1", started_ms=0)
@@ -498,7 +502,7 @@ def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: Case) -> No
     assert [record.epoch for record in case.roles] == [8]
 
 
-def test_the_roles_are_published_on_a_change_and_again_after_some_time(case: Case) -> None:
+def test_the_roles_are_published_on_a_change_and_again_after_some_time(case: ClusterLog) -> None:
     a = case.start("a")
     case.run(1_200)
     assert a.publish("a")
@@ -509,7 +513,7 @@ def test_the_roles_are_published_on_a_change_and_again_after_some_time(case: Cas
     assert a.publish("b")
 
 
-def test_requests_wait_until_a_roles_record_answers_them(case: Case) -> None:
+def test_requests_wait_until_a_roles_record_answers_them(case: ClusterLog) -> None:
     a, b = case.start("a"), case.start("b")
     case.run(1_200)
     request = Request(kind="drain", node="b")
@@ -525,7 +529,7 @@ def test_requests_wait_until_a_roles_record_answers_them(case: Case) -> None:
     assert b.participant.roles == record.roles
 
 
-def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: Case) -> None:
+def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: ClusterLog) -> None:
     """The heartbeats between have no replicas, and readers keep those that they have read."""
     a, b = case.start("a"), case.start("b")
     case.run(3_000)
@@ -553,7 +557,9 @@ def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: Case) -
     assert late.participant.members()["a"] == report
 
 
-def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(case: Case) -> None:
+def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(
+    case: ClusterLog,
+) -> None:
     """A node that holds no shard reports none."""
     a, b = case.start("a"), case.start("b")
     a.participant.member = replace(a.participant.member, replicas={0: ReplicaReport(applied=5)})
@@ -575,7 +581,7 @@ def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(
     ids=str,
 )
 def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(
-    case: Case, change: dict[str, Any]
+    case: ClusterLog, change: dict[str, Any]
 ) -> None:
     """Another client copies a heartbeat and changes a number. Afterwards the roles of the next
     controller still count."""
@@ -597,7 +603,7 @@ def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(
     assert newcomer.participant.roles == b.participant.roles
 
 
-def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> None:
+def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: ClusterLog) -> None:
     """The greatest one that counts, and then one as far beyond that: the next controller's epoch
     counts for everybody, also newcomers."""
     a, b = case.start("a"), case.start("b")
@@ -620,7 +626,7 @@ def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> N
     assert controllers(case) == ["b"]
 
 
-def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case) -> None:
+def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: ClusterLog) -> None:
     """Of another incarnation of the same node, so that no later incarnation would be greater."""
     a = case.start("a")
     case.run(1_200)
@@ -648,7 +654,7 @@ def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case)
     ids=str,
 )
 def test_roles_with_an_absurd_number_do_not_replace_the_last_ones(
-    case: Case, change: dict[str, Any]
+    case: ClusterLog, change: dict[str, Any]
 ) -> None:
     """A number that counts is never reduced: later roles would be older than these for ever."""
     a, b = case.start("a"), case.start("b")
@@ -673,7 +679,7 @@ def test_roles_with_an_absurd_number_do_not_replace_the_last_ones(
     assert [asked for _, asked in b.participant.requests()] == [request]
 
 
-def test_a_report_with_an_absurd_role_epoch_is_ignored(case: Case) -> None:
+def test_a_report_with_an_absurd_role_epoch_is_ignored(case: ClusterLog) -> None:
     """The next master of that shard would have a role epoch that nobody can read."""
     a, b = case.start("a"), case.start("b")
     case.run(1_200)

@@ -9,7 +9,7 @@ from chronos.core.message import Entry
 from chronos.core.query import Filter, pending_between, scan_pending
 from chronos.core.shard.codec import pack_entry, unpack_entry, unpack_head
 from tests.unit.model import Rows
-from tests.unit.test_query import MINUTE_MS, NOW_MS, SHARD, Played, parked
+from tests.unit.played import MINUTE_MS, NOW_MS, SHARD, Played, parked
 
 
 def scanned(rows: Rows, matching: Filter) -> tuple[int, list[tuple[bytes, int, str]]]:
@@ -61,9 +61,11 @@ def test_a_scan_finds_exactly_the_pending_messages_of_the_filter(
     played.step([], NOW_MS + parking, parkings)
     played.step([], NOW_MS + max(parking, settled), leave=leave)
     matching = Filter(
-        target=target, due_from_ms=NOW_MS + start, due_to_ms=NOW_MS + start + length,
+        target=target,
+        due_from_ms=NOW_MS + start,
+        due_to_ms=NOW_MS + start + length,
         headers=(("h", b"x"),) if header else (),
-    )  # fmt: skip
+    )
     expected = [
         (message_id, NOW_MS + due, topic)
         for at, (due, keyed, topic, value) in enumerate(sent)

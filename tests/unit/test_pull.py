@@ -16,7 +16,7 @@ REPLACED = "records are written in transactions"
 """The event that is logged with a replacement."""
 
 
-class Case:
+class PulledPartition:
     """A partition of the delay topic, and the puller of its master."""
 
     def __init__(self, mode: ReaderMode) -> None:
@@ -46,7 +46,7 @@ class Case:
 
 def test_a_master_whose_producers_use_transactions_goes_back_to_a_plain_reader() -> None:
     """A patient one would have its messages wait at the marker of each transaction."""
-    case = Case("patient")
+    case = PulledPartition("patient")
     with capture_logs() as lines:
         for _ in range(3):
             case.write()
@@ -64,7 +64,7 @@ def test_a_master_whose_producers_use_transactions_goes_back_to_a_plain_reader()
 @pytest.mark.parametrize(("mode", "replaced"), [("patient", 1), ("bounded", 0), ("plain", 0)])
 def test_only_a_patient_reader_is_replaced(mode: ReaderMode, replaced: int) -> None:
     """A bounded one is late because it waits for its turn."""
-    case = Case(mode)
+    case = PulledPartition(mode)
     case.write()
     end = case.puller.end()
     case.node.log_cut_ms = case.world.now_ms + 60_000
@@ -81,7 +81,7 @@ def test_a_patient_reader_that_was_held_up_once_is_kept(
     records: int, expected: tuple[int, bool]
 ) -> None:
     """One transaction is none of many: the marker is passed before it holds a second step up."""
-    case = Case("patient")
+    case = PulledPartition("patient")
     case.write_in_transaction()
     with capture_logs() as lines:
         assert case.pull() == (1, False)

@@ -28,97 +28,11 @@ from chronos.core.query import (
 )
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.reach import Reach
-from chronos.core.shard.codec import FRESH, State
-from chronos.core.shard.lanes import cursors
-from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
-from chronos.core.shard.rules import Rules
-from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import with_leaving
+from chronos.core.shard.progress import Decision, Outcome
 from tests.unit.model import Rows
+from tests.unit.played import MINUTE_MS, NOW_MS, SHARD, SHARDS, Played, parked
 
-MINUTE_MS = 60_000
-NOW_MS = 1_000 * MINUTE_MS
-SHARD, SHARDS = 1, 3
 EVERYTHING = Filter()
-
-
-class Played:
-    """A shard that takes records and steps as its master would."""
-
-    def __init__(self) -> None:
-        self.rows = Rows()
-        self.shard = Shard(
-            rules=Rules(shard=SHARD, shards=SHARDS),
-            state=FRESH,
-            view=self.rows,
-            keeps_cancelled=True,
-        )
-        self.offset = 0
-
-    @property
-    def state(self) -> State:
-        return self.shard.state
-
-    def step(
-        self,
-        records: list[Record],
-        until_ms: int,
-        not_delivered: dict[int, Decision] | None = None,
-        *,
-        leave: int = 0,
-    ) -> None:
-        """Take the records and settle everything up to a time, and up to `leave` messages of each
-        lane."""
-        staged = self.shard.stage(records)
-        selection = self.shard.select(staged, until_ms, 1_000, 10**9)
-        if leave:
-            found = [
-                self.shard.lanes.select(lane, staged, leave, 10**9)
-                for lane in sorted(self.shard.lanes.states)
-            ]
-            selection = with_leaving(
-                selection, [lane for lane in found if lane is not None], complete=False
-            )
-        chosen = {item[1] for item in selection.items}
-        decisions = tuple(
-            decision
-            for offset, decision in sorted((not_delivered or {}).items())
-            if offset in chosen
-        )
-        progress = Progress(
-            role_epoch=1, log_epoch=1, cluster="shop",
-                                       node="n", instance="i", cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused), decisions=decisions, lanes=cursors(selection.leaving),
-        )  # fmt: skip
-        changes = self.shard.apply(
-            staged,
-            selection,
-            progress,
-            offset=self.state.applied,
-            timestamp_ms=max(until_ms, NOW_MS),
-        )
-        self.rows.write(changes.puts, changes.deletes)
-        self.shard.install(changes)
-
-    def send(
-        self, due_ms: int, key: bytes | None = None, target: str = "orders", value: bytes = b"v"
-    ) -> Record:
-        """A message, in the delay partition."""
-        return self.record(
-            key,
-            value,
-            {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": target.encode()},
-        )
-
-    def record(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> Record:
-        self.offset += 1
-        return Record(self.offset - 1, NOW_MS, key, value, list(headers.items()))
-
-    def find(self, message_id: bytes) -> str | None:
-        found = find(self.rows, self.state, SHARD, SHARDS, message_id, reach=ALL_REACH)
-        return None if found is None else found.state
 
 
 STATES = ("delivered", "cancelled", "expired", "dead", "settled")
@@ -154,12 +68,18 @@ def test_settled_messages_are_listed_with_their_state_and_by_every_condition():
         played.send(NOW_MS + 10, key=b"order-1"),
         played.send(NOW_MS + 20),
         played.send(NOW_MS + 30, key=b"order-2", target="mails"),
-        played.record(b"order-3", b"v", {
-            "chronos-deliver-at": b"%d" % (NOW_MS + 40), "chronos-target-topic": b"orders",
-            "chronos-target-key": b"customer-7", "tenant": b"17",
-        }),
+        played.record(
+            b"order-3",
+            b"v",
+            {
+                "chronos-deliver-at": b"%d" % (NOW_MS + 40),
+                "chronos-target-topic": b"orders",
+                "chronos-target-key": b"customer-7",
+                "tenant": b"17",
+            },
+        ),
         played.send(NOW_MS + 2 * MINUTE_MS, key=b"order-4"),
-    ]  # fmt: skip
+    ]
     played.step(sent, NOW_MS)
     assert ended(played) == []
     decided = {
@@ -243,17 +163,15 @@ def test_cancelled_messages_are_listed_wherever_they_were_when_they_were_cancell
     assert len(ended(played)) == 5, "nothing that was cancelled is delivered"
 
 
-def parked(lane: int, due_ms: int, offset: int) -> Decision:
-    return Decision(due_ms, offset, Outcome.PARKED, lane=lane)
-
-
 def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
     """Also by the generated id, in the minute of its due time, and once it has left its lane."""
     played = Played()
     due = [NOW_MS + 10, NOW_MS + 20, NOW_MS + 20, NOW_MS + 30, NOW_MS + 2 * MINUTE_MS]
     targets = ["orders", "orders", "mails", "orders", "orders"]
-    sent = [played.send(at, target=to, key=b"a" if at == due[3] else None)
-            for at, to in zip(due, targets, strict=True)]  # fmt: skip
+    sent = [
+        played.send(at, target=to, key=b"a" if at == due[3] else None)
+        for at, to in zip(due, targets, strict=True)
+    ]
     played.step(sent, NOW_MS)
     lanes = [2, -1, 0, 2]
     played.step([], NOW_MS + 40, {at: parked(lane, due[at], at) for at, lane in enumerate(lanes)})
@@ -296,8 +214,9 @@ def test_a_list_has_the_reason_of_a_message_that_was_tried():
     due = [NOW_MS + at for at in range(1, 4)]
     sent = [played.send(at, key=b"%d" % offset) for offset, at in enumerate(due)]
     played.step(sent, NOW_MS)
-    failed = Decision(due[1], 1, Outcome.RETRY, Reason.TARGET_MISSING,
-                      next_due_ms=NOW_MS + 5_000, attempt=2)  # fmt: skip
+    failed = Decision(
+        due[1], 1, Outcome.RETRY, Reason.TARGET_MISSING, next_due_ms=NOW_MS + 5_000, attempt=2
+    )
     waits = Decision(due[0], 0, Outcome.PARKED, Reason.NO_LEADER, lane=2)
     played.step([], due[1], {0: waits, 1: failed})
     reasons = [row.failure and Reason(row.failure.reason) for row in read_all(played, 10)]
@@ -307,8 +226,15 @@ def test_a_list_has_the_reason_of_a_message_that_was_tried():
 def test_a_message_is_found_by_its_key_through_all_its_states():
     """The id state gives the state, the entry at its place the rest."""
     played = Played()
-    played.step([played.send(NOW_MS + 50, key=b"a"), played.send(NOW_MS + 60, key=b"b"),
-                 played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip  # noqa: E501
+    played.step(
+        [
+            played.send(NOW_MS + 50, key=b"a"),
+            played.send(NOW_MS + 60, key=b"b"),
+            played.send(NOW_MS + 70, key=b"c"),
+            played.send(NOW_MS + 80, key=b"d"),
+        ],
+        NOW_MS,
+    )
     found = find(played.rows, played.state, SHARD, SHARDS, b"a", reach=ALL_REACH)
     assert found is not None
     assert (found.state, found.place_ms, found.settled_ms) == ("pending", NOW_MS + 50, None)
@@ -359,8 +285,11 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
     assert found is not None
     assert found.entry is not None
     assert (found.state, found.place_ms, found.entry.due_ms, found.entry.attempt) == (
-        "pending", NOW_MS + 900, NOW_MS + 50, 2,
-    )  # fmt: skip
+        "pending",
+        NOW_MS + 900,
+        NOW_MS + 50,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -420,9 +349,10 @@ def test_the_pages_hold_every_pending_message_once_and_in_order(
     matching = Filter(target=target, due_from_ms=span[0], due_to_ms=span[1])
     found = [(row.place_ms, row.offset) for row in read_all(played, limit, matching)]
     expected = sorted(
-        (NOW_MS + due, at) for at, (due, _, topic) in enumerate(dues)
+        (NOW_MS + due, at)
+        for at, (due, _, topic) in enumerate(dues)
         if due > settled and target in (None, topic) and span[0] <= NOW_MS + due < span[1]
-    )  # fmt: skip
+    )
     assert found == expected
 
 
@@ -454,11 +384,15 @@ TEXTS = st.sampled_from(["", "1", "2"])
 
 
 @given(
-    sent=st.lists(st.tuples(st.sampled_from([None, "a", "ab", "b"]), st.lists(st.tuples(TEXTS, TEXTS), max_size=3)),  # noqa: E501
-                  max_size=12),
+    sent=st.lists(
+        st.tuples(
+            st.sampled_from([None, "a", "ab", "b"]), st.lists(st.tuples(TEXTS, TEXTS), max_size=3)
+        ),
+        max_size=12,
+    ),
     prefix=st.sampled_from([b"", b"a", b"ab", b"1-", b"2-"]),
     wanted=st.lists(st.tuples(TEXTS, TEXTS), max_size=2),
-)  # fmt: skip
+)
 def test_a_filter_compares_ids_and_headers_as_a_user_reads_them(sent, prefix, wanted):
     """A generated id has a prefix too; of a repeated header any value counts; all conditions must
     be true."""
@@ -501,12 +435,16 @@ class Moving(Rows):
 @settings(max_examples=300)
 @given(
     dues=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    moves=st.lists(st.tuples(st.sampled_from(["deliver", "park", "leave", "cancel", "send"]), st.integers(0, 29)),  # noqa: E501
-                   max_size=40),
+    moves=st.lists(
+        st.tuples(
+            st.sampled_from(["deliver", "park", "leave", "cancel", "send"]), st.integers(0, 29)
+        ),
+        max_size=40,
+    ),
     limit=st.integers(1, 6),
     selective=st.booleans(),
     chunk=st.sampled_from([1, 2, 5, 1_000]),
-)  # fmt: skip
+)
 def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(
     dues, moves, limit, selective, chunk
 ):

@@ -153,8 +153,9 @@ class Service:
     ) -> tuple[bytes, bytes, dict[str, bytes | None]]:
         """A message that is due so much later, whatever becomes of it until then."""
         headers: dict[str, bytes | None] = {
-            "chronos-target-topic": b"t", "chronos-deliver-at": b"%d" % (self.clock.now + in_ms),
-        }  # fmt: skip
+            "chronos-target-topic": b"t",
+            "chronos-deliver-at": b"%d" % (self.clock.now + in_ms),
+        }
         return message_id, value, headers
 
     def read(self, topic: str, partition: int = 0) -> list[Record]:

@@ -416,13 +416,29 @@ def test_a_leader_sends_heartbeats_at_once_and_every_interval() -> None:
 @pytest.mark.parametrize(
     ("results", "closed", "outcome"),
     [
-        ([HeartbeatResult.SUCCESS, HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], True, HeartbeatOutcome.KEPT),  # noqa: E501
-        ([HeartbeatResult.SUCCESS, HeartbeatResult.TERM_NOT_READY], False, HeartbeatOutcome.NOT_READY),  # noqa: E501
-        ([HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS], False, HeartbeatOutcome.OPEN),  # noqa: E501
-        ([HeartbeatResult.INCONSISTENT_LEADER, *[HeartbeatResult.UNKNOWN_MEMBER] * 3], True, HeartbeatOutcome.INCONSISTENT),  # noqa: E501
+        (
+            [HeartbeatResult.SUCCESS, HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS],
+            True,
+            HeartbeatOutcome.KEPT,
+        ),
+        (
+            [HeartbeatResult.SUCCESS, HeartbeatResult.TERM_NOT_READY],
+            False,
+            HeartbeatOutcome.NOT_READY,
+        ),
+        (
+            [HeartbeatResult.INCONSISTENT_LEADER, HeartbeatResult.SUCCESS],
+            False,
+            HeartbeatOutcome.OPEN,
+        ),
+        (
+            [HeartbeatResult.INCONSISTENT_LEADER, *[HeartbeatResult.UNKNOWN_MEMBER] * 3],
+            True,
+            HeartbeatOutcome.INCONSISTENT,
+        ),
         ([HeartbeatResult.SUCCESS], False, HeartbeatOutcome.OPEN),
     ],
-)  # fmt: skip
+)
 def test_the_outcome_of_a_heartbeat_is_determined_in_the_order_of_the_rules(
     results, closed, outcome
 ) -> None:
@@ -565,10 +581,18 @@ def taking(term: int, **arguments: Any) -> Elector:
         (lambda: leader(5), Transfer(transferee="x", term=5), TransferResult.UNKNOWN_MEMBER),
         (lambda: leader(5), Transfer(transferee="b", term=4), TransferResult.INCONSISTENT_TERM),
         (lambda: follower(5), Transfer(transferee="b", term=5), TransferResult.NOT_LEADER),
-        (lambda: transferring(5), Transfer(transferee="c", term=5), TransferResult.LEADER_TRANSFERRING),  # noqa: E501
-        (lambda: leader(5, end=LogEnd(4, 1_000)), Transfer(transferee="b", term=5), TransferResult.FALL_BEHIND_TOO_MUCH),  # noqa: E501
+        (
+            lambda: transferring(5),
+            Transfer(transferee="c", term=5),
+            TransferResult.LEADER_TRANSFERRING,
+        ),
+        (
+            lambda: leader(5, end=LogEnd(4, 1_000)),
+            Transfer(transferee="b", term=5),
+            TransferResult.FALL_BEHIND_TOO_MUCH,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_transfer_is_refused_in_the_order_of_the_rules(state, transfer, result) -> None:
     """DL-31, DL-09: a node of unknown log end is too far behind."""
     assert give(state(), transfer) == [TransferEnded(transfer.transferee, result)]

@@ -53,9 +53,7 @@ def test_a_pattern_that_can_match_no_topic_is_refused(pattern: str) -> None:
         check_pattern(pattern)
 
 
-def test_the_most_specific_limit_of_a_topic_is_in_force_and_one_set_at_run_time_before_the_configuration() -> (  # noqa: E501
-    None
-):
+def test_the_most_specific_limit_is_in_force_and_one_set_at_run_time_comes_first() -> None:
     rates = {
         text: parse_rate(f"{at}/s")
         for at, text in enumerate(["*", "orders.*", "orders.e*", "orders.eu", "[a-z]*"], 1)
@@ -66,8 +64,13 @@ def test_the_most_specific_limit_of_a_topic_is_in_force_and_one_set_at_run_time_
         for topic in ("orders.eu", "orders.es", "orders.us", "mail", "orders.uk", "x")
     }
     assert {topic: None if rate is None else int(rate.per_s) for topic, rate in found.items()} == {
-        "orders.eu": 4, "orders.es": 3, "orders.us": 2, "mail": 9, "orders.uk": None, "x": 1,
-    }  # fmt: skip
+        "orders.eu": 4,
+        "orders.es": 3,
+        "orders.us": 2,
+        "mail": 9,
+        "orders.uk": None,
+        "x": 1,
+    }
     assert table.of("mail").changed  # type: ignore[union-attr]
     assert RateTable({}, {}).of("x") is None
 

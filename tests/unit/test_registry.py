@@ -441,14 +441,17 @@ HOLDINGS = st.builds(Holding, master=st.booleans(), epoch=st.integers(1, 3))
 STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.just("register"), st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(1, 4),
+            st.just("register"),
+            st.sampled_from(NAMES),
+            st.sampled_from(NAMES),
+            st.integers(1, 4),
             st.dictionaries(st.sampled_from(SHARDS), HOLDINGS),
         ),
         st.tuples(st.just("unregister"), st.sampled_from(NAMES), st.integers(1, 4)),
         st.tuples(st.just("pass"), st.integers(1, EXPIRE_AFTER_MS + 1)),
     ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300, deadline=None)

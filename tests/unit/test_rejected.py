@@ -96,7 +96,10 @@ def test_a_record_without_a_key_has_the_name_of_its_position() -> None:
 
 def test_a_source_is_a_partition_or_a_position() -> None:
     for source, matches in (
-        ("chronos.delay", True), ("chronos.delay/1", True), ("chronos.delay/1/41", True),
-        ("chronos.delay/1/4", False), ("chronos.delay/11", False),
-    ):  # fmt: skip
+        ("chronos.delay", True),
+        ("chronos.delay/1", True),
+        ("chronos.delay/1/41", True),
+        ("chronos.delay/1/4", False),
+        ("chronos.delay/11", False),
+    ):
         assert Wanted(source=source, reach=EVERYTHING).matches(rejected(None)) == matches, source

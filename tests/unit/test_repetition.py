@@ -64,14 +64,28 @@ def test_the_texts_of_repetitions(text: str, kind: Repeat, values: tuple[int, ..
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "every", "every 99ms", "every 1s 2s", "hourly", "EVERY 1s", "backoff 1s 2", (
-        "backoff 1s 0.5 1h"
-    ),
-     "backoff 1s 2.0001 1h", "backoff 1h 2 1s", "backoff 1s -2 1h", "backoff 1s 1001 1h", (
-         "backoff 50ms 2 1h"
-     ), "cron",
-     "cron * * * *", "cron * * * * * * *", "cron " + "1," * 100 + "1 * * * *", "every 1x"],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "every",
+        "every 99ms",
+        "every 1s 2s",
+        "hourly",
+        "EVERY 1s",
+        "backoff 1s 2",
+        ("backoff 1s 0.5 1h"),
+        "backoff 1s 2.0001 1h",
+        "backoff 1h 2 1s",
+        "backoff 1s -2 1h",
+        "backoff 1s 1001 1h",
+        ("backoff 50ms 2 1h"),
+        "cron",
+        "cron * * * *",
+        "cron * * * * * * *",
+        "cron " + "1," * 100 + "1 * * * *",
+        "every 1x",
+    ],
+)
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(
         ValueError,
@@ -172,27 +186,37 @@ SERIES = ("chronos-repeat", b"every 30s")
         (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-late-policy", b"later")]),
         (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 25 * * *")]),
         (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 0 31 2,4 *")]),
-        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", (
-            b"Europe/Atlantis"
-        ))]),
+        (
+            Reason.BAD_VALUE,
+            [
+                TO,
+                ("chronos-repeat", b"cron 0 9 * * *"),
+                ("chronos-time-zone", (b"Europe/Atlantis")),
+            ],
+        ),
         (Reason.BAD_VALUE, [AT, TO, ("chronos-spread", b"-5s")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-repeat-times", b"3")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-late-policy", b"skip")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-time-zone", b"UTC")]),
-        (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-repeat-until", b"1700000000999")]),  # noqa: E501
-        (Reason.CONTRADICTORY_HEADERS, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ((
-            "chronos-expire-at"
-        ), b"1800000000000")]),
-        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-spread", b"5s"), ("chronos-expire-at", (
-            b"1700000005999"
-        ))]),
+        (
+            Reason.CONTRADICTORY_HEADERS,
+            [AT, TO, SERIES, ("chronos-repeat-until", b"1700000000999")],
+        ),
+        (
+            Reason.CONTRADICTORY_HEADERS,
+            [TO, ("chronos-repeat", b"cron 0 9 * * *"), (("chronos-expire-at"), b"1800000000000")],
+        ),
+        (
+            Reason.CONTRADICTORY_HEADERS,
+            [AT, TO, ("chronos-spread", b"5s"), ("chronos-expire-at", (b"1700000005999"))],
+        ),
         (Reason.CONTRADICTORY_HEADERS, [action("cancel"), SERIES]),
         (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-repeat", b"every 2d")]),
         (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-spread", b"2d")]),
         (Reason.BEYOND_MAX_DELAY, [TO, ("chronos-repeat", b"cron 0 0 29 2 *")]),
         (Reason.NO_TIME, [TO, SERIES]),
     ],
-)  # fmt: skip
+)
 def test_a_series_that_cannot_be_executed_is_refused_by_name(reason: Reason, headers: list) -> None:
     assert parsed(*headers, key=b"a", rules=CHECKING).reason is reason
 

@@ -12,32 +12,26 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.core.keys import PLACED, PLACED_KEY, STATE_KEY
 from chronos.core.shard.codec import pack_state
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import RULES, unpack_progress
-from chronos.errors import ChronosError, Deposed, LogMismatch, NoSpace, Retry
+from chronos.errors import Deposed, LogMismatch, NoSpace
 from chronos.node import shards
-from chronos.node.opening import own_topics
 from chronos.node.shards import (
     CLOCK_STEP_MS,
     LOG_EVERY_MS,
     OVER_MS,
-    ShardDriver,
     ShardWatch,
-    Shared,
-    make_shard,
     report,
 )
 from chronos.ports import READING_BOUNDED
-from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS, Replica
+from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS
 from chronos.workers.replica.state import (
     FOREIGN_SILENCE_MS,
     STANDALONE,
@@ -45,148 +39,14 @@ from chronos.workers.replica.state import (
     Assignment,
     ReplicaState,
 )
-from tests.harness.clock import HandClock
 from tests.harness.inside import wait_until
 from tests.harness.memory import MemoryStore
-
-STEPS_MAX = 20
-"""Steps in which a replica must reach the next state, without any time passing."""
-
-FOLLOW, LEAVE = Assignment(kind="follower"), Assignment(kind="none")
-
-S = ReplicaState
-
-
-def lead(epoch: int) -> Assignment:
-    """The assignment of the master of a cluster."""
-    return Assignment(kind="master", epoch=epoch)
-
-
-class Node:
-    """A node with one shard, whose replica is stepped by hand."""
-
-    def __init__(
-        self,
-        case: Case,
-        name: str,
-        assignment: Assignment,
-        *,
-        shards: int = 1,
-        bounded: bool = False,
-        store: MemoryStore | None = None,
-    ) -> None:
-        self.assignment = assignment
-        self.guard: str | None = None
-        self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
-        """What `restore` does."""
-        self.clock = case.clock
-        self.store = store or MemoryStore()
-        self.failures: list[ChronosError] = []
-        shared = Shared(
-            config=load(None, {}, [f"shards={shards}", f"node.id={name}"]),
-            log=case.log,
-            clock=case.clock,
-            instance=name,
-            guard=lambda: self.guard,
-            failed=self.failures.append,
-            limits=case.limits,
-        )
-        self.driver: ShardDriver = make_shard(
-            shared,
-            0,
-            store=self.store,
-            assigned=lambda: self.assignment,
-            restore=lambda cost: self.fetch(cost),
-            bounded=bounded,
-        )
-        self.replica: Replica = self.driver.replica
-
-    def step(self) -> int:
-        """One step; how many ms later the replica wants the next one."""
-        return self.replica.step(self.clock.now) - self.clock.now
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.step()
-
-    def until(self, role: ReplicaState) -> None:
-        """Step until the replica is in the state."""
-        for _ in range(STEPS_MAX):
-            if self.replica.role == role:
-                return
-            self.step()
-        assert self.replica.role == role
-
-
-class Case:
-    """A log with one shard, and the nodes that share it; `node` is the one under test."""
-
-    def __init__(self, path: Path, *, limits: RateLimits | None = None) -> None:
-        self.clock = HandClock()
-        self.limits = limits
-        config = load(None, {}, ["shards=1"])
-        self.delay, self.progress = config.topics.delay, config.topics.progress
-        self.log = EmbeddedLog(
-            path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0
-        )
-        self.log.prepare(own_topics(config), create=True)
-        self.node = Node(self, "a", FOLLOW)
-        self.other = Node(self, "b", STANDALONE)
-
-    def commit(self) -> None:
-        """Have the other node lead, or commit another heartbeat."""
-        if self.other.replica.role == S.MASTER:
-            self.clock.now += HEARTBEAT_MS
-            self.other.step()
-        self.other.until(S.MASTER)
-
-    def trim(self) -> None:
-        """Drop everything from the progress log."""
-        self.log.trim(self.progress, 0, self.log.stable_end(self.progress, 0))
-
-    def schedule(self, count: int, *, deleted: int = 0, delay: bytes = b"1d") -> None:
-        """Append messages to the delay topic, and delete its first records, as retention does, down
-        to this offset."""
-        headers = {"chronos-target-topic": b"t", "chronos-delay": delay}
-        self.log.append(
-            [(self.delay, b"%d" % number, b"v", headers, 0) for number in range(count)], 9.0
-        )
-        self.log.trim(self.delay, 0, deleted)
-
-    def lead(self) -> None:
-        """Have the other node, which is the master, execute what is in the delay log."""
-        for _ in range(STEPS_MAX):
-            self.clock.now += 10
-            self.other.step()
-
-    def follow_from_nothing(self) -> None:
-        """Have the node under test follow with its empty store, and compare it with the other
-        one's."""
-        follower(self)
-        self.node.steps(STEPS_MAX)
-        assert self.node.replica.state == self.other.replica.state
-        assert digest(self.node.store) == digest(self.other.store)
-
-    def break_off(self) -> None:
-        """A failure that the replica can only mend by starting again from its store."""
-        self.node.guard = "the disk is full"
-        self.node.step()
-        self.node.guard = None
-
-    def no_checkpoint(self) -> None:
-        """From now on a store that needs a checkpoint cannot be restored yet."""
-
-        def fetch(cost: RecoveryCost) -> bool:
-            if cost.store_empty or not cost.logs_complete:
-                raise Retry("no node answers")
-            return False
-
-        self.node.fetch = fetch
+from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Iterator[Case]:
-    made = Case(tmp_path)
+def case(tmp_path: Path) -> Iterator[SharedShard]:
+    made = SharedShard(tmp_path)
     yield made
     made.log.close()
 
@@ -194,52 +54,52 @@ def case(tmp_path: Path) -> Iterator[Case]:
 # ---------------------------------------------------------------------------------- The transitions
 
 
-def starting(case: Case) -> None:
+def starting(case: SharedShard) -> None:
     pass
 
 
-def none(case: Case) -> None:
+def none(case: SharedShard) -> None:
     case.node.assignment = LEAVE
     case.node.until(S.NONE)
 
 
-def restoring(case: Case) -> None:
+def restoring(case: SharedShard) -> None:
     case.commit()
     case.no_checkpoint()
     case.node.until(S.RESTORING)
 
 
-def recovering(case: Case) -> None:
+def recovering(case: SharedShard) -> None:
     case.node.until(S.RECOVERING)
 
 
-def follower(case: Case) -> None:
+def follower(case: SharedShard) -> None:
     case.node.until(S.FOLLOWER)
 
 
-def waiting(case: Case) -> None:
+def waiting(case: SharedShard) -> None:
     case.commit()
     case.node.assignment = STANDALONE
     case.node.until(S.WAITING)
 
 
-def taking_over(case: Case) -> None:
+def taking_over(case: SharedShard) -> None:
     case.node.assignment = lead(1)
     case.node.until(S.TAKING_OVER)
 
 
-def master(case: Case) -> None:
+def master(case: SharedShard) -> None:
     case.node.assignment = lead(1)
     case.node.until(S.MASTER)
 
 
-def stepped_down(case: Case) -> None:
+def stepped_down(case: SharedShard) -> None:
     master(case)
     case.node.assignment = FOLLOW
     case.node.until(S.STEPPED_DOWN)
 
 
-REACH: dict[ReplicaState, Callable[[Case], None]] = {
+REACH: dict[ReplicaState, Callable[[SharedShard], None]] = {
     S.STARTING: starting,
     S.NONE: none,
     S.RESTORING: restoring,
@@ -252,30 +112,30 @@ REACH: dict[ReplicaState, Callable[[Case], None]] = {
 }
 
 
-def assign(assignment: Assignment) -> Callable[[Case], None]:
-    def change(case: Case) -> None:
+def assign(assignment: Assignment) -> Callable[[SharedShard], None]:
+    def change(case: SharedShard) -> None:
         case.node.assignment = assignment
 
     return change
 
 
-def commits_without_checkpoint(case: Case) -> None:
+def commits_without_checkpoint(case: SharedShard) -> None:
     """The store is empty, and the log no longer is."""
     case.commit()
     case.no_checkpoint()
 
 
-def follows_without_checkpoint(case: Case) -> None:
+def follows_without_checkpoint(case: SharedShard) -> None:
     commits_without_checkpoint(case)
     case.node.assignment = FOLLOW
 
 
-def breaks_off_without_checkpoint(case: Case) -> None:
+def breaks_off_without_checkpoint(case: SharedShard) -> None:
     commits_without_checkpoint(case)
     case.break_off()
 
 
-def is_interrupted_before_the_start_of_its_logs(case: Case) -> None:
+def is_interrupted_before_the_start_of_its_logs(case: SharedShard) -> None:
     """The store holds something, and the log was trimmed beyond it."""
     case.commit()
     case.no_checkpoint()
@@ -286,32 +146,32 @@ def is_interrupted_before_the_start_of_its_logs(case: Case) -> None:
     case.node.guard = None
 
 
-def the_checkpoint_is_not_needed(case: Case) -> None:
+def the_checkpoint_is_not_needed(case: SharedShard) -> None:
     case.node.fetch = lambda cost: False
 
 
-def is_standalone_beside_another_master(case: Case) -> None:
+def is_standalone_beside_another_master(case: SharedShard) -> None:
     case.commit()
     case.node.assignment = STANDALONE
 
 
-def the_other_master_is_silent(case: Case) -> None:
+def the_other_master_is_silent(case: SharedShard) -> None:
     case.clock.now += FOREIGN_SILENCE_MS
 
 
-def the_epoch_record_is_not_written_before_another_assignment(case: Case) -> None:
+def the_epoch_record_is_not_written_before_another_assignment(case: SharedShard) -> None:
     case.node.step()  # resolves
     case.node.assignment = FOLLOW
 
 
-def loses_its_assignment_and_the_log(case: Case) -> None:
+def loses_its_assignment_and_the_log(case: SharedShard) -> None:
     case.node.assignment = FOLLOW
     case.log.append([(case.progress, None, b"", (), 0)], 9.0)
     case.trim()
     case.no_checkpoint()
 
 
-def is_standalone_and_another_node_takes_over_meanwhile(case: Case) -> None:
+def is_standalone_and_another_node_takes_over_meanwhile(case: SharedShard) -> None:
     case.node.assignment = STANDALONE
     case.node.replica.close()
     case.node = Node(case, "a", STANDALONE)
@@ -319,19 +179,19 @@ def is_standalone_and_another_node_takes_over_meanwhile(case: Case) -> None:
     case.commit()
 
 
-def goes_on(case: Case) -> None:
+def goes_on(case: SharedShard) -> None:
     pass
 
 
-def stops(case: Case) -> None:
+def stops(case: SharedShard) -> None:
     case.node.replica.close()
 
 
-def fails(case: Case) -> None:
+def fails(case: SharedShard) -> None:
     case.node.replica.fail("the reason")
 
 
-CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
+CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[SharedShard], None]] = {
     (S.STARTING, S.NONE): assign(LEAVE),
     (S.STARTING, S.RESTORING): commits_without_checkpoint,
     (S.STARTING, S.RECOVERING): goes_on,
@@ -346,10 +206,10 @@ CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
     (S.RECOVERING, S.TAKING_OVER): assign(lead(1)),
     (S.FOLLOWER, S.NONE): assign(LEAVE),
     (S.FOLLOWER, S.RESTORING): is_interrupted_before_the_start_of_its_logs,
-    (S.FOLLOWER, S.RECOVERING): Case.break_off,
+    (S.FOLLOWER, S.RECOVERING): SharedShard.break_off,
     (S.FOLLOWER, S.TAKING_OVER): assign(lead(1)),
     (S.WAITING, S.RESTORING): is_interrupted_before_the_start_of_its_logs,
-    (S.WAITING, S.RECOVERING): Case.break_off,
+    (S.WAITING, S.RECOVERING): SharedShard.break_off,
     (S.WAITING, S.TAKING_OVER): the_other_master_is_silent,
     (S.TAKING_OVER, S.NONE): assign(LEAVE),
     (S.TAKING_OVER, S.RESTORING): breaks_off_without_checkpoint,
@@ -370,7 +230,9 @@ CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
 @pytest.mark.parametrize(
     ("before", "after"), CAUSES, ids=lambda state: str(state).replace(" ", "_")
 )
-def test_every_transition_happens(case: Case, before: ReplicaState, after: ReplicaState) -> None:
+def test_every_transition_happens(
+    case: SharedShard, before: ReplicaState, after: ReplicaState
+) -> None:
     """The next state that the replica reports is the one in the table, not another one on the way
     to it."""
     REACH[before](case)
@@ -401,7 +263,7 @@ def test_the_documented_table_is_the_one_that_is_checked() -> None:
     assert documented == {state: set(states) for state, states in TRANSITIONS.items()}
 
 
-def test_a_transition_that_is_not_in_the_table_is_a_bug(case: Case) -> None:
+def test_a_transition_that_is_not_in_the_table_is_a_bug(case: SharedShard) -> None:
     case.node.replica.close()
     with pytest.raises(AssertionError, match="stopped cannot become failed"):
         case.node.replica.fail("too late")
@@ -410,7 +272,7 @@ def test_a_transition_that_is_not_in_the_table_is_a_bug(case: Case) -> None:
 # ------------------------------------------------------------------------------------ In the states
 
 
-def test_a_master_that_is_closed_steps_down_first(case: Case) -> None:
+def test_a_master_that_is_closed_steps_down_first(case: SharedShard) -> None:
     """Its writer is closed, and the next master continues without a fence in between."""
     master(case)
     case.node.replica.close()
@@ -420,7 +282,7 @@ def test_a_master_that_is_closed_steps_down_first(case: Case) -> None:
     assert case.other.replica.state.role_epoch == 2
 
 
-def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
+def test_a_follower_applies_what_the_master_commits(case: SharedShard) -> None:
     """Both hold the same state; the follower delivers nothing itself."""
     follower(case)
     headers = {"chronos-target-topic": b"t", "chronos-delay": b"0"}
@@ -437,7 +299,9 @@ def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
     assert case.node.replica.commits == 0
 
 
-def test_the_next_due_time_is_known_after_the_step_that_pulled_the_message(case: Case) -> None:
+def test_the_next_due_time_is_known_after_the_step_that_pulled_the_message(
+    case: SharedShard,
+) -> None:
     """The stall judge reads it, also if the thread hangs before its next step."""
     master(case)
     due_ms = case.clock.now + 5_000
@@ -459,7 +323,7 @@ def test_the_next_due_time_is_known_after_the_step_that_pulled_the_message(case:
     ids=["unconfirmed", "predecessor active"],
 )
 def test_a_new_master_that_must_wait_fences_no_writer(
-    case: Case, changes: dict[str, bool], wait_ms: int
+    case: SharedShard, changes: dict[str, bool], wait_ms: int
 ) -> None:
     """It stays a follower, and records that arrive do not end its wait."""
     case.commit()
@@ -475,7 +339,7 @@ def test_a_new_master_that_must_wait_fences_no_writer(
     assert case.node.replica.state.role_epoch == 5
 
 
-def test_the_next_process_of_the_last_master_fences_before_it_replays(case: Case) -> None:
+def test_the_next_process_of_the_last_master_fences_before_it_replays(case: SharedShard) -> None:
     """The transaction that the last one left open hides the records of other shards. Nobody else
     may do so: another node may lead."""
     for _ in range(NEAR_OFFSETS + 1):
@@ -491,7 +355,9 @@ def test_the_next_process_of_the_last_master_fences_before_it_replays(case: Case
     assert started.replica.state.applied > NEAR_OFFSETS
 
 
-def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(case: Case) -> None:
+def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(
+    case: SharedShard,
+) -> None:
     """To the controller, which gives it no role meanwhile, and in one line of the log a minute for
     all shards."""
     case.commit()
@@ -518,7 +384,7 @@ def test_a_replica_that_reads_in_bounded_memory_says_so_until_it_has_caught_up(c
     assert told == [("paused", READING_BOUNDED)] * 2 + [("resumed", None)]
 
 
-def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
+def test_an_assignment_older_than_the_log_is_not_taken(case: SharedShard) -> None:
     """The log contains a later role epoch: the replica pauses, fences no writer, and leads with a
     later one."""
     case.other.assignment = lead(7)
@@ -534,7 +400,7 @@ def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
     assert case.node.replica.paused is None
 
 
-def test_a_standalone_master_that_was_deposed_ends_its_process(case: Case) -> None:
+def test_a_standalone_master_that_was_deposed_ends_its_process(case: SharedShard) -> None:
     """It was silent for too long, another node took over, and two nodes would take turns for
     ever."""
     case.node.assignment = STANDALONE
@@ -545,7 +411,7 @@ def test_a_standalone_master_that_was_deposed_ends_its_process(case: Case) -> No
         case.node.steps(STEPS_MAX)
 
 
-def test_a_store_that_is_being_restored_is_not_reported(case: Case) -> None:
+def test_a_store_that_is_being_restored_is_not_reported(case: SharedShard) -> None:
     """Its state is known again once it was restored, or the restore was given up."""
     case.commit()
     known = []
@@ -561,7 +427,7 @@ def test_a_store_that_is_being_restored_is_not_reported(case: Case) -> None:
     assert case.node.replica.known
 
 
-def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
+def test_a_retry_keeps_the_state_and_gives_the_reason(case: SharedShard) -> None:
     """A follower whose disk is full is a paused follower; afterwards it recovers and has no
     reason."""
     follower(case)
@@ -577,7 +443,7 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
 
 
 def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoint(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """The node that trims had not heard of it; neither its process nor its place in the cluster
     ends."""
@@ -606,7 +472,7 @@ def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoin
     assert case.node.replica.state == case.other.replica.state
 
 
-def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Case) -> None:
+def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: SharedShard) -> None:
     """The thread ends and the store is closed without a loss; both are there again with the next
     assignment."""
     case.commit()
@@ -636,7 +502,7 @@ def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Case
     assert found() == (False, False, True)
 
 
-def test_a_wait_tells_whether_records_may_have_arrived(case: Case) -> None:
+def test_a_wait_tells_whether_records_may_have_arrived(case: SharedShard) -> None:
     """None while records end no wait, so that the caller sleeps."""
     case.node.assignment = LEAVE
     case.node.until(S.NONE)
@@ -649,7 +515,7 @@ def test_a_wait_tells_whether_records_may_have_arrived(case: Case) -> None:
 
 
 def test_a_waiting_shard_steps_soon_when_it_is_told_to(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: SharedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock stands still, so that no time for a step comes; without the word it would step
     once a minute."""
@@ -663,7 +529,7 @@ def test_a_waiting_shard_steps_soon_when_it_is_told_to(
     assert driver.role == S.NONE
 
 
-def test_a_step_of_the_wall_clock_wakes_the_shards(case: Case) -> None:
+def test_a_step_of_the_wall_clock_wakes_the_shards(case: SharedShard) -> None:
     """Messages may be due that were not; a clock that runs a little faster wakes none."""
     driver = case.node.driver
     watch = ShardWatch(
@@ -680,7 +546,7 @@ def test_a_step_of_the_wall_clock_wakes_the_shards(case: Case) -> None:
         assert driver._soon.is_set() == wakes
 
 
-def test_a_store_that_cannot_be_flushed_stays_open(case: Case) -> None:
+def test_a_store_that_cannot_be_flushed_stays_open(case: SharedShard) -> None:
     """What it holds would be lost; the replica says why it waits."""
 
     class FullStore(MemoryStore):
@@ -705,7 +571,7 @@ def test_a_store_that_cannot_be_flushed_stays_open(case: Case) -> None:
     assert not store.is_open
 
 
-def test_a_shard_that_was_never_held_has_no_store(case: Case) -> None:
+def test_a_shard_that_was_never_held_has_no_store(case: SharedShard) -> None:
     """Its state is that of an empty shard, and its position is reported."""
     store = MemoryStore()
     store.close()
@@ -719,7 +585,7 @@ def test_a_shard_that_was_never_held_has_no_store(case: Case) -> None:
     assert node.replica.state == case.other.replica.state
 
 
-def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> None:
+def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: SharedShard) -> None:
     """The driver's thread ends; the state is `failed`, and the node gets the error."""
     case.commit()
     case.trim()
@@ -735,7 +601,7 @@ def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> N
 
 
 def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first_record_says(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """Records that were deleted before the first start were never accepted; a node without a store
     must find that again."""
@@ -747,7 +613,7 @@ def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first
 
 
 def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_records(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """It started before the records were deleted; the first master began after that."""
     case.schedule(5)
@@ -760,7 +626,7 @@ def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_re
 
 
 def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """Its disk is full when it has taken over, and records are deleted before there is room
     again."""
@@ -779,7 +645,7 @@ def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log
 
 
 def test_a_store_decided_by_newer_rules_is_refused_although_nothing_is_left_to_replay(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """As after an orderly stop of a newer version: no record that names its rules is read."""
     case.commit()
@@ -790,7 +656,9 @@ def test_a_store_decided_by_newer_rules_is_refused_although_nothing_is_left_to_r
         Node(case, "a", STANDALONE, store=store)
 
 
-def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(case: Case) -> None:
+def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(
+    case: SharedShard,
+) -> None:
     case.commit()
     case.schedule(5, deleted=3)
     with pytest.raises(LogMismatch, match="begins at 3, but the store needs it from 0 on"):
@@ -803,7 +671,7 @@ def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(ca
 @pytest.mark.parametrize("assignment", [FOLLOW, lead(9)], ids=["follower", "master"])
 @pytest.mark.parametrize("source", ["the logs", "a checkpoint"])
 def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
-    case: Case, assignment: Assignment, source: str
+    case: SharedShard, assignment: Assignment, source: str
 ) -> None:
     """The delay topic got a second partition, and the configuration followed: no cancel would find
     what has moved."""
@@ -829,7 +697,7 @@ def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
 
 
 def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """Until then, a repetition of such an id would be accepted by the shard that it belongs to
     now."""
@@ -845,7 +713,7 @@ def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_th
     Node(case, "d", lead(9), shards=2).until(S.MASTER)
 
 
-def test_the_places_of_ids_are_checked_once(case: Case) -> None:
+def test_the_places_of_ids_are_checked_once(case: SharedShard) -> None:
     """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads
     every id."""
     case.schedule(5)
@@ -859,7 +727,7 @@ def test_the_places_of_ids_are_checked_once(case: Case) -> None:
     ]
 
 
-def numbers(case: Case) -> list[int]:
+def numbers(case: SharedShard) -> list[int]:
     """The rules of each record in the progress log."""
     reader = case.log.reader(case.progress, 0, 0)
     found = [unpack_progress(record.value).rules for record in reader.read(1_000, 10**7)]
@@ -868,7 +736,7 @@ def numbers(case: Case) -> list[int]:
 
 
 def test_a_master_decides_by_new_rules_once_all_nodes_know_them_and_never_goes_back(
-    case: Case,
+    case: SharedShard,
 ) -> None:
     """It writes the first record of new rules at once, whether or not there is something to do."""
     case.other.assignment = Assignment(kind="master", epoch=3, rules=1)

@@ -191,7 +191,7 @@ def test_after_a_restart_the_progress_that_the_roles_name_counts() -> None:
 # --- The watch of a node --------------------------------------------------------------------------
 
 
-class Case:
+class ReplicatedPair:
     """A cluster of a and b, where a is master of shard 0, as node a sees it."""
 
     def __init__(self, rules: ReplicationRules) -> None:
@@ -222,7 +222,7 @@ class Case:
 
 @pytest.mark.parametrize("policy", [WARN, REFUSE])
 def test_too_few_followers_are_reported_in_the_mode_sync_only(policy: str) -> None:
-    case = Case(ReplicationRules(mode=SYNC, on_too_few=policy))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC, on_too_few=policy))
     assert case.step() is None
     without = {"a": case.members["a"]}
     case.members, both = without, case.members
@@ -230,13 +230,13 @@ def test_too_few_followers_are_reported_in_the_mode_sync_only(policy: str) -> No
     assert case.watch.followers(0) == ()
     case.members = both
     assert case.step() is None
-    case = Case(ReplicationRules(on_too_few=policy))
+    case = ReplicatedPair(ReplicationRules(on_too_few=policy))
     case.members = without
     assert case.step() is None
 
 
 def test_more_followers_than_one_may_be_needed() -> None:
-    case = Case(ReplicationRules(mode=SYNC, min_in_sync=2))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC, min_in_sync=2))
     assert case.step() == "1 of 2 followers in sync (replication.min_in_sync)"
     case.members = case.members | {"c": member("c", FOLLOWER)}
     assert case.step() is None
@@ -245,7 +245,7 @@ def test_more_followers_than_one_may_be_needed() -> None:
 
 def test_followers_that_share_a_machine_count_once_and_those_of_the_master_not() -> None:
     """All of them are listed: each can take over."""
-    case = Case(ReplicationRules(mode=SYNC, min_in_sync=2))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC, min_in_sync=2))
     case.members |= {node: member(node, FOLLOWER) for node in "cd"}
     assert case.step() is None
     hosts = {"a": "x", "b": "x", "c": "y", "d": "y"}
@@ -261,7 +261,7 @@ def test_followers_that_share_a_machine_count_once_and_those_of_the_master_not()
 
 def test_a_node_without_roles_knows_of_no_follower() -> None:
     """Its session is lost: it cannot say that a shard has enough of them."""
-    case = Case(ReplicationRules(mode=SYNC))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC))
     assert case.step() is None
     case.roles = None
     assert case.step() == "0 of 1 followers in sync (replication.min_in_sync)"
@@ -270,7 +270,7 @@ def test_a_node_without_roles_knows_of_no_follower() -> None:
 def test_reports_that_the_coordinator_does_not_confirm_count_for_one_lag() -> None:
     """Without a coordinator no failover is possible, however far the followers were when it last
     answered."""
-    case = Case(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
     assert case.step() is None
     case.confirmed = False
     assert case.step(LAG_MS - 1) is None
@@ -285,7 +285,7 @@ def test_reports_that_the_coordinator_does_not_confirm_count_for_one_lag() -> No
 
 def test_a_watch_that_does_not_run_knows_of_no_follower_after_one_lag() -> None:
     """The reports that it has seen say nothing about the present."""
-    case = Case(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
+    case = ReplicatedPair(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
     assert case.watch.shortage(0) is not None
     assert case.step() is None
     case.now += LAG_MS

@@ -49,11 +49,10 @@ from chronos.workers.push.decisions import (
     within_cron,
 )
 from tests.harness.memory import MemoryStore
-from tests.unit.drivers import OTHER_RULES, OUTCOMES, opened
+from tests.unit.drivers import OTHER_RULES, OUTCOMES, Scenario, opened
 from tests.unit.histories import SHARD, START_MS, Step, render
 from tests.unit.model import ChosenOutcome, Intent, Rows
 from tests.unit.settings import CHOSEN
-from tests.unit.test_shard import Scenario
 
 T = 1_700_000_000_000
 SECOND = 1_000
@@ -194,9 +193,16 @@ def test_the_next_times_behind_a_moved_occurrence_are_those_that_are_delivered()
 def test_the_next_times_of_a_cron_series_are_those_of_its_zone() -> None:
     winter_ms = 1_732_579_200_000  # 2024-11-26T00:00:00Z
     entry = Entry(
-        b"s", winter_ms, "t", None, {}, None, winter_ms, occurrence=0,
+        b"s",
+        winter_ms,
+        "t",
+        None,
+        {},
+        None,
+        winter_ms,
+        occurrence=0,
         options=Options(repetition=series("cron 0 9 * * 1-5", zone="Europe/Berlin")),
-    )  # fmt: skip
+    )
     hours = [(at - winter_ms) // 3_600_000 for at in upcoming(entry, winter_ms, 5, next_cron)]
     assert hours == [8, 32, 56, 80, 152]
     with pytest.raises(ValueError, match="Europe/Atlantis"):
@@ -209,9 +215,17 @@ def pending(
     """The entry of a series."""
     options = Options(repetition=repetition)
     return Entry(
-        b"s", due_ms, "t", None, {}, None, T,
-        expire_at_ms=expire_at_ms, occurrence=occurrence, options=options,
-    )  # fmt: skip
+        b"s",
+        due_ms,
+        "t",
+        None,
+        {},
+        None,
+        T,
+        expire_at_ms=expire_at_ms,
+        occurrence=occurrence,
+        options=options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -616,7 +630,6 @@ def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
 
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("message_id", "policy", "first"), CASES)
 def test_longer_orders_of_actions(message_id: bytes | None, policy: LatePolicy, first: str) -> None:
     """The same, one action more: some 50 times the orders."""

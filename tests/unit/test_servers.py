@@ -26,18 +26,20 @@ def address(node: str | None) -> dict[str, Any]:
 
 def routes(*shards: tuple[str | None, ...], writable: bool = True) -> bytes:
     """The answer of a registry: of each shard the master and then the followers."""
-    return json.dumps({
-        "partitions": len(shards),
-        "routes": [
-            {
-                "shard": number,
-                "permissions": ["read", "write"] if writable else ["read"],
-                "master": None if names[0] is None else address(names[0]),
-                "followers": [address(name) for name in names[1:]],
-            }
-            for number, names in enumerate(shards)
-        ],
-    }).encode()  # fmt: skip
+    return json.dumps(
+        {
+            "partitions": len(shards),
+            "routes": [
+                {
+                    "shard": number,
+                    "permissions": ["read", "write"] if writable else ["read"],
+                    "master": None if names[0] is None else address(names[0]),
+                    "followers": [address(name) for name in names[1:]],
+                }
+                for number, names in enumerate(shards)
+            ],
+        }
+    ).encode()
 
 
 def routed(*shards: tuple[str | None, ...], **fields: Any) -> Servers:

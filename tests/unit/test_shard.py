@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -12,11 +10,9 @@ from chronos.core.message import Reason
 from chronos.core.series import parse_repetition
 from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.shard import READ_AHEAD_BYTES
-from chronos.core.shard.step import Selection
 from chronos.errors import LogMismatch
-from tests.unit.drivers import ANY_ID_RULES, OTHER_RULES, Master, Replica, opened
-from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step, render
-from tests.unit.model import Intent
+from tests.unit.drivers import OTHER_RULES, Replica, Scenario, opened
+from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step
 
 T = START_MS
 CONFLICT, IGNORED, TOO_LATE, UNKNOWN = (
@@ -25,59 +21,6 @@ CONFLICT, IGNORED, TOO_LATE, UNKNOWN = (
     Reason.TOO_LATE,
     Reason.UNKNOWN,
 )
-
-
-class Scenario(Master):
-    """A master with records and steps given one by one; its ids belong to any shard."""
-
-    rules = ANY_ID_RULES
-
-    def send(
-        self,
-        verb: str,
-        message_id: bytes | None = None,
-        due_ms: int = 0,
-        *,
-        at: int = T,
-        **more: Any,
-    ) -> int:
-        """Write one record; return its offset."""
-        intents = self.producers.intents
-        offset = intents[-1].offset + 1 if intents else 1
-        intents.append(
-            Intent(offset=offset, timestamp_ms=at, verb=verb, id=message_id, due_ms=due_ms, **more)
-        )
-        self.producers.records.append(render(intents[-1]))
-        return offset
-
-    def run(
-        self,
-        now_ms: int,
-        *outcomes: tuple[str, int],
-        messages_max: int = 100,
-        bytes_max: int = 10**6,
-    ) -> Selection:
-        """Run one step."""
-        self.now_ms = now_ms
-        return self.step(
-            Step(
-                (),
-                0,
-                messages_max,
-                bytes_max,
-                outcomes or (("delivered", 0),),
-                (),
-                behind=False,
-                aborted=False,
-            )
-        )
-
-    def places(self, selection: Selection) -> list[tuple[int, int]]:
-        return [item[:2] for item in selection.items]
-
-    def refused(self) -> list[tuple[int, int]]:
-        """Offsets and reasons of the records that the last step refused."""
-        return list(self.last_progress.refused)
 
 
 def generated_id(due_ms: int, offset: int) -> bytes:

@@ -98,12 +98,19 @@ def test_work_without_a_move_for_thirty_seconds_is_a_stall(facts: Facts) -> None
         replace(FOLLOWING, role=S.WAITING),
     ],
     ids=[
-        "idle", "due-later", "end-not-known", "push-off", "pull-off", "follower-of-a-late-master", (
-            "follower"
-        ), "restoring",
-        "taking-over", "not-held", "waiting",
+        "idle",
+        "due-later",
+        "end-not-known",
+        "push-off",
+        "pull-off",
+        "follower-of-a-late-master",
+        ("follower"),
+        "restoring",
+        "taking-over",
+        "not-held",
+        "waiting",
     ],
-)  # fmt: skip
+)
 def test_a_replica_without_work_of_its_own_is_not_stalled(facts: Facts) -> None:
     assert not Judged().for_s(600, facts)
 

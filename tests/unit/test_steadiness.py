@@ -48,9 +48,15 @@ class Controller:
 
     def view(self) -> ClusterView:
         return ClusterView(
-            now_ms=self.clock.now, controller="a", controller_epoch=1, shards=1, replication=None,
-            members=self.members, since_ms={}, roles=self.roles,
-        )  # fmt: skip
+            now_ms=self.clock.now,
+            controller="a",
+            controller_epoch=1,
+            shards=1,
+            replication=None,
+            members=self.members,
+            since_ms={},
+            roles=self.roles,
+        )
 
 
 def member(node: str, log: str = OK) -> Member:

@@ -69,7 +69,7 @@ def test_a_target_is_named_that_would_not_take_the_message(
 ) -> None:
     found = objection(
         topic, KNOWN, bytes_about=size, has_key=lambda: has_key, size=lambda: size, creates=False
-    )  # fmt: skip
+    )
     assert (None if found is None else found[0]) == reason
     assert found is None or topic in found[1]
 

@@ -26,37 +26,70 @@ def stamp(seconds: float) -> str:
 def node(name: str = "a", **changed: Any) -> dict[str, Any]:
     """A node that is ready."""
     return {
-        "node": name, "cluster": "shop", "version": "0.1.0", "rules": 3, "log": "kafka",
-        "ready": True, "reasons": [], "leaving": False, "drained": False,
-        "started_at": stamp(-300), "disk_free_bytes": 5 << 30, **changed,
-    }  # fmt: skip
+        "node": name,
+        "cluster": "shop",
+        "version": "0.1.0",
+        "rules": 3,
+        "log": "kafka",
+        "ready": True,
+        "reasons": [],
+        "leaving": False,
+        "drained": False,
+        "started_at": stamp(-300),
+        "disk_free_bytes": 5 << 30,
+        **changed,
+    }
 
 
 def shard(number: int = 0, **changed: Any) -> dict[str, Any]:
     """A shard without a trouble."""
     totals = {"delivered": 0, "dead": 0, "expired": 0, "rejected": 0} | changed.pop("totals", {})
     return {
-        "shard": number, "node": "a", "role": "master", "master": "a", "paused": None,
-        "pending": 1_000, "parked": 0, "next_due_at": stamp(5), "oldest_overdue_ms": 0, "lag": 0,
+        "shard": number,
+        "node": "a",
+        "role": "master",
+        "master": "a",
+        "paused": None,
+        "pending": 1_000,
+        "parked": 0,
+        "next_due_at": stamp(5),
+        "oldest_overdue_ms": 0,
+        "lag": 0,
         "lateness": {"count": 0, "mean_ms": None, "p50_ms": None, "p99_ms": None},
-        "store_bytes": 1 << 20, "held_back": None, "waits_for": None, "dead_recently": None,
-        "unitless": None, "unhealthy": None, "in_sync": None, "in_sync_needed": None,
+        "store_bytes": 1 << 20,
+        "held_back": None,
+        "waits_for": None,
+        "dead_recently": None,
+        "unitless": None,
+        "unhealthy": None,
+        "in_sync": None,
+        "in_sync_needed": None,
         "in_sync_missing": None,
-        "totals": totals, **changed,
-    }  # fmt: skip
+        "totals": totals,
+        **changed,
+    }
 
 
 def look(*shards: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """The answers of a service with these shards."""
     intervals = [{"start": stamp(60 * at), "pending": at} for at in range(60)]
     return {
-        "nodes": [node()], "away": [], "controller": "a", "sure": True, "rules": 3,
-        "rules_held_back_by": [], "history": [], "shards": list(shards),
+        "nodes": [node()],
+        "away": [],
+        "controller": "a",
+        "sure": True,
+        "rules": 3,
+        "rules_held_back_by": [],
+        "history": [],
+        "shards": list(shards),
         "timeline": {
-            "start": stamp(-4), "end": stamp(3_596), "pending": 1_770, "intervals": intervals,
+            "start": stamp(-4),
+            "end": stamp(3_596),
+            "pending": 1_770,
+            "intervals": intervals,
         },
         **changed,
-    }  # fmt: skip
+    }
 
 
 START = View(server="http://127.0.0.1:7700", every_s=1.0)
@@ -99,7 +132,7 @@ def test_a_service_in_order_is_told_in_80_columns() -> None:
         "    1  a             0         -    0    0.0        -     0         0",
         "",
         "q quit",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_bars_are_those_of_the_timeline() -> None:
@@ -158,29 +191,69 @@ def test_relative_times_of_an_old_state_stand_still() -> None:
 
 
 TROUBLES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
-    ({}, {"nodes": [node(ready=False, reasons=["shard 0 is starting"])]},
-     "! shard 0 is starting", "chronos doctor"),
-    ({}, {"sure": False}, "! the coordinator does not answer; roles stay as they are",
-     "chronos failover status"),
-    ({}, {"away": [{"node": "b", "since": stamp(-300), "shards": [1, 2]}]},
-     "! node b holds shards 1, 2, and is away since 5.0 min ago", "chronos failover status"),
+    (
+        {},
+        {"nodes": [node(ready=False, reasons=["shard 0 is starting"])]},
+        "! shard 0 is starting",
+        "chronos doctor",
+    ),
+    (
+        {},
+        {"sure": False},
+        "! the coordinator does not answer; roles stay as they are",
+        "chronos failover status",
+    ),
+    (
+        {},
+        {"away": [{"node": "b", "since": stamp(-300), "shards": [1, 2]}]},
+        "! node b holds shards 1, 2, and is away since 5.0 min ago",
+        "chronos failover status",
+    ),
     ({"paused": "the clocks differ"}, {}, "! paused: shard 0: the clocks differ", "chronos doctor"),
-    ({"oldest_overdue_ms": 90_000}, {},
-     "! shard 0: its next message is overdue by 90 s, 1,000 are pending", "chronos doctor"),
+    (
+        {"oldest_overdue_ms": 90_000},
+        {},
+        "! shard 0: its next message is overdue by 90 s, 1,000 are pending",
+        "chronos doctor",
+    ),
     ({"master": None}, {}, "! no node is master of shard 0", "chronos failover status"),
     ({"node": None}, {}, "! shard 0: no node with a replica of it answers", "chronos doctor"),
-    ({"unhealthy": ["b", "c"]}, {}, "! shard 0: the probes of b, c find the master unhealthy",
-     "chronos failover status"),
-    ({"waits_for": "partition 3 of orders has no leader"}, {},
-     "! shard 0: partition 3 of orders has no leader", "chronos doctor"),
-    ({"held_back": {"records": 7, "since": stamp(-9)}}, {},
-     "! shard 0: 7 records are held back by an open transaction, since 9 s ago", "chronos doctor"),
-    ({"in_sync": ["b"], "in_sync_needed": 2, "in_sync_missing": 1}, {},
-     "! shard 0: 1 of 2 followers in sync",
-     "chronos doctor"),
-    ({"dead_recently": {"text": "3 messages for orders became dead letters", "last_at": stamp(-1)}},
-     {}, "! shard 0: 3 messages for orders became dead letters", "chronos dead-letters list"),
-]  # fmt: skip
+    (
+        {"unhealthy": ["b", "c"]},
+        {},
+        "! shard 0: the probes of b, c find the master unhealthy",
+        "chronos failover status",
+    ),
+    (
+        {"waits_for": "partition 3 of orders has no leader"},
+        {},
+        "! shard 0: partition 3 of orders has no leader",
+        "chronos doctor",
+    ),
+    (
+        {"held_back": {"records": 7, "since": stamp(-9)}},
+        {},
+        "! shard 0: 7 records are held back by an open transaction, since 9 s ago",
+        "chronos doctor",
+    ),
+    (
+        {"in_sync": ["b"], "in_sync_needed": 2, "in_sync_missing": 1},
+        {},
+        "! shard 0: 1 of 2 followers in sync",
+        "chronos doctor",
+    ),
+    (
+        {
+            "dead_recently": {
+                "text": "3 messages for orders became dead letters",
+                "last_at": stamp(-1),
+            }
+        },
+        {},
+        "! shard 0: 3 messages for orders became dead letters",
+        "chronos dead-letters list",
+    ),
+]
 
 
 @pytest.mark.parametrize(("of_shard", "of_nodes", "told", "command"), TROUBLES)

@@ -138,10 +138,14 @@ def _tls(properties: Mapping[str, Any]) -> ssl.SSLContext:
 TLS_PROPERTIES = frozenset(
     "ssl." + name
     for name in (
-        "ca.location", "ca.pem", "certificate.location", "key.location", "key.password",
+        "ca.location",
+        "ca.pem",
+        "certificate.location",
+        "key.location",
+        "key.password",
         "endpoint.identification.algorithm",
     )
-)  # fmt: skip
+)
 
 
 # --- SASL

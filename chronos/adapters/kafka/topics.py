@@ -438,9 +438,14 @@ def public_operations(connection: Connection, topic: str) -> list[str]:
     Raises LogUnavailable."""
     admin = AdminClient(connection.asking(ADMIN))
     matching = AclBindingFilter(
-        ResourceType.TOPIC, topic, ResourcePatternType.MATCH,
-        EVERYBODY, None, AclOperation.ANY, AclPermissionType.ALLOW,  # type: ignore[arg-type]
-    )  # fmt: skip
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.MATCH,
+        EVERYBODY,
+        None,  # type: ignore[arg-type]
+        AclOperation.ANY,
+        AclPermissionType.ALLOW,
+    )
     try:
         if not _has_authorizer(admin, connection):
             return list(OPERATIONS)

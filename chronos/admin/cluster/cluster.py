@@ -221,9 +221,11 @@ class ReplicaTransfer:
         ):
             return
         raise ProblemError(
-            403, "not-a-member", "checkpoints are sent only to other nodes of this cluster",
+            403,
+            "not-a-member",
+            "checkpoints are sent only to other nodes of this cluster",
             hint="for backups of your own set checkpoints.location",
-        )  # fmt: skip
+        )
 
 
 TRANSFER_S = 10.0

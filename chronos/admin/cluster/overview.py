@@ -248,9 +248,13 @@ class Overview:
         """The shards as another node shows them, their master if it answers; empty when no node
         answers."""
         try:
-            return [shard for _, part in await self._context.peers.gather(
-                        numbers, "/v1/shards", {}, Shards, reach=EVERYTHING)
-                    for shard in part.shards]  # fmt: skip
+            return [
+                shard
+                for _, part in await self._context.peers.gather(
+                    numbers, "/v1/shards", {}, Shards, reach=EVERYTHING
+                )
+                for shard in part.shards
+            ]
         except ProblemError:
             return []
 

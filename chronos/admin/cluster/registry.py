@@ -607,9 +607,11 @@ def _name(call: Call, parameter: str) -> str:
 
 def _no_value(namespace: str, key: str) -> ProblemError:
     return ProblemError(
-        404, "no-value", f"the registry has no value {key[:250]} in namespace {namespace[:250]}",
+        404,
+        "no-value",
+        f"the registry has no value {key[:250]} in namespace {namespace[:250]}",
         hint="`chronos registry config set` sets it",
-    )  # fmt: skip
+    )
 
 
 # --- Between the values of `core.cluster.registry` and JSON

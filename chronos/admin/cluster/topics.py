@@ -202,9 +202,11 @@ class TopicReads:
         many."""
         if self._fetches >= FETCHES_MAX:
             raise ProblemError(
-                503, "busy", f"{self._fetches} requests read from Kafka",
+                503,
+                "busy",
+                f"{self._fetches} requests read from Kafka",
                 hint="try again later, read single partitions, or use a Kafka consumer",
-            )  # fmt: skip
+            )
         self._fetches += 1
         try:
             yield

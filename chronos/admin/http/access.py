@@ -132,9 +132,11 @@ def check_encoding(request: web.Request) -> None:
     coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
     if coding.strip().lower() != "identity":
         raise ProblemError(
-            415, "encoded", f"Content-Encoding is {coding[:100]}, and bodies are not decompressed",
+            415,
+            "encoded",
+            f"Content-Encoding is {coding[:100]}, and bodies are not decompressed",
             hint="send the body as it is",
-        )  # fmt: skip
+        )
 
 
 @lru_cache(1_000)
@@ -308,8 +310,10 @@ def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
         raise ProblemError(
             400, "bad-request", f"the header {REACH_HEADER} cannot be read"
         ) from None
-    return {"targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
-            "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids}  # fmt: skip
+    return {
+        "targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
+        "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids,
+    }
 
 
 def check_id(sender: Sender, message_id: bytes) -> None:
@@ -348,9 +352,10 @@ def check_headers(sender: Sender) -> None:
 
 def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
     return forbidden(
-        sender, f"is not for the id {id_text(message_id)[:200]}",
+        sender,
+        f"is not for the id {id_text(message_id)[:200]}",
         hint="its ids are those of `ids` in the file of tokens, and those that Chronos makes",
-    )  # fmt: skip
+    )
 
 
 def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:

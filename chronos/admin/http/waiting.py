@@ -68,9 +68,10 @@ class Turns:
         """Give the free threads to those whose turn it is."""
         while self._free:
             ready = [
-                each for each in self._accounts.values()
+                each
+                for each in self._accounts.values()
                 if each.waiting and (each.name is None or each.running < self._share)
-            ]  # fmt: skip
+            ]
             if not ready:
                 return
             account = min(ready, key=lambda each: each.used_s)

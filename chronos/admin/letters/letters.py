@@ -616,9 +616,13 @@ def _whole(letter: Letter, resolution: str | None) -> Any:
         headers=headers_out(own) if own else UNSET,
     )
     return _info(
-        DeadLetter, letter, resolution, target=target, value_base64=value_base64,
+        DeadLetter,
+        letter,
+        resolution,
+        target=target,
+        value_base64=value_base64,
         value=UNSET if value_base64 is not UNSET else value,
-    )  # fmt: skip
+    )
 
 
 class RejectedRecords:

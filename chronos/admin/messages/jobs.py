@@ -570,7 +570,7 @@ class JobHandlers:
         if sender.is_limited and matching.target is None:
             raise forbidden(
                 sender, "is for some messages only", hint="give filter.target, one of its targets"
-            )  # fmt: skip
+            )
         verb = VERBS[request.action]
         if verb is not None and matching == Filter(reach=sender.reach) and given.due_from is UNSET:
             raise wrong_field("filter", 'has no condition; {"due_from": 0} is true of all messages')

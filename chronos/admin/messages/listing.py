@@ -122,12 +122,16 @@ class Listing:
             return _part(
                 number,
                 page(
-                    context.shards[number].store, context.shards[number].state, number,
-                    begin=_after(after, number), matching=matching, limit=query.limit,
+                    context.shards[number].store,
+                    context.shards[number].state,
+                    number,
+                    begin=_after(after, number),
+                    matching=matching,
+                    limit=query.limit,
                     shards=context.node.config.shards,
                 ),
                 context.now_ms(),
-            )  # fmt: skip
+            )
 
         is_fresh = query.fresh and after is None
         behind = await self._behind(held) if is_fresh else []
@@ -183,10 +187,15 @@ class Listing:
         driver = self._context.shards[number]
         states = ENDED if query.state == "settled" else (query.state,)
         found, through = settled(
-            driver.store, driver.state, number,
-            begin=_after(after, number), matching=matching, states=states, limit=query.limit,
+            driver.store,
+            driver.state,
+            number,
+            begin=_after(after, number),
+            matching=matching,
+            states=states,
+            limit=query.limit,
             shards=self._context.node.config.shards,
-        )  # fmt: skip
+        )
         rows = []
         for one in found:
             answer = message_info(one.id, number, one.offset, one.place_ms, one.entry)

@@ -180,9 +180,12 @@ PAST_WARNED_MS = 60_000
 less."""
 
 _REASON_FIELDS = {
-    Reason.BAD_ID: "id", Reason.RESERVED_ID: "id", Reason.WRONG_SHARD: "id",
-    Reason.RESERVED_TARGET: "target.topic", Reason.FORBIDDEN_TARGET: "target.topic",
-}  # fmt: skip
+    Reason.BAD_ID: "id",
+    Reason.RESERVED_ID: "id",
+    Reason.WRONG_SHARD: "id",
+    Reason.RESERVED_TARGET: "target.topic",
+    Reason.FORBIDDEN_TARGET: "target.topic",
+}
 
 _decode: Callable[[bytes], Message | list[Message]] = msgspec.json.Decoder(
     Message | list[Message]
@@ -430,9 +433,11 @@ def _options(message: Message) -> dict[str, bytes | None]:
     """The control headers of a repetition and of a spread; their values are checked with the
     record."""
     texts: dict[str, str | int | UnsetType] = {
-        REPEAT: message.repeat, REPEAT_TIMES: message.repeat_times, TIME_ZONE: message.time_zone,
+        REPEAT: message.repeat,
+        REPEAT_TIMES: message.repeat_times,
+        TIME_ZONE: message.time_zone,
         LATE_POLICY: message.late_policy,
-    }  # fmt: skip
+    }
     found: dict[str, bytes | None] = {
         name: _bytes(FIELDS[name], str(text)) for name, text in texts.items() if text is not UNSET
     }
@@ -655,9 +660,10 @@ def _own_headers(headers: HeaderValues, rules: Rules) -> list[tuple[str, bytes |
             own.append((name, value))
         elif header not in RECEIPT:
             raise _FieldError(
-                "target.headers", f"{name[:80]}: names that start with {PREFIX} are Chronos's own",
+                "target.headers",
+                f"{name[:80]}: names that start with {PREFIX} are Chronos's own",
                 Reason.UNKNOWN_HEADER.label,
-            )  # fmt: skip
+            )
     return own
 
 

@@ -405,8 +405,10 @@ def _print(record: dict[str, Any], *, headers: bool) -> None:
             f"{name}={content!r}" if not isinstance(content, str) else f"{name}={content}"
             for name, content in record.get("headers", {}).items()
         )
-        print(f"[{record['partition']}:{record['offset']}] {local(record['timestamp'])} "
-              f"{printable(key + shown)}")  # fmt: skip
+        print(
+            f"[{record['partition']}:{record['offset']}] {local(record['timestamp'])} "
+            f"{printable(key + shown)}"
+        )
     _print_value(record)
 
 

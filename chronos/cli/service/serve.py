@@ -241,7 +241,8 @@ def _welcome(node: "Node", url: str) -> None:
             # Chronos creates no targets here: without its topic the message would be dead-lettered.
             lines.insert(0, f"kafka-topics.sh --bootstrap-server {servers} --create --topic hello")
     commands = "\n  ".join(lines)
-    print(f"""
+    print(
+        f"""
 Chronos listens on {url}  (console, HTTP interface, metrics)
   {config.log.kind} log, {config.shards} shards, data in {config.node.data_dir}
 
@@ -249,7 +250,9 @@ Try in another terminal:
   {commands}
 
 Ctrl-C stops it in order.
-""", flush=True)  # fmt: skip
+""",
+        flush=True,
+    )
 
 
 class Place(Struct, frozen=True):

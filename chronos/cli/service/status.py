@@ -286,8 +286,13 @@ def _screen(found: dict[str, Any]) -> Any:
         ]
     for node in found["away"]:
         held = ", ".join(map(str, node["shards"]))
-        parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
-                                   (f"away since {relative(node['since'])}", "red")))  # fmt: skip
+        parts.append(
+            Text.assemble(
+                (printable(node["node"]), "bold"),
+                f"  holds shards {held}  ",
+                (f"away since {relative(node['since'])}", "red"),
+            )
+        )
     if text := rules_held_back(found):
         parts.append(Text(wrapped(printable(text), "  ")))
     shards = found["shards"]
@@ -484,12 +489,14 @@ def _history(changes: list[dict[str, Any]]) -> Any:
     ]
     rows = [
         [
-            relative(change["at"]), str(change["shard"]),
+            relative(change["at"]),
+            str(change["shard"]),
             f"{printable(change['previous'] or '-')} → {printable(change['master'] or '-')}",
-            str(change["epoch"]), printable(change["why"]),
+            str(change["epoch"]),
+            printable(change["why"]),
         ]
         for change in changes
-    ]  # fmt: skip
+    ]
     return table(columns, rows)
 
 

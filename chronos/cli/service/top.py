@@ -382,9 +382,11 @@ def _numbers(view: View, now: datetime, columns: int) -> "list[Text]":
     if not most:
         return [*lines, Text("nothing is due within the next hour")]
     lines.append(
-        Text(f"due within the next hour: {number(timeline['pending'])}, at most "
-             f"{number(most)} per minute")
-    )  # fmt: skip
+        Text(
+            f"due within the next hour: {number(timeline['pending'])}, at most "
+            f"{number(most)} per minute"
+        )
+    )
     start, end = (
         f"{moment.astimezone(now.tzinfo):%H:%M}" if (moment := parsed(timeline[side])) else "-"
         for side in ("start", "end")
@@ -618,9 +620,13 @@ def _watch(server: str, every_s: float) -> None:
             now = _local_now()
             help_ = f"q quit  p {'continue' if paused else 'pause'}  every {span(every_s)}"
             lines = screen(
-                shown, now, out.width, out.height, paused=paused,
+                shown,
+                now,
+                out.width,
+                out.height,
+                paused=paused,
                 keys=f"{help_}, rates of {span(WINDOW_S)}, times in UTC{now.isoformat()[-6:]}",
-            )  # fmt: skip
+            )
             live.update(Group(*lines), refresh=True)
             ready, _, _ = select.select([asking.readable, *keys], [], [], REDRAW_S)
             if asking.readable in ready:

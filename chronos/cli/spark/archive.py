@@ -28,9 +28,11 @@ def settings_of(
     config = load(path, os.environ, list(overrides))
     if config.log.kind != "kafka":
         raise ConfigurationError(
-            ["log.kind: the archive reads a Kafka cluster, not the embedded log; give --config, or"
-             " --set log.kind=kafka --set log.kafka.bootstrap_servers=..."]
-        )  # fmt: skip
+            [
+                "log.kind: the archive reads a Kafka cluster, not the embedded log; give --config, "
+                "or --set log.kind=kafka --set log.kafka.bootstrap_servers=..."
+            ]
+        )
     set_up("warning", config.logging.format)
     return config, location
 

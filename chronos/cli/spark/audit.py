@@ -343,10 +343,11 @@ def _cells(row: "SummaryRow") -> list[str]:
 
     late = row.lateness
     return [
-        printable(row.target or "-"), number(sum(row.counts.values())),
+        printable(row.target or "-"),
+        number(sum(row.counts.values())),
         *(number(row.counts.get(name, 0)) for name in WRONG),
         *(_ms(value) for value in (late.p50_ms, late.p99_ms, late.p999_ms, late.max_ms)),
-    ]  # fmt: skip
+    ]
 
 
 def _ms(value: int | None) -> str:

@@ -180,9 +180,13 @@ class SparkLog:
         end, as after an interrupt."""
 
         def write(
-            message: Warning | str, category: type[Warning], filename: str, lineno: int,
-            file: TextIO | None = None, line: str | None = None,
-        ) -> None:  # fmt: skip
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             self.file.write(
                 warnings.formatwarning(message, category, filename, lineno, line).encode(
                     errors="replace"

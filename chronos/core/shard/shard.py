@@ -477,9 +477,15 @@ class Shard:
                     puts.append((expiry_key(kept_ms, message_id), b""))
                     continue
                 settled = IdState(
-                    id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None,
-                    id_state.first_ms, id_state.cancel_shard, id_state.order,
-                )  # fmt: skip
+                    id_state.state,
+                    id_state.due_ms,
+                    id_state.offset,
+                    timestamp_ms,
+                    None,
+                    id_state.first_ms,
+                    id_state.cancel_shard,
+                    id_state.order,
+                )
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
                 kept_ms = timestamp_ms if settled.order is None else kept_from_ms(settled)

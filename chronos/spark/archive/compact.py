@@ -108,8 +108,11 @@ def _compact(
     assert new not in small, f"{new} would replace itself"
     storage.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small, "files": written})
     finish(storage)
-    return CompactedTable(table=name, files_before=files,
-                     files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip  # noqa: E501
+    return CompactedTable(
+        table=name,
+        files_before=files,
+        files_after=files - sum(len(sizes[batch]) for batch in small) + made,
+    )
 
 
 def _parts_of(parts: Mapping[str, int]) -> Column:

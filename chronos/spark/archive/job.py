@@ -373,8 +373,11 @@ def _run(
             ranges = save_ranges(brokers, storage, started.name, ranges, plan.delay)
     reached = positions(storage, started.name, started.run).topics
     own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
-    archived = {(topic, int(number)): read.position for topic in own
-                for number, read in reached[topic].partitions.items()}  # fmt: skip
+    archived = {
+        (topic, int(number)): read.position
+        for topic in own
+        for number, read in reached[topic].partitions.items()
+    }
     if archived:
         brokers.commit_offsets(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 5
     for old in storage.folders(RUNS)[:-RUNS_KEPT]:

@@ -421,11 +421,24 @@ def _thin(moments: Iterable[int]) -> dict[int, int]:
 def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[object, ...]]:
     """The evidence as rows of `EVIDENCE`."""
     return [
-        (shard, target, each.any.offset, each.any.due_ms, each.covered.offset, each.covered.due_ms,
-         each.before_gap.offset, each.before_gap.due_ms, each.shard_gap_ms, each.target_gap_ms,
-         each.target_compacted_ms, each.target_born_ms, each.unresolved, each.losses)
+        (
+            shard,
+            target,
+            each.any.offset,
+            each.any.due_ms,
+            each.covered.offset,
+            each.covered.due_ms,
+            each.before_gap.offset,
+            each.before_gap.due_ms,
+            each.shard_gap_ms,
+            each.target_gap_ms,
+            each.target_compacted_ms,
+            each.target_born_ms,
+            each.unresolved,
+            each.losses,
+        )
         for (shard, target), each in found.items()
-    ]  # fmt: skip
+    ]
 
 
 EVIDENCE = (

@@ -224,6 +224,10 @@ def _rows(found: DataFrame, like: DataFrame) -> DataFrame:
     }
     filled = found.withColumns(values)
     return filled.select(
-        *(f.col(field.name).cast(field.dataType) if field.name in filled.columns
-          else f.lit(None).cast(field.dataType).alias(field.name) for field in like.schema)
-    )  # fmt: skip
+        *(
+            f.col(field.name).cast(field.dataType)
+            if field.name in filled.columns
+            else f.lit(None).cast(field.dataType).alias(field.name)
+            for field in like.schema
+        )
+    )

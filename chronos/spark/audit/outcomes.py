@@ -418,9 +418,14 @@ def events(
     decision, which so follows the records that its step staged. `occurrence` of a record is 0 for a
     series without a first time, else null."""
     known_steps = progress.select(
-        "due_date", "due_hour", "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",
-        _signed("cursor_offset").alias("cursor_offset"), "pull_offset",
-    )  # fmt: skip
+        "due_date",
+        "due_hour",
+        "shard",
+        f.col("offset").alias("progress_offset"),
+        "cursor_due_ms",
+        _signed("cursor_offset").alias("cursor_offset"),
+        "pull_offset",
+    )
     owners = records.where(f.col("verb").isin("schedule", "replace")).select(
         "shard", f.col("offset").alias("source_offset"), "id", f.col("target").alias("own_target")
     )
@@ -654,7 +659,7 @@ def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
     ).otherwise(f.col("records"))
     return found.select(
         "shard", "source_offset", "occurrence", "target", count.alias("deliveries"), "delivered_ms"
-    )  # fmt: skip
+    )
 
 
 # --- the judgement

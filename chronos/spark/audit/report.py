@@ -246,9 +246,11 @@ COLOURS = {
 """Colour of each outcome on a light and on a dark page."""
 
 LINE_COLOURS = {
-    "max": ("#c7b9a6", "#6d655a"), "p999": ("#d98324", "#e8a24f"), "p99": ("#2f6f8f", "#6ab3d4"),
+    "max": ("#c7b9a6", "#6d655a"),
+    "p999": ("#d98324", "#e8a24f"),
+    "p99": ("#2f6f8f", "#6ab3d4"),
     "p50": ("#1d1b18", "#eceae6"),
-}  # fmt: skip
+}
 """Colour of each line of the lateness plot on a light and on a dark page."""
 
 MEANINGS = {

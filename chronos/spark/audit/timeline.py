@@ -25,8 +25,14 @@ SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = (
     "fire-now",
 )
 RETRY, DEFERRED, AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PARKED = (
-    "retry", "deferred", "again", "skipped", "expired", "dead-letter", "parked",
-)  # fmt: skip
+    "retry",
+    "deferred",
+    "again",
+    "skipped",
+    "expired",
+    "dead-letter",
+    "parked",
+)
 
 CANCELLED, REPLACED = "cancelled", "replaced"
 
@@ -149,10 +155,13 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
                 yield current.promised(REPLACED if took_over else None)
             assert event.due_ms is not None
             current = _Current(
-                event.offset, event.target, event.timestamp_ms,
+                event.offset,
+                event.target,
+                event.timestamp_ms,
                 event.due_ms if event.requested_due_ms is None else event.requested_due_ms,
-                event.due_ms, placed_ms(event.due_ms, event.timestamp_ms, event.cursor_due_ms),
-            )  # fmt: skip
+                event.due_ms,
+                placed_ms(event.due_ms, event.timestamp_ms, event.cursor_due_ms),
+            )
             current.shift_ms, current.is_untimed = (
                 current.due_ms - current.requested_due_ms,
                 not event.occurrence,

@@ -190,9 +190,10 @@ def check_places(store: Store, rules: Rules, now_ms: int) -> None:
         states = [(key[1:], unpack_id_state(data)) for key, data in rows]
         from_ms = now_ms - rules.deduplication_ms
         taken = [
-            (message_id, known) for message_id, known in states
+            (message_id, known)
+            for message_id, known in states
             if known.state == PENDING or (known.state == DELIVERED and known.settled_ms > from_ms)
-        ]  # fmt: skip
+        ]
         homes = partitions_of([message_id for message_id, _ in taken], rules.shards)
         for (message_id, known), home in zip(taken, homes, strict=True):
             if home != rules.shard and parse_generated_id(message_id, rules.shards) is None:

@@ -38,9 +38,14 @@ UNDECIDED = frozenset(
 a master whose producer is lost again and again passes through them, and stands still all the
 same."""
 
-REPLAYING = frozenset({
-    ReplicaState.RECOVERING, ReplicaState.FOLLOWER, ReplicaState.WAITING, ReplicaState.TAKING_OVER,
-})  # fmt: skip
+REPLAYING = frozenset(
+    {
+        ReplicaState.RECOVERING,
+        ReplicaState.FOLLOWER,
+        ReplicaState.WAITING,
+        ReplicaState.TAKING_OVER,
+    }
+)
 """States in which the progress log is applied as it can be read."""
 
 
