@@ -63,8 +63,7 @@ from chronos.workers.replica.checkpoint import LogPosition, needed_from
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.retention import Elsewhere, id_states_kept_ms
 from chronos.workers.replica.state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, TopicWatch
-from chronos.workers.watch.transactions import OpenTransactions
+from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, OpenTransactions, TopicWatch
 
 log = structlog.get_logger("chronos.node")
 

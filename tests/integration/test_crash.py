@@ -50,10 +50,11 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
 
 # ------------------------------------------------------------------------------- stops and downtime
 
-BACKLOG = 200_000
+BACKLOG = 50_000
+
+SMALL_STEPS: dict[str, object] = {"delivery.batch_messages": 200}
 STOP_S = 10.0
-"""A stop waits for one step, which takes less than a second; the backlog takes longer than this
-bound."""
+"""A stop waits for one step, which takes less than a second."""
 
 
 def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
@@ -92,12 +93,13 @@ def delivered(service: Service) -> int:
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """200,000 overdue messages, and a SIGTERM while they are delivered."""
+    """50,000 overdue messages, and a SIGTERM while they are delivered, in small transactions: in
+    large ones they would be delivered too soon."""
     flow = KafkaFlow(broker, 5)
     flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1, delays=0)
     flow.flush()
     with Service(
-        tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()
+        tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings() | SMALL_STEPS
     ) as service:
         stop_while_draining(flow, service)
 
@@ -107,9 +109,8 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
-    """The same without Kafka, in small transactions: in large ones the backlog would be delivered
-    too soon."""
-    with Service(tmp_path / "node", settings={"delivery.batch_messages": 500}) as service:
+    """The same without Kafka."""
+    with Service(tmp_path / "node", settings=SMALL_STEPS) as service:
         flow = LogFlow(service, 5)
         service.start()
         service.stop()
@@ -118,7 +119,7 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_
         stop_while_draining(flow, service)
 
 
-AFTERWARDS = 100_000
+AFTERWARDS = 30_000
 """Messages in the log between the first ones and their cancels."""
 
 CANCELS = 2_000
@@ -161,7 +162,7 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """Every cancel that was in the log before its message was due wins, 100,000 records behind
+    """Every cancel that was in the log before its message was due wins, 30,000 records behind
     it."""
     flow = KafkaFlow(broker, 6)
     write_for_the_downtime(flow)

@@ -62,7 +62,6 @@ from tests.spark.histories import HOUR_MS, frame, offsets_row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -196,8 +195,8 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
         offsets_row("deliveries", "keys", 0, 9, read_ms=70, compacted=False),
         offsets_row("deliveries", "keys", 0, 9, read_ms=80, compacted=False),
     ]
-    found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
-    assert {topic: seen for (_, topic), seen in found.items()} == {
+    found = coverage(frame(spark, schema.OFFSETS, rows))
+    assert found.targets == {
         "plain": Coverage(covered_ms=50, until_ms=50),
         "grown": Coverage(
             covered_ms=70, until_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"
@@ -219,8 +218,8 @@ def test_several_batches_of_one_run_cover_a_partition_together(spark: SparkSessi
         offsets_row("deliveries", "t", 0, 9, read_ms=50, from_offset=5, until_offset=9),
         offsets_row("deliveries", "t", 0, 12, read_ms=60, from_offset=9, until_offset=11),
     ]
-    found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
-    assert found["deliveries", "t"] == Coverage(covered_ms=50, until_ms=50)
+    found = coverage(frame(spark, schema.OFFSETS, rows))
+    assert found.targets["t"] == Coverage(covered_ms=50, until_ms=50)
 
 
 def test_moments_are_rounded_down_to_a_bounded_number() -> None:
@@ -406,7 +405,10 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
         storage = shutil.copytree(before_it, tmp_path / f"archive-{before}")
         tables, _, delay = open_tables(spark, Growing(storage, more, before))
         found.append(
-            Counter(row["outcome"] for row in judge(tables, delay, WINDOW).outcomes.collect())
+            Counter(
+                row["outcome"]
+                for row in judge(tables, coverage(tables.offsets), delay, WINDOW).outcomes.collect()
+            )
         )
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
     assert found[4] == {"pending": 2}

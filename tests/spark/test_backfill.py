@@ -61,7 +61,6 @@ T = START_MS
 
 # --- exactly once
 
-"""A plan takes some tens of Spark jobs."""
 
 MARKERS_S = 30.0
 """A coordinator writes the markers of a transaction after it has acknowledged the commit: within

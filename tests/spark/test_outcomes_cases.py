@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
@@ -13,7 +14,6 @@ from tests.spark.histories import DELAY, HOUR_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 DUE = T + 60_000
 LATER = T + 120_000
@@ -921,7 +921,8 @@ Found = dict[tuple[int, int], tuple[str, str | None]]
 
 def outcomes_of(spark: SparkSession, cases: list[JudgedShard]) -> list[Found]:
     """The outcomes of each case."""
-    rows = judge(archive_of(spark, cases), DELAY, WINDOW).outcomes.collect()
+    archive = archive_of(spark, cases)
+    rows = judge(archive, coverage(archive.offsets), DELAY, WINDOW).outcomes.collect()
     outcomes: list[Found] = [{} for _ in cases]
     for row in rows:
         token = row["source_offset"], row["occurrence"]

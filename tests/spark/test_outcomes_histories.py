@@ -14,14 +14,13 @@ import pytest
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_history, tables
 from tests.unit.histories import START_MS, Step
 from tests.unit.model import MINUTE_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
 EPOCH_RECORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
@@ -44,11 +43,17 @@ def played(seed: int, *, drained: bool) -> list[History]:
     return histories
 
 
+def outcomes_of(archive: Tables, span: Span) -> list[Any]:
+    """The outcomes of the promised deliveries due in the window."""
+    covered = coverage.coverage(archive.offsets)
+    return judge(archive, covered, DELAY, span).outcomes.collect()
+
+
 def found(
     spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None
 ) -> list[Any]:
     """The outcomes of all promised deliveries."""
-    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).outcomes.collect()
+    return outcomes_of(tables(spark, histories, deliveries), EVERYTHING)
 
 
 def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]:
@@ -169,14 +174,14 @@ def test_a_window_has_the_outcomes_that_an_audit_of_everything_has_in_it(
     moved into it."""
     histories = played(seed, drained=True)
     archive = tables(spark, histories)
-    whole = judge(archive, DELAY, EVERYTHING).outcomes.collect()
+    whole = outcomes_of(archive, EVERYTHING)
     monkeypatch.setattr(coverage, "STEPS_BEFORE_MS", 0)
     for span in (
         Span(from_ms=START_MS + 8, to_ms=START_MS + MINUTE_MS + 9),
         Span(from_ms=START_MS + MINUTE_MS + 3, to_ms=START_MS + 9 * MINUTE_MS),
     ):
         within = [row for row in whole if span.from_ms <= row["due_ms"] < span.to_ms]
-        found = judge(archive, DELAY, span).outcomes.collect()
+        found = outcomes_of(archive, span)
         assert within
         assert Counter(map(of_interest, found)) == Counter(map(of_interest, within))
 

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from chronos.core.shard.progress import Progress, pack_progress
 from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
+from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.ledger import Request
@@ -91,7 +92,8 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
         assert job._reconciliation.rows_sent(run) == [0] * len(run.rows)
     unreadable = [stamped, *ranges, later]
     tables, _, delay_topic = open_tables(spark, outage.storage)
-    judged = judge(tables, delay_topic, Span(from_ms=now_ms() - DAY_MS, to_ms=now_ms() + DAY_MS))
+    span = Span(from_ms=now_ms() - DAY_MS, to_ms=now_ms() + DAY_MS)
+    judged = judge(tables, coverage(tables.offsets), delay_topic, span)
     outcomes = [
         (row["outcome"], row["reason"], row["count"])
         for row in judged.outcomes.groupBy("outcome", "reason").count().collect()

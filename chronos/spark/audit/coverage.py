@@ -64,23 +64,46 @@ class Frontier(Struct, frozen=True):
     due_ms: int = -1
 
 
-def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Coverage]:
-    """Table `offsets` -> coverage by these columns: `table` with `topic`, `partition` or `judged`
-    (`_with_judged`).
+class ArchiveCoverage(Struct, frozen=True, kw_only=True):
+    """How much of each topic the archive holds."""
+
+    targets: dict[str, Coverage]
+    """By topic."""
+    delay: dict[int, Coverage]
+    """By shard: its partition of the delay topic."""
+    steps: dict[int, Coverage]
+    """By shard: its partition of the progress topic."""
+
+    @property
+    def end_ms(self) -> int | None:
+        """The time up to which the archive holds all of the delay topic, epoch ms: that of the
+        partition least read.
+
+        0: not every partition was read to its end yet; None: the archive never looked at the
+        topic."""
+        return min((seen.until_ms for seen in self.delay.values()), default=None)
+
+
+BY = ("table", "judged")
+"""Columns by which coverage is known: see `_with_judged`."""
+
+
+def coverage(offsets: DataFrame) -> ArchiveCoverage:
+    """Table `offsets` -> the coverage of the archive.
 
     A range that cannot be read hides nothing: the progress record that steps over it rejects its
     records."""
     reads = _with_judged(_reads(offsets.where(~f.col("gap_reason").eqNullSafe(UNREADABLE))))
     gaps = (
         reads.where("gap")
-        .groupBy(*by)
+        .groupBy(*BY)
         .agg(
             f.min("read_ms").alias("first_gap_ms"),
             f.max("read_ms").alias("gap_ms"),
             f.max_by("gap_reason", "read_ms").alias("why"),
         )
     )
-    kept = _compacted(reads, by)
+    kept = _compacted(reads)
     complete = (f.col("until_offset") >= f.col("stable_end")) & (
         f.col("stable_end") == f.col("high_watermark")
     )
@@ -89,9 +112,9 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     until_ms = f.when(complete, f.least("read_ms", f.coalesce("broker_ms", "read_ms")))
     earlier = f.col("read_ms") < f.least("first_gap_ms", "first_compacted_ms")
     partitions = (
-        reads.join(gaps, list(by), "left")
-        .join(kept, list(by), "left")
-        .groupBy(*dict.fromkeys([*by, "topic", "partition"]))
+        reads.join(gaps, list(BY), "left")
+        .join(kept, list(BY), "left")
+        .groupBy(*BY, "topic", "partition")
         .agg(
             f.max(whole_ms).alias("covered_ms"),
             f.max(until_ms).alias("until_ms"),
@@ -106,7 +129,7 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     )
     # A partition that was added after the gap does not limit the time before it.
     before_gap_ms = f.min(f.when(f.col("is_older"), f.coalesce("before_gap_ms", f.lit(0))))
-    found = partitions.groupBy(*by).agg(
+    found = partitions.groupBy(*BY).agg(
         f.min(f.coalesce("covered_ms", f.lit(0))).alias("covered_ms"),
         f.min(f.coalesce("until_ms", f.lit(0))).alias("until_ms"),
         f.max("compacted_ms").alias("compacted_ms"),
@@ -116,8 +139,8 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
         f.coalesce(before_gap_ms, f.lit(0)).alias("before_gap_ms"),
         f.max("unresolved").alias("unresolved"),
     )
-    return {
-        tuple(row[name] for name in by): Coverage(
+    covered = {
+        (row["table"], row["judged"]): Coverage(
             covered_ms=row["covered_ms"],
             until_ms=row["until_ms"],
             gap_ms=row["gap_ms"],
@@ -129,10 +152,19 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
         )
         for row in found.collect()
     }
+    of_shards = {
+        name: {int(shard): seen for (table, shard), seen in covered.items() if table == name}
+        for name in ("messages", "progress")
+    }
+    return ArchiveCoverage(
+        targets={topic: seen for (table, topic), seen in covered.items() if table == "deliveries"},
+        delay=of_shards["messages"],
+        steps=of_shards["progress"],
+    )
 
 
-def _compacted(reads: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Result of `_reads` -> by these columns, `first_compacted_ms` and `compacted_ms`, of topics
+def _compacted(reads: DataFrame) -> DataFrame:
+    """Result of `_reads` -> by BY, `first_compacted_ms` and `compacted_ms`, of topics
     whose policy was to compact.
 
     The policy may have changed until the next read, and before the first one that noted it.
@@ -147,20 +179,10 @@ def _compacted(reads: DataFrame, by: Sequence[str]) -> DataFrame:
             ),
         }
     ).where(f.coalesce("compacted", "first_known", f.lit(False)) & (f.col("table") == "deliveries"))
-    return known.groupBy(*by).agg(
+    return known.groupBy(*BY).agg(
         f.min("read_ms").alias("first_compacted_ms"),
         f.max(f.coalesce("next_ms", "read_ms")).alias("compacted_ms"),
     )
-
-
-def archive_end_ms(offsets: DataFrame) -> int | None:
-    """Table `offsets` -> the time up to which the archive holds all of the delay topic, epoch ms:
-    that of the partition least read.
-
-    0: not every partition was read to its end yet; None: the archive never looked at the topic.
-    """
-    found = coverage(offsets.where(f.col("table") == "messages"), "partition")
-    return min((seen.until_ms for seen in found.values()), default=None)
 
 
 def losses(offsets: DataFrame, from_ms: int) -> dict[str, list[Loss]]:

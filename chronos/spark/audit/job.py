@@ -17,7 +17,7 @@ from chronos.spark import ledger
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import (
     EVIDENCE,
-    archive_end_ms,
+    ArchiveCoverage,
     collect_evidence,
     coverage,
     evidence_rows,
@@ -156,12 +156,12 @@ def before_window(archived_ms: int) -> str:
     )
 
 
-def archive_end(tables: Tables, location: str, *, needs_window: bool) -> int:
+def archive_end(covered: ArchiveCoverage, location: str, *, needs_window: bool) -> int:
     """The end of what the archive holds, epoch ms; 0: there is none yet.
 
     ArchiveFailed if there is none and the window would end there, or the delay topic was never
     looked at."""
-    archived_ms = archive_end_ms(tables.offsets)
+    archived_ms = covered.end_ms
     if archived_ms is None:
         raise ArchiveFailed(
             f"the archive at {location} holds no record of the delay topic yet; run `chronos "
@@ -201,15 +201,10 @@ def default_span(
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
-def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
-    """The outcomes of the promised deliveries due in the window."""
+def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span) -> Judgement:
+    """The outcomes of the promised deliveries due in the window. `covered`: by the same tables."""
     spark = tables.offsets.sparkSession
-    covered = coverage(tables.offsets, "table", "judged")
-    targets = {
-        str(topic): seen for (table, topic), seen in covered.items() if table == "deliveries"
-    }
-    delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
-    steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
+    targets, delay, steps = covered.targets, covered.delay, covered.steps
     progress = usable(tables.progress, tables.offsets)
     found, last = collect_evidence(
         targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms
@@ -283,10 +278,11 @@ def audit(
     ArchiveFailed if there is no archive or the details cannot be written; EmptyWindow.
     """
     tables, cluster, delay_topic = open_tables(spark, storage)
-    archived_ms = archive_end(tables, storage.uri, needs_window=from_ms is None and to_ms is None)
-    span = default_span(archived_ms, from_ms, to_ms, now_ms)
     watch(Step(name="reading the coverage of the archive"))
-    judged = judge(tables, delay_topic, span)
+    covered = coverage(tables.offsets)
+    archived_ms = archive_end(covered, storage.uri, needs_window=from_ms is None and to_ms is None)
+    span = default_span(archived_ms, from_ms, to_ms, now_ms)
+    judged = judge(tables, covered, delay_topic, span)
     rows = judged.outcomes
     if ledger.runs(storage):
         rows = with_replays(rows, ledger.sent_rows(spark, storage))
@@ -398,12 +394,13 @@ def find(
     ArchiveFailed if there is no archive; EmptyWindow.
     """
     tables, _, delay_topic = open_tables(spark, storage)
+    watch(Step(name="reading the coverage of the archive"))
+    covered = coverage(tables.offsets)
     archived_ms = archive_end(
-        tables, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
+        covered, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
     )
     span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
-    watch(Step(name="reading the coverage of the archive"))
-    rows = judge(tables, delay_topic, span).outcomes
+    rows = judge(tables, covered, delay_topic, span).outcomes
     if ledger.runs(storage):
         rows = with_replays(rows, ledger.sent_rows(spark, storage))
     rows = requested(rows, request).where(_begins_with(id_prefix))

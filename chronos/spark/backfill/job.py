@@ -32,6 +32,7 @@ from pyspark.sql import functions as f
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import inventory, ledger
 from chronos.spark.archive.job import check_cluster_id
+from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
@@ -197,10 +198,11 @@ class Backfill:
         needs_window = (
             request.mode != "pending" and request.to_ms is None and request.from_ms is None
         )
-        archived_ms = archive_end(self._tables, self._storage.uri, needs_window=needs_window)
+        covered = coverage(self._tables.offsets)
+        archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
-        judgement = judge(self._tables, self.topic, span)
+        judgement = judge(self._tables, covered, self.topic, span)
         deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))

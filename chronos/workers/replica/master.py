@@ -45,7 +45,7 @@ from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import Horizon
 from chronos.workers.replica.state import WriterEpoch
-from chronos.workers.watch.transactions import HELD_BACK_MS
+from chronos.workers.watch.log import HELD_BACK_MS
 
 log = structlog.get_logger("chronos.master")
 

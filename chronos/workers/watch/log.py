@@ -1,4 +1,5 @@
-"""What a node watches of its log: whether the brokers answer, and the settings of its own topics.
+"""What a node watches of its log: whether the brokers answer, the settings of its own topics, and
+open transactions of producers.
 
 A session with the coordinator is not enough: a node may reach the coordinator and not the brokers,
 and a master that waits for its brokers in the middle of a step notices long after its messages were
@@ -8,11 +9,15 @@ A client continues without an error in a topic that was deleted and created agai
 offset is another record there; and no shard reads a partition that was added. Keeps its part of law
 1: two checks detect either change in the delay and the progress topic. The rejected and the
 dead-letter topic hold nothing that Chronos reads: a missing one is created again.
-"""
 
-from collections.abc import Mapping, Sequence
+A `read_committed` reader ends at the first open transaction, so the records behind it, of every
+producer, are not readable, and a cancel among them may be too late (law 6). The watch reports them;
+it decides nothing."""
+
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
+from msgspec import Struct
 
 from chronos.core.cluster.roles import DEGRADED, OK, UNREACHABLE
 from chronos.core.timefmt import format_time
@@ -20,6 +25,7 @@ from chronos.errors import ConfigurationError, LogMismatch, Retry
 from chronos.ports import Clock, TopicInfo, TopicLog, TopicSpec, steady_ms
 
 log = structlog.get_logger("chronos.cluster")
+shard_log = structlog.get_logger("chronos.shard")
 
 PINGS = 8
 """Pings within the time after which a node counts as cut off."""
@@ -238,3 +244,71 @@ class TopicWatch:
                     "from the log. To start anew, remove the data directory and both the delay "
                     "and the progress topic."
                 )
+
+
+HELD_BACK_MS = 1_000
+"""Time after which an open transaction is reported: most transactions are shorter."""
+
+
+class HeldBack(Struct, frozen=True, kw_only=True):
+    """Records of one partition that cannot be read because of an open transaction."""
+
+    stable: int
+    """Last stable offset: that of the first record held back."""
+    records: int
+    """Offsets from there to the high watermark, transaction markers included."""
+    since_ms: int
+    """When the transaction was first found open (epoch ms)."""
+
+    def text(self, topic: str, partition: int) -> str:
+        """Return the finding as a sentence for people."""
+        return (
+            f"{topic}/{partition}: {self.records} records from offset {self.stable} on are held "
+            f"back by a producer's open transaction since {format_time(self.since_ms)}"
+        )
+
+
+class OpenTransactions:
+    """Watches the partitions of the delay topic. One thread calls `step`; any thread may call
+    `held_back`."""
+
+    def __init__(self, log_port: TopicLog, topic: str) -> None:
+        self._log = log_port
+        self._topic = topic
+        self._open: dict[int, HeldBack] = {}
+        self._reported: dict[int, HeldBack] = {}
+
+    def held_back(self, partition: int) -> HeldBack | None:
+        """Return what has been held back for more than HELD_BACK_MS; None if nothing has."""
+        return self._reported.get(partition)
+
+    def step(self, now_ms: int, partitions: Collection[int], stable: Mapping[int, int]) -> None:
+        """Look at those of the partitions once. What does not answer stays as it was.
+
+        `stable`: the last stable offsets of those that answered, asked for before this call: what a
+        later answer has in addition is no transaction."""
+        for partition in {*self._open, *self._reported}.difference(partitions):
+            self._open.pop(partition, None)
+            self._reported.pop(partition, None)
+        high = self._log.high_watermarks(self._topic, partitions)
+        for partition in sorted(stable.keys() & high.keys()):
+            self._look(partition, stable[partition], high[partition], now_ms)
+
+    def _look(self, partition: int, stable: int, high: int, now_ms: int) -> None:
+        before = self._open.pop(partition, None)
+        if stable < high:
+            same = before is not None and before.stable == stable and before.since_ms <= now_ms
+            found = self._open[partition] = HeldBack(
+                stable=stable,
+                records=high - stable,
+                since_ms=before.since_ms if same and before is not None else now_ms,
+            )
+            if now_ms - found.since_ms > HELD_BACK_MS:
+                if partition not in self._reported:
+                    shard_log.warning(
+                        "records held back", shard=partition, why=found.text(self._topic, partition)
+                    )
+                self._reported[partition] = found
+                return
+        if self._reported.pop(partition, None) is not None:
+            shard_log.info("records no longer held back", shard=partition)
