@@ -48,6 +48,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 
+SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
+"""In a module all of whose tests are slow."""
+
 INTEGRATION_FOLDERS = {"browser", "integration"}
 """All tests in these need Java or a browser, or take as long as those that do;
 tests/spark/conftest.py marks those of Spark."""
@@ -72,9 +75,6 @@ the others."""
 LONG_WITH_ALL_EXAMPLES = {"test_digest.py", "test_series.py", "test_shard_model.py"}
 """Tests of these take up to half a minute with the examples of the run of everything."""
 
-SLOW_MODULES = {"test_openapi.py"}
-"""All tests of these are slow, and so is the import of what they use."""
-
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import modules of which `./scripts/test fast` runs no test: that would take it
@@ -82,7 +82,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     deselected = config.getoption("markexpr")
     if "not integration" in deselected and collection_path.parent.name in INTEGRATION_FOLDERS:
         return True
-    return True if "not slow" in deselected and collection_path.name in SLOW_MODULES else None
+    if "not slow" in deselected and collection_path.suffix == ".py":
+        return True if SLOW_MODULE in collection_path.read_text() else None
+    return None
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]

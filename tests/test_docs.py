@@ -34,7 +34,7 @@ from chronos.core.shard.codec import (
     Totals,
 )
 from chronos.core.shard.progress import Decision, Hold, LaneCursor, Progress, Written
-from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, prose, rows
+from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, parsed, prose, rows
 
 README_LINES_MAX = 150
 
@@ -288,7 +288,7 @@ def texts() -> tuple[str, ...]:
     """Every text in the code, each f-string with a mark where something is filled in."""
     found = []
     for file in sorted((ROOT / "chronos").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file.read_text())):
             if isinstance(node, ast.JoinedStr):
                 found.append(
                     "".join(
@@ -397,7 +397,7 @@ def raised() -> Iterator[tuple[str, str]]:
         and name != "ConfigurationError"
     }
     for file in sorted((ROOT / "chronos").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file.read_text())):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -475,7 +475,7 @@ def defined() -> dict[str, ast.AST]:
     found: dict[str, ast.AST] = {}
     for file in sorted((ROOT / "chronos").rglob("*.py")):
         name = file.relative_to(ROOT / "chronos").as_posix()
-        for node in ast.parse(file.read_text()).body:
+        for node in parsed(file.read_text()).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 found[f"{name}:{node.name}"] = node
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -546,7 +546,7 @@ def test_the_list_of_files_is_complete() -> None:
     found = {}
     for path in sorted((ROOT / "chronos").rglob("*.py")):
         if path.name not in ("__init__.py", "__main__.py"):
-            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            text = ast.get_docstring(parsed(path.read_text())) or ""
             found[str(path.relative_to(ROOT))] = " ".join(text.split("\n\n")[0].split())
     assert listed.keys() == found.keys()
     assert [path for path, text in listed.items() if not found[path].startswith(text[:-1])] == []
@@ -560,7 +560,7 @@ def test_what_the_index_of_behaviours_names_exists() -> None:
     for behaviour, files, names in rows_found:
         known: set[str] = set()
         for file in files.replace("`", "").split(", "):
-            for node in ast.parse((ROOT / file).read_text()).body:
+            for node in parsed((ROOT / file).read_text()).body:
                 if isinstance(node, ast.ClassDef):
                     methods = [
                         each
@@ -608,7 +608,7 @@ def laws() -> list[list[str]]:
 def test_every_law_is_checked_in_the_service_and_in_the_simulator() -> None:
     """The functions that docs/contributing/laws.md names exist, and they assert, raise, or find a
     broken law."""
-    checker = ast.parse((ROOT / "tests/sim/checker.py").read_text())
+    checker = parsed((ROOT / "tests/sim/checker.py").read_text())
     checks = {
         f"{node.name}.{inner.name}": inner
         for node in checker.body

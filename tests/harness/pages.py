@@ -1,8 +1,10 @@
 """The pages of the documentation, taken apart: code blocks, inline code, tables. Reads files only;
 checks nothing."""
 
+import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +49,9 @@ def rows(page: Path, heading: str) -> list[list[str]]:
         re.split(r" \|(?= )", line.strip("|")) for line in lines if not line.startswith("|---")
     ]
     return [[cell.strip() for cell in row] for row in cells]
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a source text; nobody changes it."""
+    return ast.parse(source)

@@ -25,6 +25,8 @@ from tests.harness.inside import Inside, wait_until
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 HOUR_MS = 3_600_000
 
 NORMAL_REJECTIONS = {"conflict", "too-late", "unknown"}

@@ -23,6 +23,8 @@ from tests.harness.command import run
 from tests.harness.inside import Inside, wait_until
 from tests.harness.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:

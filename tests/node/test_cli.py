@@ -47,6 +47,7 @@ def chronos(service: Service):
 # --- Verbs
 
 
+@pytest.mark.slow
 def test_a_message_that_is_sent_comes_out_of_its_topic(chronos):
     """send, then tail: the payload and nothing else on stdout."""
     sent = chronos(
@@ -167,6 +168,7 @@ def test_the_exit_code_says_how_a_verb_ended(chronos):
         assert (done.code, done.err) == (1, "error: too late: past is no longer pending\n")
 
 
+@pytest.mark.slow
 def test_tail_waits_for_a_topic_that_does_not_exist_yet(service):
     """tail starts before the first message is sent."""
     command = [
@@ -191,6 +193,7 @@ def test_tail_waits_for_a_topic_that_does_not_exist_yet(service):
         assert tail.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_tail_silently(service):
     """Exit code 0, because nothing failed."""
     run("send", "--to", "broken-off", "--in", "0ms", "x", server=service.url)
@@ -741,6 +744,7 @@ def test_the_settings_are_shown_and_checked(tmp_path):
     assert run("config", "show", "-c", path, "-o", "json").json["shards"] == 7
 
 
+@pytest.mark.slow
 def test_all_problems_of_the_settings_are_listed(tmp_path):
     """Each with its place; exit code 2."""
     path = tmp_path / "chronos.yaml"
@@ -787,6 +791,7 @@ def test_the_verbs_of_the_client_load_nothing_of_the_service(service):
 # --- The service
 
 
+@pytest.mark.slow
 def test_a_second_service_on_the_same_directory_is_refused(service):
     """Exit code 1, and the process that holds it."""
     done = run("serve", "--set", f"node.data_dir={service.data_dir}", "--set", "admin.port=0")
@@ -794,6 +799,7 @@ def test_a_second_service_on_the_same_directory_is_refused(service):
     assert f"process {service.pid}" in done.err
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named(service, tmp_path):
     """And what to do; the node that had started is stopped again."""
     done = run(
@@ -809,6 +815,7 @@ def test_a_port_in_use_is_named(service, tmp_path):
     assert f"cannot listen on 127.0.0.1:{service.port}" in done.err
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once(service):
     """Without waiting: 1, or 0 if it had already stopped."""
     with Service(service.data_dir.with_name("impatient"), settings={"shards": 1}) as running:

@@ -16,6 +16,8 @@ from chronos.core.message import Reason
 from tests.harness.command import Done, run
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 TOPICS = ("http", "cli", "client", "paged", "barred", "placed")
 MANY = 1_500
 
@@ -293,7 +295,6 @@ def test_a_dead_letter_is_shown_and_resolved_by_its_position(service: Service) -
         assert client.replay_dead_letters(positions=[(partition, offset)]).resolved == 1
 
 
-@pytest.mark.slow
 def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:
     listed = chronos(service, "list", "--target", "cli")
     assert (listed.code, listed.out.count("forbidden-target")) == (0, 2)
@@ -327,7 +328,6 @@ def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> 
     assert chronos(service, "show", "nobody").code == 4
 
 
-@pytest.mark.slow
 def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(
     service: Service,
 ) -> None:

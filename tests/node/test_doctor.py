@@ -9,6 +9,8 @@ from tests.harness.command import Done, run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 
 def examine(service: Service, *arguments: str) -> Done:
     """Run the doctor with the settings of a service."""
@@ -18,7 +20,6 @@ def examine(service: Service, *arguments: str) -> Done:
     return run("doctor", *settings, *arguments)
 
 
-@pytest.mark.slow
 def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
     """And finds nothing wrong."""
     with Service(tmp_path / "data", settings={"shards": 2}) as service:

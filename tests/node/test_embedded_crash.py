@@ -25,6 +25,8 @@ from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.files import no_more_files
 
+pytestmark = pytest.mark.slow
+
 KILLS = [3, pytest.param(30, marks=pytest.mark.slow)]
 ACKED_MIN = 20
 """Acknowledgements to wait for before a kill, so that there is something to lose."""
@@ -174,7 +176,6 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], object]]]
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.slow
 def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(small_disk):
     """Writes are refused whole, it says why, all rows stay readable, and nobody has to open it
     again."""

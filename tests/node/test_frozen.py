@@ -23,6 +23,8 @@ from chronos.core.shard.progress import RULES
 from chronos.errors import LogMismatch
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 FROZEN = Path(__file__).parent / "frozen"
 
 SETTINGS: dict[str, object] = {"node.id": "n1", "shards": 1, "limits.max_delay": "36500d"}

@@ -22,6 +22,8 @@ from chronos.client import AsyncClient, Client, Job, NotFound, Refused
 from tests.harness.command import run as command
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SHARDS = 3
 
@@ -202,7 +204,6 @@ def test_an_unknown_job_is_not_found(service):
         assert (status, problem["type"]) == (404, "urn:chronos:problem:no-job")
 
 
-@pytest.mark.slow
 def test_jobs_on_the_command_line(service):
     """Dry run, the question that cannot be asked, the job itself, the list of jobs, and their exit
     codes."""
@@ -317,7 +318,6 @@ def test_jobs_with_the_clients(service):
     assert asyncio.run(work()).matched == 0
 
 
-@pytest.mark.slow
 def test_a_killed_node_takes_its_job_along_and_the_repeated_job_does_the_rest(tmp_path):
     """What was written stays; the command says that the job is lost."""
     count = 20_000

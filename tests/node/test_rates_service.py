@@ -17,6 +17,8 @@ from chronos.client import NotFound, Refused
 from tests.harness.command import run
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -152,7 +154,6 @@ def test_both_clients_change_limits(service: Service) -> None:
     asyncio.run(remove())
 
 
-@pytest.mark.slow
 def test_limits_set_at_run_time_and_parked_messages_survive_a_restart(service: Service) -> None:
     """A target with the rate 0 receives nothing before and after it."""
     assert service.ask("PUT", "/v1/rates/kept", {"rate": "2.5/s"})[0] == 200

@@ -20,6 +20,8 @@ from chronos.ports import Outgoing
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
 
+pytestmark = pytest.mark.slow
+
 MANY = 300
 DELAY = "chronos.delay"
 

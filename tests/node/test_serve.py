@@ -10,9 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+
+pytestmark = pytest.mark.slow
 
 ORDER = ["started", "listening", "stopping", "no longer listening", "stopped"]
 """Lines of the log from start to stop."""

@@ -13,6 +13,8 @@ from chronos.client import Client
 from tests.harness.command import run
 from tests.harness.inside import Inside, wait_until
 
+pytestmark = pytest.mark.slow
+
 KEPT = "2h"
 
 

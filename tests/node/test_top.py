@@ -25,6 +25,8 @@ from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 30.0
 """Longest wait for a text on the screen."""
 

@@ -14,6 +14,8 @@ from chronos.client import Client
 from tests.harness.command import run
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.slow
+
 DOOMED = 7
 
 
@@ -214,7 +216,6 @@ def test_the_node_is_not_green_while_messages_die(service: Service) -> None:
     assert (doctor.code, problems) == (1, [f"{text}. `chronos get ID` tells why a message died"])
 
 
-@pytest.mark.slow
 def test_a_restart_keeps_why_a_message_died(service: Service) -> None:
     """Replay computes the same state from the logs; the counts and the warning begin anew with the
     process."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py", "test_timeline.py"}
+WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py"}
 """Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python
 alone."""
 
@@ -35,9 +35,9 @@ IN_PYTHON = {
     "test_codec.py",
     "test_schema.py",
     "test_storage.py",
+    "test_timeline.py",
 }
-"""Modules whose tests start no JVM, unless a test asks for the session: fast wherever PySpark is
-installed."""
+"""Modules whose tests start no JVM, unless a test asks for the session."""
 
 HEAP = ("-Xms1g", "-Xmn500m", "-XX:MetaspaceSize=512m")
 """Java's options for a heap that is there from the start: fewer collections."""

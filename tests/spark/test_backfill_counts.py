@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pyspark.sql import Row
 
 from chronos.spark.backfill import job
 from chronos.spark.backfill.job import counted
 from chronos.spark.ledger import Report, Request
+
+pytestmark = pytest.mark.slow
 
 PLANNED = Report(
     run="r",

@@ -23,6 +23,8 @@ from tests.unit.drivers import FIRST_RULES, MASTER_RULES, Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step, histories
 from tests.unit.settings import examples
 
+pytestmark = pytest.mark.slow
+
 RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
 
 

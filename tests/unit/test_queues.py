@@ -253,6 +253,7 @@ def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Ser
     service.check_replay(1)
 
 
+@pytest.mark.slow
 def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> None:
     """What comes while the queue is written on goes behind it."""
     name, batch = IDS[1][0], service.config.delivery.batch_messages
@@ -289,6 +290,7 @@ def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> N
     service.check_replay(0)
 
 
+@pytest.mark.slow
 def test_deliveries_go_on_between_the_steps_that_write_on(service: Service) -> None:
     cut(service, 1)
     batch = service.config.delivery.batch_messages
@@ -310,6 +312,7 @@ def test_deliveries_go_on_between_the_steps_that_write_on(service: Service) -> N
     assert service.waits(0)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_master_that_takes_over_finds_the_queues(service: Service) -> None:
     """From its store, and from the log alone."""
     cut(service, 1)
