@@ -147,7 +147,7 @@ class Reader(Protocol):
 
     @property
     def waker(self) -> Callable[[], None] | None:
-        """Ends the present `wait`, or else the next one; None: nothing ends a wait. Any thread may
+        """Ends the current `wait`, or else the next one; None: nothing ends a wait. Any thread may
         read and call it."""
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
@@ -426,7 +426,7 @@ class Coordinator(Protocol):
         lost."""
 
     def look(self) -> ClusterSnapshot:
-        """Return the present knowledge, without a request to a server."""
+        """Return the current knowledge, without a request to a server."""
 
     def request(self, request: Request) -> None:
         """Store a request for the controller. Raises CoordinatorUnavailable."""

@@ -495,7 +495,7 @@ class ZooKeeperCoordinator:
             raise
 
     def look(self) -> ClusterSnapshot:
-        """Return the present knowledge, without a request to a server."""
+        """Return the current knowledge, without a request to a server."""
         session = self._session
         if session is None or session.lost:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)

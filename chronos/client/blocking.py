@@ -253,7 +253,7 @@ class Client:
         return self._job(requests.start_job("resume", conditions), wait)
 
     def job(self, id: str) -> Job:
-        """Return the present state of a job; raises NotFound, also after its node was restarted."""
+        """Return the current state of a job; raises NotFound, also after its node was restarted."""
         found: Job = self.call(requests.job(id))
         return found
 

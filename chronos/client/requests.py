@@ -450,7 +450,7 @@ def start_job(
 
 
 def job(id: str) -> Request:
-    """The present state of a job."""
+    """The current state of a job."""
     return Request(method="GET", path=_job_path(id), decode=_job)
 
 

@@ -333,7 +333,7 @@ class TargetsConfig(Section):
 
 
 class CheckpointsConfig(Section):
-    """Copies of the store: new replicas start from them, and the logs may be trimmed behind
+    """Copies of the store: new replicas start from them, and the logs may be trimmed up to
     them."""
 
     location: Text | None = Field(
@@ -352,7 +352,7 @@ class CheckpointsConfig(Section):
     keep: int = key(
         3,
         "Number of checkpoints kept for each shard; older ones are removed. At least three, "
-        "because the logs are trimmed only behind the oldest of three: a single damaged "
+        "because the logs are trimmed only up to the oldest of three: a single damaged "
         "checkpoint then does no harm.",
         least=3,
         most=1000,

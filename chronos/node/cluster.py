@@ -297,7 +297,7 @@ class ClusterNode:
             self._health_thread.start()
 
     def verdict(self, shard: int) -> Verdict | None:
-        """Return this node's present verdict on the shard's master; None without one."""
+        """Return this node's current verdict on the shard's master; None without one."""
         return None if self._observer is None else self._observer.verdict(shard)
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:

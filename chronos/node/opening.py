@@ -238,7 +238,7 @@ CLUSTER_BYTES = 4 * 1024 * 1024
 shards."""
 
 EMBEDDED_REMEDY = (
-    "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, "
+    "Restore a copy of the whole data directory: the embedded log is trimmed up to the stores, "
     "so that pending messages are in this store alone. `chronos doctor` tells more."
 )
 """The remedy for a damaged store on the embedded log, for people."""

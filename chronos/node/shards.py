@@ -190,7 +190,7 @@ class ShardDriver:
         self.stalls = 0
         """How often it has stood still since the start. Set by `ShardWatch`."""
         self.step_began_ms: int | None = None
-        """When the thread began the present step (epoch ms); None without a thread."""
+        """When the thread began the current step (epoch ms); None without a thread."""
         self.outcomes = shared.outcomes
         self._clock = shared.clock
         self._assigned = assigned
@@ -222,7 +222,7 @@ class ShardDriver:
 
     @property
     def role(self) -> ReplicaState:
-        """The present state of the replica."""
+        """The current state of the replica."""
         return self.replica.role
 
     @property
@@ -269,7 +269,7 @@ class ShardDriver:
         return self.replica.shard
 
     def waits_for(self, now_ms: int) -> str | None:
-        """Return what the present transaction waits for, for people; None if it does not wait."""
+        """Return what the current transaction waits for, for people; None if it does not wait."""
         return self.replica.waits_for(now_ms)
 
     @property

@@ -192,7 +192,7 @@ def figure_limit(bench: Bench) -> None:
     )
     off = max(abs(old / slow - 1), abs(new / fast - 1))
     bench.add(
-        f"{count:,} messages behind a limit, killed amid the parking and after it",
+        f"{count:,} messages under a limit, killed amid the parking and after it",
         f"parked {parked:,} times (in {parked_s:.0f} s with their writing); {old:,.0f}/s of "
         f"{slow:,}/s and {new:,.0f}/s of {fast:,}/s over {seconds} s; a changed rate acts after "
         f"{acts_ms} ms; {memory_mib:.0f} MiB resident",

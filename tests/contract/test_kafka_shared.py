@@ -263,7 +263,7 @@ def test_a_batch_that_cannot_be_read_is_left_to_a_reader_of_its_own(
 
 
 def test_another_thread_ends_a_wait(broker: Broker, log: KafkaLog, topic: str) -> None:
-    """The present wait, or else the next one, and only one; a consumer of its own has no such
+    """The current wait, or else the next one, and only one; a consumer of its own has no such
     waits."""
     reading = Reading(log, topic)
     alone = reading.reader.waker

@@ -202,7 +202,7 @@ class SimulatedNode:
             self.process.leave(down_ms)
 
     def upgrade(self, down_ms: int) -> None:
-        """Replace the version by the present one, with an orderly restart."""
+        """Replace the version by the current one, with an orderly restart."""
         if self.rules < RULES:
             self.world.trace(f"{self.name} is upgraded")
             self.rules = RULES

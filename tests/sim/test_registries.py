@@ -1,4 +1,4 @@
-"""The simulation of the registries finds no fault in the present code, and finds every planted
+"""The simulation of the registries finds no fault in the current code, and finds every planted
 fault."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator finds no fault in the present code, and finds every planted fault."""
+"""The simulator finds no fault in the current code, and finds every planted fault."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def misfits(faults: Faults) -> list[str]:
-    """The faults that do not fit the present code, each with the reason."""
+    """The faults that do not fit the current code, each with the reason."""
     found = []
     for fault in faults:
         function = place_of(faults[fault][0]).function()

@@ -110,7 +110,7 @@ class ClusterLoop:
         self._lock = threading.Lock()
         """Guards the participant."""
         self._incarnations: set[str] = set()
-        """The incarnations of this process, the present one included."""
+        """The incarnations of this process, the current one included."""
         self._participant = self._register(member)
         self._heartbeats = HeartbeatWriter(topic.connection, topic.name, timing.timeout_ms)
         self._roles_writer: RolesWriter | None = None
@@ -589,7 +589,7 @@ class KafkaCoordinator:
             raise CoordinatorUnavailable(self._unanswered(loop.problem))
 
     def look(self) -> ClusterSnapshot:
-        """Return the present knowledge, without a request to a broker."""
+        """Return the current knowledge, without a request to a broker."""
         loop = self._loop
         if loop is None or loop.lost:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)

@@ -51,7 +51,7 @@ PURGE_S = 1.0
 """How long the reports of discarded records may take."""
 
 TOPIC_ID_S = 1.0
-"""How long the id of the progress topic is taken for the present one."""
+"""How long the id of the progress topic is taken for the current one."""
 
 CLOSE_S = 2.0
 """How long `close` waits for the thread, and for records under way."""

@@ -61,7 +61,7 @@ class Share:
         self.has_ended = False
         """No message comes after those that it holds."""
         self._is_woken = False
-        """The next poll, or the present one, waits no longer."""
+        """The next poll, or the current one, waits no longer."""
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Begin at an offset. A share begins once: a seek ends it."""
@@ -113,7 +113,7 @@ class Share:
             self._changed.notify()
 
     def wake(self) -> None:
-        """End the present poll, or else the next one. Any thread may call."""
+        """End the current poll, or else the next one. Any thread may call."""
         with self._changed:
             self._is_woken = True
             self._changed.notify()
@@ -257,7 +257,7 @@ class PatientReader:
         self._consumer = consumer
         self._quiet_s = quiet_s
         self._share: Share | None = Share(consumer) if shares else None
-        """That of the present reader; None: it has a consumer of its own."""
+        """That of the current reader; None: it has a consumer of its own."""
         self._reader = alone(offset) if self._share is None else shared(offset, self._share)
         self._next: tuple[KafkaReader, Share | None] | None = None
         """The reader that takes over once it has answered."""
@@ -316,7 +316,7 @@ class PatientReader:
         return records
 
     def _take_over(self, reader: KafkaReader, share: Share | None) -> None:
-        """Replace the present reader if the next one has answered."""
+        """Replace the current reader if the next one has answered."""
         if share is not None and (share.has_ended or reader.position != self.position):
             # Something came meanwhile.
             self._drop_next()

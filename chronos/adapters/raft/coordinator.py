@@ -132,7 +132,7 @@ class RaftCoordinator:
         self._voter: Voter | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._changed: asyncio.Event | None = None
-        # Of the present incarnation.
+        # Of the current incarnation.
         self._incarnation = ""
         self._registration_number: RegistrationNumber = (0, 0)
         self._member: Member | None = None
@@ -164,7 +164,7 @@ class RaftCoordinator:
             raise CoordinatorUnavailable(self._unanswered())
 
     def look(self) -> ClusterSnapshot:
-        """Return the present knowledge, without a request to a server."""
+        """Return the current knowledge, without a request to a server."""
         known = self._known
         if not self._incarnation:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)

@@ -610,7 +610,7 @@ class Voter:
         return self.sessions.settled(self._latest().roles, _now_ms())
 
     def _update(self, node: str, known: Report | None = None) -> StateUpdate:
-        """The present state, as far as a quorum has it."""
+        """The current state, as far as a quorum has it."""
         sessions, committed = self.sessions, self._voter.committed
         assert committed is not None
         is_settled = self._is_settled()

@@ -133,7 +133,7 @@ class TooLarge(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StateUpdate(Struct, frozen=True, kw_only=True, tag="News", rename=WIRE_NAMES):
-    """The present state, without the parts that the asker knows."""
+    """The current state, without the parts that the asker knows."""
 
     leader: str
     registration_number: RegistrationNumber = (0, 0)

@@ -336,7 +336,7 @@ def table(context: Context | None) -> list[Route]:
                 404: "There is no dead letter at the position.",
                 422: "The position is not valid.",
                 503: (
-                    "The log does not answer, or the records behind the dead letter, which tell "
+                    "The log does not answer, or the records after the dead letter, which tell "
                     "whether it is resolved, were not all read within 5 s: ask again."
                 ),
             },

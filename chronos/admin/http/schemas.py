@@ -656,7 +656,7 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
         Count | UnsetType,
         Meta(
             description=(
-                "The partition that the key names, by the topic's present number of partitions; "
+                "The partition that the key names, by the topic's current number of partitions; "
                 "that of the lane, for a parked message. Absent without a key, and on a node that "
                 "does not know the topic."
             )
@@ -1339,7 +1339,7 @@ class Shard(Struct, kw_only=True):
         Meta(
             description=(
                 "The partitions, with their leaders, that have not acknowledged a record of the "
-                "present step for more than 1 s; null: none."
+                "current step for more than 1 s; null: none."
             )
         ),
     ] = None
@@ -1688,7 +1688,7 @@ class PartitionInfo(Struct, kw_only=True):
 
     partition: Count
     start: Annotated[int, Meta(ge=0, description="Offset of the first record kept.")]
-    end: Annotated[int, Meta(ge=0, description="Offset behind the last record a consumer may see.")]
+    end: Annotated[int, Meta(ge=0, description="Offset after the last record a consumer may see.")]
 
 
 class Topic(Struct, kw_only=True):

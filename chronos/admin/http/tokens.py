@@ -639,7 +639,7 @@ class TokenFile:
         self._with_certificates = with_certificates
         self._with_claims = with_claims
         self.problem: str | None = None
-        """Why the file in its present form is not used; None: it is."""
+        """Why the file in its current form is not used; None: it is."""
         try:
             self._stamp = self._state()
             self._found = self._read()

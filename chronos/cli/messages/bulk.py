@@ -204,7 +204,7 @@ class _Progress:
         self._task: Any = None
 
     def show(self, found: dict[str, Any]) -> None:
-        """Show the present counts."""
+        """Show the current counts."""
         counts = f"{found['matched']:,} match"
         if found["action"] != "count":
             counts += f", {found['done']:,} done, {found['rate']:,.0f}/s"

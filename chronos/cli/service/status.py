@@ -404,7 +404,7 @@ def rules_held_back(found: dict[str, Any]) -> str:
 
 
 def held_back(shard: dict[str, Any], now: datetime | None = None) -> str:
-    """The records behind an open transaction; empty if there are none. So are the texts below."""
+    """The records after an open transaction; empty if there are none. So are the texts below."""
     held = shard.get("held_back")
     if held is None:
         return ""

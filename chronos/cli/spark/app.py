@@ -416,7 +416,7 @@ def backfill(
         typer.Option(
             "--beyond-archive",
             help=(
-                "Accept a window that ends after the archive does: messages that are due behind "
+                "Accept a window that ends after the archive does: messages that are due after "
                 "its end may be left out."
             ),
         ),

@@ -318,7 +318,7 @@ class _Table:
             given = self.shards.get(request.shard, ShardRoles())
             self._record_change(request.shard, given, given.master, f"{refused(request)}: {reason}")
         else:
-            # Whoever asks for a master, also for the present one, has looked at the shard.
+            # Whoever asks for a master, also for the current one, has looked at the shard.
             self.unhealthy_moves.pop(request.shard, None)
             if self.shards[request.shard].master != request.node:
                 self._assign_master(request.shard, request.node, ASKED)
@@ -438,7 +438,7 @@ class _Table:
         )
 
     def _further(self, shard: int, given: ShardRoles) -> list[str]:
-        """Return the candidates that could lead at once, if the present master has not begun to
+        """Return the candidates that could lead at once, if the current master has not begun to
         lead for PATIENCE_MS and is far behind.
 
         It was the only one that was there, or lost its disk: it would read its logs, or fetch a
@@ -563,7 +563,7 @@ class _Table:
         return [node for node in nodes if self.reports.replica(shard, node).applied is not None]
 
     def _fit_candidates(self, shard: int) -> list[str]:
-        """Return the candidates that could lead at once, besides the present master, in preferred
+        """Return the candidates that could lead at once, besides the current master, in preferred
         order."""
         return [
             node

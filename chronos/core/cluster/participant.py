@@ -2,7 +2,7 @@
 and records to write out. Records that no process of Chronos can have written are left out.
 
 Any client that may write to the topic can write such a record. A number that is accepted is never
-reduced again: a generation, a position or an epoch far beyond the present one would exclude a node,
+reduced again: a generation, a position or an epoch far beyond the current one would exclude a node,
 or all later roles, for as long as the topic exists.
 
 The caller reads both partitions in order, passes each record on, calls `step` after each read,
@@ -303,7 +303,7 @@ class Participant:
         return self.control.stage is Stage.CONTROLLING and self.confirmed(now_ms)
 
     def publish(self, roles: Roles, answered: int, now_ms: int) -> RolesRecord | None:
-        """Return the record to commit for these roles, which were computed from the present view;
+        """Return the record to commit for these roles, which were computed from the current view;
         None: nothing is to be written.
 
         `answered`: position before which all requests are answered with these roles.

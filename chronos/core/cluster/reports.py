@@ -58,7 +58,7 @@ class Reports:
         return max((epoch for epoch, _, _ in self.seen.get(shard, ())), default=0)
 
     def is_led(self, shard: int, given: ShardRoles) -> bool:
-        """Return whether the master reports that it leads under the present role."""
+        """Return whether the master reports that it leads under the current role."""
         replica = self.replica(shard, given.master)
         return replica.role == MASTER and (replica.role_epoch, replica.role_node) == (
             given.epoch,

@@ -183,7 +183,7 @@ class LookAhead(Generic[T]):
         """Return the transaction that was made of the selection early; None if there is none that
         holds.
 
-        `basis`: returns the present basis of the transaction that is passed to it.
+        `basis`: returns the current basis of the transaction that is passed to it.
         """
         early, self._transaction = self._transaction, None
         self._targets = (None, {})

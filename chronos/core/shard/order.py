@@ -48,7 +48,7 @@ def is_forgotten(id_state: IdState, horizon_ms: int) -> bool:
     """Return whether an id was settled, and its cancels noted, before the horizon: it counts as
     absent, on disk or not.
 
-    A pending one has no such time, and one that is settled in the present step has none yet.
+    A pending one has no such time, and one that is settled in the current step has none yet.
     """
     return 0 < id_state.settled_ms < horizon_ms and kept_from_ms(id_state) < horizon_ms
 

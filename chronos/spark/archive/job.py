@@ -292,7 +292,7 @@ def archive(
     plan: ArchivePlan,
     watch: Watch,
 ) -> list[TableResult]:
-    """Archive every record up to the present end of the topics.
+    """Archive every record up to the current end of the topics.
 
     ArchiveFailed names the topic, partition and offsets that could not be read; ArchiveUnusable
     means that the location cannot hold this archive.

@@ -227,7 +227,7 @@ def left_out(request: Request, planned_ms: int, topic: str) -> Column:
     """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic
     it goes to, `target_compacted` of its target.
 
-    A record that its topic refuses would block all records behind it for ever. In a compacted
+    A record that its topic refuses would block all records after it for ever. In a compacted
     target a replay of an old message takes the place of a newer record of its key; what was still
     pending is no replay."""
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)

@@ -542,7 +542,7 @@ class Reconciliation:
         return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
 
     def _stable_ends(self, topic: str, shard: int) -> Any:
-        """The watermarks of a partition, once every transaction before its present end has
+        """The watermarks of a partition, once every transaction before its current end has
         ended."""
         high: int | None = None
         deadline = time.monotonic() + STABLE_S

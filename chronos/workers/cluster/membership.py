@@ -340,7 +340,7 @@ class Membership:
         self._coordinator.request(request)
 
     def assignment(self, shard: int) -> Assignment:
-        """Return the present assignment of this node's replica; called by the shards' own
+        """Return the current assignment of this node's replica; called by the shards' own
         threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:

@@ -98,7 +98,7 @@ class HealthObserver:
         they take some."""
 
     def verdict(self, shard: int) -> Verdict | None:
-        """Return the present verdict on the shard's master; None without one."""
+        """Return the current verdict on the shard's master; None without one."""
         if steady_ms(self._clock) - self._stepped_ms >= self.rules.forgotten_ms:
             return None  # the thread of the observer hangs
         return self._verdicts.get(shard)

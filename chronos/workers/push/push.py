@@ -302,7 +302,7 @@ class _StepPlanner:
         )
 
     def basis(self, made: PlannedTransaction) -> _Basis:
-        """Return the present basis of a transaction that was made of the selection."""
+        """Return the current basis of a transaction that was made of the selection."""
         letter_topic = self._open_letter_topic() if made.dead_letters else None
         if self._inputs.dead_letter_bytes_max < UNBOUNDED:
             letter_topic = None

@@ -159,7 +159,7 @@ class Master:
         """Do one step of at most one transaction; return when to be called again, in epoch ms."""
         self.last, self._is_lingering = None, False
         if self._clock_was_set():
-            # `now_ms` may be from before the clock was set: come back with the present time.
+            # `now_ms` may be from before the clock was set: come back with the current time.
             self._distrust_clock()
             return self._clock.now_ms()
         since_ms = now_ms - self._committed_ms
@@ -332,7 +332,7 @@ class Master:
         search.forwarded = False
         if self._delivers_only:
             return [], self._reached_ms
-        # The cursor of a step that empties lanes follows the present time, so that what left is
+        # The cursor of a step that empties lanes follows the current time, so that what left is
         # kept for its retention.
         reached_ms = self._reached_ms
         asks = to_end or (something_leaves and not search.separate)

@@ -213,7 +213,7 @@ class Replica:
 
     @property
     def role(self) -> ReplicaState:
-        """The present state of the replica."""
+        """The current state of the replica."""
         return self._role
 
     @property
@@ -317,7 +317,7 @@ class Replica:
             raise Retry(f"shard {self.number} starts again from a checkpoint: {error}") from error
 
     def _turn(self, now_ms: int) -> int:
-        """Do one turn of the present phase, which follows from what is open."""
+        """Do one turn of the current phase, which follows from what is open."""
         if self._master is not None:
             return self._lead(now_ms) if self._role == ReplicaState.MASTER else self._begin(now_ms)
         if self._follower is None:

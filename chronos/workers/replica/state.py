@@ -37,7 +37,7 @@ from chronos.errors import Deposed, LogUnavailable, RoleStale
 
 
 class ReplicaState(StrEnum):
-    """The present state of a replica. The values are public: HTTP, the coordinator and the metrics
+    """The current state of a replica. The values are public: HTTP, the coordinator and the metrics
     show them."""
 
     STARTING = "starting"

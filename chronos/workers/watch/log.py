@@ -10,7 +10,7 @@ offset is another record there; and no shard reads a partition that was added. K
 1: two checks detect either change in the delay and the progress topic. The rejected and the
 dead-letter topic hold nothing that Chronos reads: a missing one is created again.
 
-A `read_committed` reader ends at the first open transaction, so the records behind it, of every
+A `read_committed` reader ends at the first open transaction, so the records after it, of every
 producer, are not readable, and a cancel among them may be too late (law 6). The watch reports them;
 it decides nothing."""
 

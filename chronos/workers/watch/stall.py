@@ -169,7 +169,7 @@ class StallJudge:
     def reason(self, *, now_ms: int, step_began_ms: int | None, trouble: str | None) -> str:
         """Return the text for a stalled replica that gives no reason itself.
 
-        `step_began_ms`: when the present step of its thread began (epoch ms). `trouble`: why its
+        `step_began_ms`: when the current step of its thread began (epoch ms). `trouble`: why its
         last transaction failed. The text changes only with the reason: it is compared, and reported
         to the cluster."""
         if step_began_ms is not None and now_ms - step_began_ms >= STEP_MS_MAX:

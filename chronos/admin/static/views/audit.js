@@ -87,7 +87,7 @@ export function mount(root, { query }) {
     if (found === null) return;
     // An entry may be in the trail twice.
     list.update([...new Map(found.entries.map((entry) => [key(entry), entry])).values()]);
-    replace(note, found.kept_in === "topic" ? "Requests to all nodes, from the topic of audit.topic." : "Requests to the node asked, as far back as the present file of audit.path goes. With audit.to: topic every node shows the requests to all.");
+    replace(note, found.kept_in === "topic" ? "Requests to all nodes, from the topic of audit.topic." : "Requests to the node asked, as far back as the current file of audit.path goes. With audit.to: topic every node shows the requests to all.");
     pager(pages, { path: PATH, query, found, count: found.entries.length, what: "entries", next: { since: asked.since, until: asked.until } });
   }
 

@@ -120,7 +120,7 @@ class Voter:
         """The last entry that this node committed as a leader."""
         self._durable = LogEnd()
         self._accepted: dict[str, LogEnd] = {}
-        """Voter -> the last entry of the present term that it has durable; of a leader."""
+        """Voter -> the last entry of the current term that it has durable; of a leader."""
         self._effects: list[Effect] = []
         self._changed = False
 
@@ -190,7 +190,7 @@ class Voter:
     # --------------------------------------------------------------------------------- the follower
 
     def _on_proposal(self, proposal: Proposal) -> None:
-        """Take an entry of the present leader; an earlier one than the last is late."""
+        """Take an entry of the current leader; an earlier one than the last is late."""
         stamp = proposal.entry.stamp
         elector = self.elector
         if proposal.to != elector.node or elector.role is not Role.FOLLOWER:
