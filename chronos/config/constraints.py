@@ -18,7 +18,6 @@ from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
 SECRET_LEAST: Final = 16
-HEARTBEATS_LEAST: Final = 4
 
 _RESERVED_PROPERTIES: Final = {
     "bootstrap.servers": "is given by log.kafka.bootstrap_servers",
@@ -52,8 +51,6 @@ class Conflict:
 def conflicts(config: Config) -> Iterator[Conflict]:
     """All conflicts, in the order of the keys."""
     yield from _cluster_is_complete(config)
-    yield from _heartbeats_suffice(config)
-    yield from _observations_fit(config)
     yield from _followers_suffice(config)
     yield from _zookeeper_is_consistent(config)
     yield from _kafka_has_brokers(config)
@@ -67,7 +64,6 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _jwt_is_complete(config)
     yield from _untrusted_clients_are_kept_out(config)
     yield from _audit_is_complete(config)
-    yield from _registrations_last(config)
     yield from _properties_agree(config)
 
 
@@ -118,42 +114,6 @@ def _voters_are_complete(config: Config) -> Iterator[Conflict]:
                 f"raft; give all nodes the same one of at least {SECRET_LEAST} characters"
             ),
         )
-
-
-def _heartbeats_suffice(config: Config) -> Iterator[Conflict]:
-    for name, settings in (("kafka", config.coordinator.kafka), ("raft", config.coordinator.raft)):
-        heartbeat, timeout = settings.heartbeat, settings.timeout
-        if timeout < HEARTBEATS_LEAST * heartbeat:
-            yield Conflict(
-                paths=(f"coordinator.{name}.timeout", f"coordinator.{name}.heartbeat"),
-                text=(
-                    f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times "
-                    f"coordinator.{name}.heartbeat ({format_duration(heartbeat)}), so that one "
-                    "lost heartbeat would move roles; raise the one or lower the other"
-                ),
-            )
-
-
-def _observations_fit(config: Config) -> Iterator[Conflict]:
-    failover = config.failover
-    if failover.timeout > failover.every:
-        yield Conflict(
-            paths=("failover.timeout", "failover.every"),
-            text=(
-                f"{format_duration(failover.timeout)} is longer than failover.every "
-                f"({format_duration(failover.every)}); a probe must have passed before the next "
-                "observation"
-            ),
-        )
-    for name in ("failures", "in_a_row"):
-        if (count := getattr(failover, name)) > failover.window:
-            yield Conflict(
-                paths=(f"failover.{name}", "failover.window"),
-                text=(
-                    f"{count} is more than failover.window ({failover.window}), so that no master "
-                    "would ever be unhealthy by it"
-                ),
-            )
 
 
 def _followers_suffice(config: Config) -> Iterator[Conflict]:
@@ -377,19 +337,6 @@ def _audit_is_complete(config: Config) -> Iterator[Conflict]:
             text=(
                 "is on, and audit.to is log, which does not tell whether a line is durable; use "
                 "audit.to: file, or topic"
-            ),
-        )
-
-
-def _registrations_last(config: Config) -> Iterator[Conflict]:
-    registry = config.registry
-    if registry.expire_after < 2 * registry.register_every:
-        yield Conflict(
-            paths=("registry.expire_after", "registry.register_every"),
-            text=(
-                f"{format_duration(registry.expire_after)} is less than twice "
-                f"registry.register_every ({format_duration(registry.register_every)}): one lost "
-                "registration would remove a node; give it more"
             ),
         )
 

@@ -11,21 +11,12 @@ class KafkaCoordinatorConfig(Section):
     """The coordinator on Kafka itself, on the brokers of `log.kafka`; for `coordinator.kind:
     kafka`."""
 
-    heartbeat: Duration = key(
-        "250ms",
-        (
-            "Time between two heartbeats of a node. A longer one costs the brokers less, and "
-            "needs a longer `timeout`."
-        ),
-        least="50ms",
-        most="10s",
-    )
     timeout: Duration = key(
         "1500ms",
         "How long a node may be silent before its shards get other masters, or another controller "
         "takes its place. It must be longer than the brokers need to elect leaders for their "
-        "partitions, or a broker that fails moves roles for nothing. At least four heartbeats. "
-        "The same on all nodes.",
+        "partitions, or a broker that fails moves roles for nothing. A node sends six heartbeats "
+        "in this time. The same on all nodes.",
         least="200ms",
         most="1m",
     )
@@ -105,17 +96,11 @@ class RaftConfig(Section):
         "Address on which a node of `peers` listens. Every request there must be authenticated "
         "with `coordinator.secret`; with `admin.tls` the connections are encrypted.",
     )
-    heartbeat: Duration = key(
-        "200ms",
-        "Time between two heartbeats of the leader, and between two reports of a node. The "
-        "defaults of RocketMQ's DLedger are `2s`, with a `timeout` of `6s`.",
-        least="50ms",
-        most="10s",
-    )
     timeout: Duration = key(
         "1200ms",
         "How long a node may be silent before its shards get other masters, or another leader is "
-        "elected. At least four heartbeats. The same on all nodes.",
+        "elected. The leader sends six heartbeats in this time. RocketMQ's DLedger waits `6s`. The "
+        "same on all nodes.",
         least="200ms",
         most="1m",
     )
@@ -232,27 +217,11 @@ class FailoverConfig(Section):
     every: Duration = key(
         "5s",
         (
-            "Time between two observations of a shard. With the defaults a stuck master is found "
-            "after 25 to 35 s."
+            "Time between two observations of a shard. A stuck master is found after five to seven "
+            "of them; with the default, after 25 to 35 s."
         ),
-        least="100ms",
+        least="500ms",
         most="10m",
-    )
-    timeout: Duration = key(
-        "500ms",
-        "Time for a probe to pass through its shard, and for this node's replica to show it.",
-        least="50ms",
-        most="1m",
-    )
-    window: int = key(10, "Observations that count for a verdict.", least=4, most=100)
-    failures: int = key(
-        7, "Failed observations within the window that make a master unhealthy.", least=2, most=100
-    )
-    in_a_row: int = key(
-        5,
-        "Latest observations that make a master unhealthy if all of them failed.",
-        least=2,
-        most=100,
     )
 
 
@@ -260,39 +229,15 @@ class RegistryConfig(Section):
     """The registry of nodes and routes that every node serves, and the registration of this node
     with those of all nodes."""
 
-    register_after: Duration = key(
-        "10s",
-        (
-            "How long after its start a node registers with the other nodes at the latest. It "
-            "registers at once when its roles change."
-        ),
-        least="100ms",
-        most="1h",
-    )
     register_every: Duration = key(
         "30s",
         (
             "How often a node registers although nothing has changed: a registry that has lost a "
-            "node has it again after this time."
+            "node has it again after this time. A node is removed four times as long after its "
+            "last registration."
         ),
         least="100ms",
         most="1h",
-    )
-    scan_after: Duration = key(
-        "5s",
-        "How long after its start a registry first looks for nodes that have expired.",
-        least="100ms",
-        most="1h",
-    )
-    scan_every: Duration = key(
-        "10s", "How often a registry looks for nodes that have expired.", least="100ms", most="1h"
-    )
-    expire_after: Duration = key(
-        "2m",
-        "How long after its last registration a node is removed. At least twice `register_every`, "
-        "so that one lost request removes no node.",
-        least="200ms",
-        most="1d",
     )
     order_config: bool = key(
         False,
@@ -319,14 +264,6 @@ class ReplicationConfig(Section):
         "one node may fail at any time and another is ready.",
         least=1,
         most=99,
-    )
-    max_lag: Duration = key(
-        "10s",
-        "A follower is in sync if it has applied everything that its master had applied this time "
-        "ago. A longer time hides brief delays; a new master may have to replay that much of the "
-        "log first.",
-        least="2s",
-        most="10m",
     )
     on_too_few: Literal["warn", "refuse"] = key(
         "refuse",

@@ -45,6 +45,10 @@ HAND_OVER_S = 5.0
 POLL_S = 0.02
 """Time between two checks of the hand-over, and between two attempts to join."""
 
+HEARTBEATS_IN_TIMEOUT = 6
+"""Heartbeats in the time-out of a coordinator: Kafka's own sessions have three at the least, and
+with twice as many a pause of a collector or a lost packet moves no role."""
+
 UNREACHABLE_SHARE = 3 / 4
 """Share of the session time-out without an answer from the log after which a master is replaced:
 with the last ping, a node that is cut off from the log is replaced no later than one that is cut
@@ -93,7 +97,9 @@ def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        timing=Timing(heartbeat_ms=settings.heartbeat, timeout_ms=settings.timeout),
+        timing=Timing(
+            heartbeat_ms=settings.timeout // HEARTBEATS_IN_TIMEOUT, timeout_ms=settings.timeout
+        ),
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         request_timeout_s=kafka.request_timeout / 1_000,
     )
@@ -139,7 +145,7 @@ def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        heartbeat_ms=settings.heartbeat,
+        heartbeat_ms=settings.timeout // HEARTBEATS_IN_TIMEOUT,
         timeout_ms=settings.timeout,
         tls=tls.client,
         join_s=VOTE_S,
@@ -173,14 +179,7 @@ def observes(config: Config) -> bool:
 
 def health_rules(config: Config) -> HealthRules:
     """Return the constants of this node's observations."""
-    failover = config.failover
-    return HealthRules(
-        window=failover.window,
-        failures=failover.failures,
-        in_a_row=failover.in_a_row,
-        every_ms=failover.every,
-        timeout_ms=failover.timeout,
-    )
+    return HealthRules(every_ms=config.failover.every)
 
 
 def replication_rules(config: Config) -> ReplicationRules:
@@ -189,7 +188,6 @@ def replication_rules(config: Config) -> ReplicationRules:
     return ReplicationRules(
         mode=settings.mode,
         min_in_sync=settings.min_in_sync,
-        max_lag_ms=settings.max_lag,
         on_too_few=settings.on_too_few,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.chaos.fleet import Fleet
 from tests.integration.flow import SHARDS
 
-FAST = {"failover.every": "1s", "failover.timeout": "250ms"}
+FAST = {"failover.every": "1s"}
 """A fifth of the default, so that a stuck master is found in 5 to 7 s."""
 
 

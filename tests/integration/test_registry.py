@@ -24,8 +24,6 @@ def fleet(broker: Broker, tmp_path: Path) -> Iterator[Fleet]:
         **KafkaFlow(broker, 1).settings(),
         "delivery.transaction_timeout": "4s",
         "registry.register_every": "2s",
-        "registry.expire_after": "6s",
-        "registry.scan_every": "1s",
     }
     with Fleet(
         tmp_path, bootstrap=broker.bootstrap, zookeeper=None, shards=SHARDS, settings=settings

@@ -101,7 +101,7 @@ def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) ->
         return REGISTERED
 
     with (
-        Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service,
+        Inside(tmp_path, registry__register_every="2s", node__id="n1") as service,
         registry(answer) as url,
     ):
 
@@ -138,7 +138,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
         return REGISTERED if asked.count("PUT") > 1 else b"no JSON"
 
     with (
-        Inside(tmp_path, registry__register_after="100ms", node__id="n1") as service,
+        Inside(tmp_path, registry__register_every="2s", node__id="n1") as service,
         registry(answer) as url,
     ):
 

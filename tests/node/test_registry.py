@@ -29,13 +29,12 @@ TOKEN = "everything"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """A node whose registrations expire early, with tokens, so that others than members of its
+    """A node that looks for expired nodes often, with tokens, so that others than members of its
     cluster may register."""
     folder = tmp_path_factory.mktemp("registry")
     settings = {
         "admin__tokens": old_tokens_file(folder, TOKENS),
-        "registry__scan_after": "100ms",
-        "registry__scan_every": "100ms",
+        "registry__register_every": "6s",
         "shards": 2,
         "node__id": "own",
     }

@@ -534,42 +534,12 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "coordinator.raft.peers: the port of this node, 7700, is also admin.port; a voter needs a "
         "port of its own"
     ),
-    (
-        "coordinator.raft.timeout=500ms",
-    ): "coordinator.raft.timeout: 500ms is less than 4 times coordinator.raft.heartbeat (200ms), "
-    "so that one lost heartbeat would move roles; raise the one or lower the other",
     (*ON_KAFKA, "coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"): None,
     (*ON_KAFKA, "coordinator.kind=kafka"): None,
     ("coordinator.kind=kafka",): (
         "coordinator.kind: kafka is for several nodes, and log.kind is embedded, which is inside "
         "one; use log.kind: kafka, or coordinator.kind: standalone"
     ),
-    ("coordinator.kafka.heartbeat=500ms",): (
-        "coordinator.kafka.timeout: 1500ms is less than 4 times coordinator.kafka.heartbeat "
-        "(500ms), so that one lost heartbeat would move roles; raise the one or lower the other"
-    ),
-    ("coordinator.kafka.heartbeat=500ms", "coordinator.kafka.timeout=2s"): None,
-    ("registry.expire_after=59s",): (
-        "registry.expire_after: 59s is less than twice registry.register_every (30s): one lost "
-        "registration would remove a node; give it more"
-    ),
-    ("registry.expire_after=1m",): None,
-    ("failover.timeout=6s",): (
-        "failover.timeout: 6s is longer than failover.every (5s); a probe must have passed before "
-        "the next observation"
-    ),
-    ("failover.failures=11",): (
-        "failover.failures: 11 is more than failover.window (10), so that no master would ever be "
-        "unhealthy by it"
-    ),
-    (
-        "failover.in_a_row=8",
-        "failover.window=7",
-    ): (
-        "failover.in_a_row: 8 is more than failover.window (7), so that no master would ever be "
-        "unhealthy by it"
-    ),
-    ("failover.failures=20", "failover.window=20", "failover.timeout=5s"): None,
     ("replication.mode=sync",): (
         "replication.mode: sync needs followers, and a standalone node has none; use "
         "coordinator.kind: kafka, zookeeper or raft, or replication.mode: async"
@@ -826,17 +796,6 @@ PATTERNS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, m
 # Ranges within which the relations between keys hold, whatever is drawn.
 NARROWED: dict[str, tuple[Any, Any]] = {
     "topics.message_bytes_max": ("5MiB", "8MB"),
-    "coordinator.kafka.heartbeat": ("50ms", "300ms"),
-    "failover.every": ("1m", "10m"),
-    "failover.timeout": ("50ms", "5s"),
-    "failover.window": (10, 100),
-    "failover.failures": (2, 10),
-    "failover.in_a_row": (2, 10),
-    "coordinator.kafka.timeout": ("1200ms", "1m"),
-    "registry.register_every": ("1s", "30s"),
-    "registry.expire_after": ("60s", "1d"),
-    "coordinator.raft.heartbeat": ("50ms", "300ms"),
-    "coordinator.raft.timeout": ("1200ms", "1m"),
     "delivery.batch_bytes": ("8MB", "1GiB"),
     "delivery.retry_base": ("1ms", "5m"),
     "delivery.retry_cap": ("5m", "7d"),

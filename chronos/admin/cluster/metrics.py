@@ -278,7 +278,7 @@ METRICS: tuple[Series, ...] = (
         meaning=(
             "Followers of the shard that are in sync, the master not counted, as this node sees "
             "them; not there on a standalone node. A node that was just started may count others "
-            "for up to `replication.max_lag`."
+            "for up to 10 s."
         ),
         read=_in_sync,
     ),

@@ -53,6 +53,7 @@ from chronos.core.cluster import registry
 from chronos.core.cluster.registry import (
     READ,
     RETRY_MS,
+    SCANS,
     WRITE,
     Answer,
     Endpoint,
@@ -92,13 +93,12 @@ class Registrar:
         """`url`: where the server listens."""
         self._context = context
         self._url = url
-        self._settings = context.node.config.registry
+        every_ms = context.node.config.registry.register_every
+        self._scan_every_ms = every_ms // SCANS
         started_ms = monotonic_ms()
-        self._scan_ms = started_ms + self._settings.scan_after
+        self._scan_ms = started_ms + self._scan_every_ms // 2
         self._own = OwnRegistration(
-            started_ms=started_ms,
-            after_ms=self._settings.register_after,
-            every_ms=self._settings.register_every,
+            started_ms=started_ms, after_ms=self._scan_every_ms, every_ms=every_ms
         )
         self._tasks: set[asyncio.Task[None]] = set()
         """Registrations that were sent and not answered yet."""
@@ -136,7 +136,7 @@ class Registrar:
             task.add_done_callback(self._tasks.discard)
         # 3.
         if now_ms >= self._scan_ms:
-            self._scan_ms = now_ms + self._settings.scan_every
+            self._scan_ms = now_ms + self._scan_every_ms
             for expired in self._context.registry.expire(now_ms):
                 log.info(
                     "node expired",

@@ -1372,7 +1372,7 @@ class Shard(Struct, kw_only=True):
         list[str] | None,
         Meta(
             description=(
-                "Nodes whose followers are in sync: at most `replication.max_lag` behind, and "
+                "Nodes whose followers are in sync: at most 10 s behind, and "
                 "able to take over; null: standalone."
             )
         ),
@@ -2959,7 +2959,8 @@ class RegistrationBody(Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=1,
                 le=86_400_000,
-                description="Milliseconds after which it expires; absent: `registry.expire_after`.",
+                description="Milliseconds after which it expires; absent: four times "
+                "`registry.register_every`.",
             ),
         ]
         | UnsetType

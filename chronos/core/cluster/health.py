@@ -192,7 +192,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     masters: int = 0
     """Shards that its node is master of."""
     in_sync: bool = False
-    """It works and lags by no more than `replication.max_lag`."""
+    """It works and lags by no more than `ReplicationRules.max_lag_ms`."""
     steady: bool = True
     """The log has answered its node for one timeout without a break."""
 

@@ -26,6 +26,13 @@ from msgspec.structs import replace
 EXPIRE_AFTER_MS = 120_000
 """Time after its last registration at which a node is removed."""
 
+EXPIRE_INTERVALS = 4
+"""The same in intervals of registrations: so many in a row may be lost."""
+
+SCANS = 3
+"""Scans for expired nodes in an interval of registrations; the first comes in half that time, and a
+node registers with others that soon after its start."""
+
 READ, WRITE = 4, 2
 """Bits of a permission."""
 
