@@ -16,7 +16,7 @@ class KafkaCoordinatorConfig(Section):
         "How long a node may be silent before its shards get other masters, or another controller "
         "takes its place. It must be longer than the brokers need to elect leaders for their "
         "partitions, or a broker that fails moves roles for nothing. A node sends six heartbeats "
-        "in this time. The same on all nodes.",
+        "in this time, or more. The same on all nodes.",
         least="200ms",
         most="1m",
     )
@@ -99,7 +99,8 @@ class RaftConfig(Section):
     timeout: Duration = key(
         "1200ms",
         "How long a node may be silent before its shards get other masters, or another leader is "
-        "elected. The leader sends six heartbeats in this time. RocketMQ's DLedger waits `6s`. The "
+        "elected. In this time there are six heartbeats of the leader and six reports of a "
+        "node, or more. RocketMQ's DLedger waits `6s`. The "
         "same on all nodes.",
         least="200ms",
         most="1m",
@@ -233,10 +234,10 @@ class RegistryConfig(Section):
         "30s",
         (
             "How often a node registers although nothing has changed: a registry that has lost a "
-            "node has it again after this time. A node is removed four times as long after its "
-            "last registration."
+            "node has it again after this time. A registry removes the node "
+            "four times as long after its last registration."
         ),
-        least="100ms",
+        least="2s",
         most="1h",
     )
     order_config: bool = key(

@@ -45,9 +45,13 @@ HAND_OVER_S = 5.0
 POLL_S = 0.02
 """Time between two checks of the hand-over, and between two attempts to join."""
 
-HEARTBEATS_IN_TIMEOUT = 6
-"""Heartbeats in the time-out of a coordinator: Kafka's own sessions have three at the least, and
+HEARTBEATS = 6
+"""Heartbeats in the time-out of a coordinator at the least: Kafka's own sessions have three, and
 with twice as many a pause of a collector or a lost packet moves no role."""
+
+HEARTBEAT_MS_MAX = 250
+"""Longest time between two heartbeats, however long the time-out is: a node joins, and learns of
+new roles on voters, within a few of them."""
 
 UNREACHABLE_SHARE = 3 / 4
 """Share of the session time-out without an answer from the log after which a master is replaced:
@@ -97,9 +101,7 @@ def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        timing=Timing(
-            heartbeat_ms=settings.timeout // HEARTBEATS_IN_TIMEOUT, timeout_ms=settings.timeout
-        ),
+        timing=Timing(heartbeat_ms=heartbeat_ms(settings.timeout), timeout_ms=settings.timeout),
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         request_timeout_s=kafka.request_timeout / 1_000,
     )
@@ -145,7 +147,7 @@ def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
         cluster=config.cluster,
         node=config.node.id,
         instance=instance,
-        heartbeat_ms=settings.timeout // HEARTBEATS_IN_TIMEOUT,
+        heartbeat_ms=heartbeat_ms(settings.timeout),
         timeout_ms=settings.timeout,
         tls=tls.client,
         join_s=VOTE_S,
@@ -158,6 +160,11 @@ def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
             tls=tls.server,
         ),
     )
+
+
+def heartbeat_ms(timeout_ms: int) -> int:
+    """Return the time between two heartbeats with this time-out."""
+    return min(HEARTBEAT_MS_MAX, timeout_ms // HEARTBEATS)
 
 
 def unreachable_ms(config: Config) -> int:

@@ -183,7 +183,7 @@ class Report(Struct, frozen=True, kw_only=True):
     ended_ms: int | None = None
     attempts: int = 0
     archived_ms: int | None = None
-    """The end of the archive when the plan was made, epoch ms: messages due behind it may be left
+    """The end of the archive when the plan was made, epoch ms: messages due after it may be left
     out; 0: it had none yet. None: a plan of an older version."""
 
 

@@ -387,7 +387,7 @@ def test_the_file_of_a_voter_reads_back_and_a_damaged_one_stops_the_node(tmp_pat
 
 
 def test_the_intervals_of_dledger_are_those_of_two_and_six_seconds() -> None:
-    """DL-01 to DL-06: `heartbeat: 2s` and `timeout: 6s`."""
+    """DL-01 to DL-06: the defaults of DLedger, a heartbeat of 2 s and a time-out of 6 s."""
     assert timing_of(2_000, 6_000) == Timing()
 
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -107,11 +108,12 @@ def _end(main: Callable[[], object]) -> NoReturn:
     if isinstance(code, str):
         print(code, file=sys.stderr)
     status = code if isinstance(code, int) else int(code is not None)
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except Exception:  # as an interpreter does, whatever the stream raises
             status = 120
     os._exit(status & 0xFF)
 

@@ -20,14 +20,17 @@ from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
 from chronos.cli.service.doctor import _roles
 from chronos.cli.service.status import _screen
+from chronos.config import load
+from chronos.core.cluster.health import HealthRules
 from chronos.core.cluster.roles import ClusterState, Member, Roles
 from chronos.core.shard.codec import State
 from chronos.core.shard.progress import RULES
-from chronos.errors import CoordinatorFull
+from chronos.errors import ConfigurationError, CoordinatorFull
+from chronos.node.cluster import health_rules, heartbeat_ms
 from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.replica.state import FOREIGN_SILENCE_MS
-from tests.harness.inside import Inside
+from tests.harness.inside import Inside, wait_until
 from tests.harness.plans import plan_for
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -134,6 +137,7 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
     """In the details of `/readyz`: the coordinator cannot store the roles, or does not answer. The
     node works."""
     with Inside(tmp_path, node__id="n1", shards=1) as service:
+        wait_until(lambda: service.ask("GET", "/readyz").status == 200)
         world = World(0)
         coordinator = SimCoordinator(
             Ensemble(world, shards=1, replication=None, session_ms=5_000), "n1", lambda _: None
@@ -289,3 +293,15 @@ def test_a_shard_whose_master_has_been_silent_is_named_by_the_time_of_its_last_r
         "shard 3: this node has read no progress of the master, n2, since "
         "1970-01-01T00:16:40.000Z; this node cannot take over before the coordinator answers"
     )
+
+
+def test_a_long_timeout_does_not_slow_the_heartbeats_down() -> None:
+    """A node joins, and hears of new roles, within a few of them."""
+    assert [heartbeat_ms(timeout) for timeout in (200, 1_200, 1_500, 60_000)] == [33, 200, 250, 250]
+
+
+def test_a_shard_is_observed_no_more_often_than_a_probe_may_take() -> None:
+    shortest = HealthRules().timeout_ms
+    assert health_rules(load(None, {}, [f"failover.every={shortest}ms"])).every_ms == shortest
+    with pytest.raises(ConfigurationError, match="is not within 500ms"):
+        load(None, {}, [f"failover.every={shortest - 1}ms"])

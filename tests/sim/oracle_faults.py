@@ -48,9 +48,7 @@ FAULTS: Faults = {
         Change("min(state.progress_ms, unpulled_ms(state), self._arrived_ms)", "now_ms")
     ],
     "it depends on the delete worker what is forgotten": [
-        Change(
-            "0 < id_state.settled_ms < horizon_ms and kept_from_ms(id_state) < horizon_ms", "False"
-        )
+        Change("if not is_forgotten(known, horizon_ms)", "if True")
     ],
     "the delete worker deletes ids by a setting": [
         Change("if state.rules == 1:", "if True:", "step")

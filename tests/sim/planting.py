@@ -120,6 +120,9 @@ def _changed(source: str, change: Change) -> str:
     if found is None:
         raise LookupError(f"another change of the fault has removed this text: {change.text!r}")
     start, end = found.span()
+    body = ast.parse(source).body[0].body[0]  # type: ignore[attr-defined]
+    if source.count("\n", 0, start) + 1 < body.lineno:
+        raise LookupError(f"only the body of a function is replaced: {change.text!r}")
     line = source.rindex("\n", 0, start) + 1
     if "\n" in change.replacement and source[line:start].strip():
         raise LookupError("several lines can only replace whole lines")

@@ -21,7 +21,6 @@ def digest_of(rows: dict[bytes, bytes]) -> bytes:
     return blake2b(repr(sorted(rows.items())).encode(), digest_size=16).digest()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, RULES + 1))
 def test_logs_of_every_rules_number_replay_to_the_bytes_they_had(number: int) -> None:
     # Never write these files anew: a log that was decided by old rules is replayed by them for

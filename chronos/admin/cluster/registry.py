@@ -51,6 +51,7 @@ from chronos.admin.http.schemas import (
 from chronos.admin.http.waiting import poll
 from chronos.core.cluster import registry
 from chronos.core.cluster.registry import (
+    EXPIRE_INTERVALS,
     READ,
     RETRY_MS,
     SCANS,
@@ -204,6 +205,7 @@ class Registrar:
             version=member.version,
             state_version=0,
             writable=roles is None or member.node not in roles.drained,
+            expire_after_ms=EXPIRE_INTERVALS * config.registry.register_every,
             shards={
                 shard: Holding(master=replica.role == ReplicaState.MASTER, epoch=replica.role_epoch)
                 for shard, replica in member.replicas.items()

@@ -20,7 +20,7 @@ from chronos.admin.http.waiting import Polls, Turns, Waiter, asker
 from chronos.admin.letters.scan import LetterTopic, RecentRejections
 from chronos.admin.messages.scheduling import Appender, Planner
 from chronos.admin.messages.targets import TargetTopics
-from chronos.core.cluster.registry import EXPIRE_INTERVALS, Registry
+from chronos.core.cluster.registry import Registry
 from chronos.core.cluster.roles import Member
 from chronos.core.letters import read, read_rejected
 from chronos.core.shard.codec import State
@@ -109,10 +109,7 @@ class Context:
         self.cursors = Cursors(node.config, node.token, self.members)
         self.polls = Polls(node.log, self._poll_threads, self.stopping)
         self.bodies = BodyBudget(max(BODIES_BYTES_MAX, 4 * node.config.topics.message_bytes_max))
-        self.registry = Registry(
-            expire_after_ms=EXPIRE_INTERVALS * node.config.registry.register_every,
-            with_order=node.config.registry.order_config,
-        )
+        self.registry = Registry(with_order=node.config.registry.order_config)
         """Owned by the event loop."""
         topics = node.config.topics
         self.dead_letters = LetterTopic(node.log, topics.dead_letter, read, has_markers=True)

@@ -2959,8 +2959,7 @@ class RegistrationBody(Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=1,
                 le=86_400_000,
-                description="Milliseconds after which it expires; absent: four times "
-                "`registry.register_every`.",
+                description="Milliseconds after which it expires; absent: 2 minutes.",
             ),
         ]
         | UnsetType

@@ -288,11 +288,11 @@ def _replay(
 
 
 def check_end(report: "Report", *, beyond_archive: bool) -> None:
-    """Raise typer.BadParameter if the window ends behind the archive's end: what is due there may
+    """Raise typer.BadParameter if the window ends after the archive's end: what is due there may
     not be in the plan."""
     if ends_early(report) and not beyond_archive:
         raise typer.BadParameter(
-            f"{_archive_end(report)}: messages that are due behind it may be left out. Run "
+            f"{_archive_end(report)}: messages that are due after it may be left out. Run "
             "`chronos archive` first, give an earlier --to, or accept it with --beyond-archive"
         )
 
@@ -407,7 +407,7 @@ def _show_plan(report: "Report") -> None:
     if ends_early(report):
         parts.append(
             Text(
-                f"{_archive_end(report)}: messages that are due behind it may be left out", "yellow"
+                f"{_archive_end(report)}: messages that are due after it may be left out", "yellow"
             )
         )
     if report.expired:

@@ -27,7 +27,8 @@ EXPIRE_AFTER_MS = 120_000
 """Time after its last registration at which a node is removed."""
 
 EXPIRE_INTERVALS = 4
-"""The same in intervals of registrations: so many in a row may be lost."""
+"""The same of a node that registers itself, in its intervals: three registrations in a row may be
+lost."""
 
 SCANS = 3
 """Scans for expired nodes in an interval of registrations; the first comes in half that time, and a

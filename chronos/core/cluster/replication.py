@@ -30,7 +30,7 @@ SAMPLES = 100
 
 
 class ReplicationRules(Struct, frozen=True, kw_only=True):
-    """The section `replication` as a value."""
+    """The section `replication` as a value, with the lag that it does not name."""
 
     mode: str = ASYNC
     """ASYNC or SYNC."""

@@ -198,6 +198,7 @@ class Backfill:
         needs_window = (
             request.mode != "pending" and request.to_ms is None and request.from_ms is None
         )
+        self._watch(Step(name="reading the coverage of the archive"))
         covered = coverage(self._tables.offsets)
         archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)

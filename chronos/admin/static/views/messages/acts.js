@@ -91,7 +91,7 @@ export function confirm(name, messages) {
     h("span", { class: "id", dir: "auto" }, message.id), " ",
     h("span", { class: "soft" }, message.target ? `for ${message.target.topic}, ` : "", "due ", relative(message.due_at)))),
   count > SHOWN && h("li", { class: "soft" }, `and ${plural(count - SHOWN, "more", "more")}`));
-  const list = h("div", null, ids, endsPause && h("p", null, "A pause ends with it: the series goes on behind this delivery."));
+  const list = h("div", null, ids, endsPause && h("p", null, "A pause ends with it: the series goes on after this delivery."));
   if (name === "pause") return askPause("Pause this series?", "Pause the series", list);
   if (name === "resume") return dialog({ title: "Resume this series?", action: "Resume the series", body: list });
   const action = count === 1 ? { cancel: "Cancel the message", reschedule: "Reschedule the message", fire: "Deliver it now" }[name] : name === "fire" ? `Deliver ${plural(count, "message")} now` : `${verb} ${plural(count, "message")}`;
