@@ -397,7 +397,7 @@ def test_no_child_runs_beside_a_batch_that_is_read_alone(
         bounded.wait(0.1)  # notices that its child was killed, and gets no other one
         return bounded.child_pid is None
 
-    wait_until(is_without_child, TIMEOUT_S)
+    wait_until(is_without_child, timeout_s=TIMEOUT_S)
     assert is_without_child()
     assert [record.value for record in read_until(alone, 5)] == [
         b"%d" % number for number in range(5)
@@ -466,7 +466,7 @@ def test_the_offsets_of_a_topic_that_was_deleted_and_created_again_are_found(
     assert len(kept) == 2
     wait_until(
         lambda: not any(client.list_topics(topic).topics[topic].partitions for client in kept),
-        TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
     )
     broker.create_topic(topic)
     assert log.watermarks(topic, 0).high == 0

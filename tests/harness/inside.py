@@ -20,11 +20,15 @@ from chronos.ports import Clock
 START_S = 30.0
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Poll until the condition is true."""
+def wait_until(
+    condition: Callable[[], bool],
+    what: Callable[[], object] = lambda: "not in time",
+    timeout_s: float = 30.0,
+) -> None:
+    """Poll until the condition is true. `what`: returns what a failure shows."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, "not in time"
+        assert time.monotonic() < deadline_s, what()
         time.sleep(0.01)
 
 

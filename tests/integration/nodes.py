@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,16 +29,6 @@ def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) ->
         yield node
     finally:
         node.stop()
-
-
-def wait_for(
-    condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0
-) -> None:
-    """Poll until the condition is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:

@@ -11,6 +11,7 @@ import pytest
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.topics import RENEW_S
 from chronos.errors import LogUnavailable
+from tests.harness import inside
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
@@ -228,10 +229,7 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 80.0) -> None:
     """Poll until the condition is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the service did not {what} in time"
-        time.sleep(0.05)
+    inside.wait_until(condition, lambda: f"the service did not {what} in time", timeout_s)
 
 
 def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.machine import ShiftedClock
 from chronos.node import Node
 from tests.harness.broker import Broker
+from tests.harness.inside import wait_until
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
-from tests.integration.nodes import kafka, running, wait_for
+from tests.integration.nodes import kafka, running
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 WRONG_MS = [MINUTE_MS, -MINUTE_MS, HOUR_MS, -HOUR_MS]
@@ -51,7 +52,7 @@ def early(found: list[Found]) -> list[Found]:
 def check_outcome(flow: KafkaFlow, node: Node) -> None:
     """Assert that every message is delivered once, and none early."""
     settled = lambda: sum(shard.state.totals.delivered for shard in node.shards)  # noqa: E731
-    wait_for(
+    wait_until(
         lambda: node.ready and settled() >= len(flow.sent), lambda: (paused(node), pending(node))
     )
     found = flow.delivered()
@@ -72,8 +73,8 @@ def test_a_node_with_a_wrong_clock_waits_until_it_is_right(
     flow.write(COUNT, now_ms() - 1_000, now_ms() + 1_500, delays=0)
     flow.flush()
     with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
-        wait_for(lambda: all(paused(node)), lambda: paused(node))
-        wait_for(
+        wait_until(lambda: all(paused(node)), lambda: paused(node))
+        wait_until(
             lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never"
         )
         for text in paused(node):
@@ -98,16 +99,16 @@ def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
     flow = KafkaFlow(broker, 2)
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
-        wait_for(lambda: node.ready, lambda: paused(node))
+        wait_until(lambda: node.ready, lambda: paused(node))
         flow.write(COUNT, now_ms() + 1_500, now_ms() + 4_000, delays=0)
         flow.flush()
-        wait_for(lambda: pending(node) == COUNT, lambda: pending(node))
+        wait_until(lambda: pending(node) == COUNT, lambda: pending(node))
         clock.shift(wrong_ms)
-        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        wait_until(lambda: all(paused(node)), lambda: paused(node))
         assert {"NTP" in (text or "") for text in paused(node)} == {True}
         assert flow.delivered() == []
         assert cursor_ms(node) <= now_ms() + TOLERANCE_MS
-        wait_for(
+        wait_until(
             lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never"
         )
         assert flow.delivered() == []
@@ -151,21 +152,21 @@ def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(
     names the reason."""
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, {}) as node:
-        wait_for(lambda: node.ready, lambda: paused(node))
+        wait_until(lambda: node.ready, lambda: paused(node))
         due_ms = now_ms() + 5_000
         for number in range(COUNT):
             append(node, due_ms + number, number)
-        wait_for(lambda: pending(node) == COUNT, lambda: pending(node))
+        wait_until(lambda: pending(node) == COUNT, lambda: pending(node))
         clock.shift(wrong_ms)
         with pytest.raises(Exception, match=r"clock was stepped .* restart Chronos"):
             append(node, due_ms, COUNT)
-        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        wait_until(lambda: all(paused(node)), lambda: paused(node))
         assert {"restart Chronos" in (text or "") for text in paused(node)} == {True}
-        wait_for(lambda: now_ms() > due_ms + COUNT, lambda: "never")
+        wait_until(lambda: now_ms() > due_ms + COUNT, lambda: "never")
         assert delivered(node) == []
         assert cursor_ms(node) <= now_ms()
         clock.shift(-wrong_ms)
-        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        wait_until(lambda: node.ready and pending(node) == 0, lambda: paused(node))
         assert delivered(node) == list(range(COUNT))
 
 
@@ -176,11 +177,11 @@ def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(
 ) -> None:
     """As the text of the pause says: only the operator knows which time is right."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
-        wait_for(lambda: node.ready, lambda: paused(node))
+        wait_until(lambda: node.ready, lambda: paused(node))
         append(node, now_ms() + wrong_ms, 0)
-        wait_for(lambda: pending(node) == 1, lambda: pending(node))
+        wait_until(lambda: pending(node) == 1, lambda: pending(node))
     with running(tmp_path / "node", ShiftedClock(wrong_ms + 1), {}) as node:
-        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        wait_until(lambda: node.ready and pending(node) == 0, lambda: paused(node))
         assert delivered(node) == [0]
 
 
@@ -192,16 +193,16 @@ def test_an_embedded_log_with_future_timestamps_waits_for_them(
     """Started with a clock behind that of the last run, a node pauses; with the right clock it
     continues."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
-        wait_for(lambda: node.ready, lambda: paused(node))
+        wait_until(lambda: node.ready, lambda: paused(node))
         for number in range(8):
             append(node, now_ms() + 1_000, number)
-        wait_for(lambda: pending(node) == 8, lambda: pending(node))
+        wait_until(lambda: pending(node) == 8, lambda: pending(node))
         reached_ms = cursor_ms(node)
     with running(tmp_path / "node", ShiftedClock(wrong_ms), {}) as node:
-        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        wait_until(lambda: all(paused(node)), lambda: paused(node))
         assert {"in this machine's future" in (text or "") for text in paused(node)} == {True}
-        wait_for(lambda: now_ms() > reached_ms + 1_500, lambda: "never")
+        wait_until(lambda: now_ms() > reached_ms + 1_500, lambda: "never")
         assert delivered(node) == []
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
-        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        wait_until(lambda: node.ready and pending(node) == 0, lambda: paused(node))
         assert delivered(node) == list(range(8))

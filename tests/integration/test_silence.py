@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from chronos.adapters.machine import ShiftedClock
 from chronos.workers.watch import stall
 from tests.harness.broker import Broker, Clients
+from tests.harness.inside import wait_until
 from tests.harness.service import Service
 from tests.integration.flow import KafkaFlow, now_ms
 from tests.integration.foreign import (
@@ -32,7 +33,7 @@ from tests.integration.foreign import (
     schedule,
     topic_names_of,
 )
-from tests.integration.nodes import kafka, running, wait_for
+from tests.integration.nodes import kafka, running
 
 LATE_MS = 4_000
 """Bound for the lateness of the messages that have nothing to do with the fault: they are late by
@@ -427,9 +428,9 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
     flow.write(100, now_ms(), now_ms() + 2_000, delays=0)
     flow.flush()
     with running(tmp_path / "node", ShiftedClock(0), kafka(broker, flow)) as node:
-        wait_for(lambda: node.ready, lambda: [shard.paused for shard in node.shards])
+        wait_until(lambda: node.ready, lambda: [shard.paused for shard in node.shards])
         hung = node.shards[0]
-        wait_for(
+        wait_until(
             lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
         )
         with hung._moved:
@@ -438,10 +439,10 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
             (message,) = flow.write(1, now_ms(), now_ms(), keyed=0, delays=0)
             assert message.number % len(node.shards) == hung.number
             flow.flush()
-            wait_for(lambda: hung.replica.pulled > hung.pulled, lambda: "not pulled")
+            wait_until(lambda: hung.replica.pulled > hung.pulled, lambda: "not pulled")
             flow.write(len(node.shards), now_ms(), now_ms(), keyed=0, delays=0)
             flow.flush()
-            wait_for(lambda: hung.paused is not None, lambda: "no alarm")
+            wait_until(lambda: hung.paused is not None, lambda: "no alarm")
             assert not node.ready
             text = hung.paused or ""
             assert "no progress since" in text
@@ -449,9 +450,9 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
             assert hung.replica.paused is None
             assert (hung.stalls, hung.stalled_ms >= 3_000) == (1, True)
             assert [shard.paused for shard in node.shards[1:]] == [None] * (len(node.shards) - 1)
-        wait_for(lambda: node.ready and hung.paused is None, lambda: hung.paused)
+        wait_until(lambda: node.ready and hung.paused is None, lambda: hung.paused)
         assert (hung.stalls, hung.stalled_ms) == (1, 0)
-        wait_for(
+        wait_until(
             lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
         )
     assert flow.complaints() == []

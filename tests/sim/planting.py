@@ -16,7 +16,7 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from tests.harness.java import ROOT
+from tests.harness.pages import ROOT, parsed
 
 
 class Change(NamedTuple):
@@ -81,7 +81,7 @@ def _places() -> list[Place]:
     for path in sorted((ROOT / "chronos").rglob("*.py")):
         source = path.read_text()
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for name, node in _functions(ast.parse(source)):
+        for name, node in _functions(parsed(source)):
             lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
             found.append(Place(module, name, textwrap.dedent("\n".join(lines))))
     return found

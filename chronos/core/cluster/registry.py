@@ -236,11 +236,10 @@ class _Used(Struct):
 class Registry:
     """The tables of one registry. Times are milliseconds of any clock that does not step back."""
 
-    def __init__(self, *, expire_after_ms: int = EXPIRE_AFTER_MS, with_order: bool = False) -> None:
+    def __init__(self, *, with_order: bool = False) -> None:
         """`with_order`: attach ordering configuration to routes."""
         self.changes = 0
         """Grows whenever an answer about routes may have changed."""
-        self._expire_after_ms = expire_after_ms
         self._with_order = with_order
         self._live: dict[_Key, _Live] = {}
         self._used = {True: _Used(), False: _Used()}
@@ -407,8 +406,7 @@ class Registry:
         expired = [
             (key, self._node(key))
             for key, live in self._live.items()
-            if live.registered_ms + (live.registration.expire_after_ms or self._expire_after_ms)
-            < now_ms
+            if live.registered_ms + (live.registration.expire_after_ms or EXPIRE_AFTER_MS) < now_ms
         ]
         for key, _ in expired:
             self._remove(key)
