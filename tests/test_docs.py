@@ -34,14 +34,21 @@ from chronos.core.shard.codec import (
     Totals,
 )
 from chronos.core.shard.progress import Decision, Hold, LaneCursor, Progress, Written
-from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, parsed, prose, rows
+from tests.harness.pages import (
+    DOCS,
+    ROOT,
+    inline,
+    on_every_page,
+    page_name,
+    parsed,
+    prose,
+    rows,
+)
 
 README_LINES_MAX = 150
 
 KAFKAS_OWN = {"retention.ms", "retention.bytes"}
 """Settings of Kafka's topics that look like ours."""
-
-pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 # -------------------------------------------------------------------------------- Links and lengths
@@ -66,7 +73,7 @@ def anchors(page: Path) -> frozenset[str]:
     )
 
 
-@pages
+@on_every_page
 def test_every_link_leads_somewhere(page: Path) -> None:
     """Files exist, and so do the headings that links name."""
     broken = []
@@ -92,7 +99,7 @@ def test_every_page_is_found_from_the_index() -> None:
 # ----------------------------------------------------------------------------------------- Commands
 
 
-@pages
+@on_every_page
 def test_every_script_exists(page: Path) -> None:
     """`./scripts/...` is there, and can be run."""
     for name in re.findall(r"\./(scripts/[\w/-]+)", page.read_text()):
@@ -127,7 +134,7 @@ def verbs() -> dict[str, click.Command]:
     return dict(command.commands)  # type: ignore[attr-defined]
 
 
-@pages
+@on_every_page
 def test_every_verb_exists(page: Path) -> None:
     """Each `chronos verb` in backticks is a command."""
     for text in inline(page):
@@ -138,7 +145,7 @@ def test_every_verb_exists(page: Path) -> None:
 # --------------------------------------------------------------------- Configuration, HTTP, metrics
 
 
-@pages
+@on_every_page
 def test_every_setting_exists(page: Path) -> None:
     """Keys in backticks and behind --set are keys."""
     known = keys()
@@ -158,7 +165,7 @@ def test_every_setting_exists(page: Path) -> None:
     assert wrong == []
 
 
-@pages
+@on_every_page
 def test_every_variable_exists(page: Path) -> None:
     """CHRONOS_* variables set something."""
     others = {"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_ARCHIVE", "CHRONOS_TOKEN"}
@@ -173,7 +180,7 @@ def served() -> set[str]:
     return {re.sub(r"\{\w+\}", "{}", route.path) for route in table(None)}
 
 
-@pages
+@on_every_page
 def test_every_path_is_served(page: Path) -> None:
     """HTTP paths exist."""
     text = page.read_text()
@@ -193,7 +200,7 @@ def test_every_path_is_served(page: Path) -> None:
     assert wrong == []
 
 
-@pages
+@on_every_page
 def test_every_metric_exists(page: Path) -> None:
     """Metrics have the names of /metrics."""
     known = {found.name for found in METRICS} | {found.name for found in COUNTS}
@@ -227,7 +234,7 @@ def test_every_header_is_described_and_no_other() -> None:
     assert described == header_constants()
 
 
-@pages
+@on_every_page
 def test_no_header_is_made_up(page: Path) -> None:
     """Each `chronos-...` in backticks is a header, or the data directory."""
     others = {"chronos-data", "chronos-", "chronos-..."}
@@ -311,7 +318,7 @@ def written() -> tuple[re.Pattern[str], ...]:
     )
 
 
-@pages
+@on_every_page
 def test_every_error_that_is_shown_is_one_that_chronos_writes(page: Path) -> None:
     """`error: ...` in the output of a command."""
     for line in re.findall(r"^error: (.+)$", page.read_text(), re.MULTILINE):
@@ -494,7 +501,7 @@ def all_tests() -> frozenset[str]:
     )
 
 
-@pages
+@on_every_page
 def test_every_test_that_is_named_exists(page: Path) -> None:
     """A page claims nothing that is not there."""
     named = {
@@ -531,7 +538,7 @@ def test_conformance_has_a_row_for_every_rule() -> None:
     }
 
 
-@pages
+@on_every_page
 def test_every_file_that_is_named_exists(page: Path) -> None:
     """Files and directories of this repository, by their paths in backticks."""
     for text in inline(page):

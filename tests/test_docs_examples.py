@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -43,9 +44,7 @@ from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import parse_duration_ms, parse_time_ms
 from chronos.errors import ConfigurationError
-from tests.harness.pages import DOCS, PAGES, ROOT, blocks, inline, page_name, prose, rows
-
-pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
+from tests.harness.pages import DOCS, PAGES, ROOT, blocks, inline, on_every_page, prose, rows
 
 NOW_MS = 1_795_000_000_000
 """2026-11-18: when the examples are read. A fixed time, so that they do not expire."""
@@ -228,7 +227,7 @@ def as_json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-@pages
+@on_every_page
 def test_every_command_is_accepted(page: Path) -> None:
     """Options, values and messages; a refused message is shown with its error."""
     for arguments in command_lines(page):
@@ -240,7 +239,7 @@ def test_every_command_is_accepted(page: Path) -> None:
         assert why is None or why.partition(": ")[2] in page.read_text(), (arguments, why)
 
 
-@pages
+@on_every_page
 def test_every_command_in_running_text_is_accepted(page: Path) -> None:
     """Required options may be left out there; the options that are named exist and have good
     values."""
@@ -312,13 +311,14 @@ def configurations(page: Path) -> Iterator[str]:
             yield block
 
 
-@pages
-def test_every_configuration_is_accepted(page: Path, tmp_path: Path) -> None:
+@on_every_page
+def test_every_configuration_is_accepted(page: Path) -> None:
     """Settings shown can be copied."""
-    for at, block in enumerate(configurations(page)):
-        file = tmp_path / f"{at}.yaml"
-        file.write_text(block)
-        load(str(file), {}, [])
+    for block in configurations(page):
+        with NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(block)
+            file.flush()
+            load(file.name, {}, [])
 
 
 NEEDED = {
@@ -334,7 +334,7 @@ NEEDED = {
 """Settings without which some others are refused."""
 
 
-@pages
+@on_every_page
 def test_every_setting_in_running_text_has_a_value_that_it_takes(page: Path) -> None:
     """`key: value` in backticks."""
     for text in inline(page):
@@ -383,7 +383,7 @@ def test_the_record_of_the_readme_is_accepted() -> None:
     assert not isinstance(parsed, Rejection), parsed
 
 
-@pages
+@on_every_page
 def test_every_header_in_running_text_has_a_value_that_is_accepted(page: Path) -> None:
     """`chronos-...: value` in backticks, in an otherwise complete record."""
     for text in inline(page):
@@ -429,7 +429,7 @@ def console_records(page: Path) -> Iterator[tuple[bytes, bytes | None, dict[str,
             )
 
 
-@pages
+@on_every_page
 def test_every_record_for_the_console_producer_is_accepted(page: Path) -> None:
     """Headers, a tab, the key, a tab, the value."""
     for key, value, headers in console_records(page):
@@ -504,14 +504,14 @@ def calls(page: Path, name: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
                 yield eval(compile(whole, str(page), "eval"), {"__builtins__": {}}, names)
 
 
-@pages
+@on_every_page
 def test_python_is_python(page: Path) -> None:
     """Every Python block can be compiled."""
     for block in blocks(page, "python"):
         ast.parse(block)
 
 
-@pages
+@on_every_page
 def test_every_record_that_a_program_produces_is_accepted(page: Path) -> None:
     """Records for the delay topic, whatever their headers are made of."""
     for args, given in calls(page, "produce"):
@@ -524,14 +524,14 @@ def test_every_record_that_a_program_produces_is_accepted(page: Path) -> None:
         assert not isinstance(parsed, Rejection), (given, parsed)
 
 
-@pages
+@on_every_page
 def test_every_message_that_a_program_schedules_is_accepted(page: Path) -> None:
     """`client.schedule` and `chronos.message`."""
     for args, given in [*calls(page, "schedule"), *calls(page, "message")]:
         assert refusal(as_json(chronos.message(*args, **given))) is None, given
 
 
-@pages
+@on_every_page
 def test_every_request_is_accepted(page: Path) -> None:
     """The JSON that is posted to /v1/messages."""
     for block in (*blocks(page, "console"), *blocks(page, "sh")):

@@ -3,8 +3,8 @@ checks nothing."""
 
 import ast
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, update_wrapper
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +18,25 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 def page_name(page: Path) -> str:
     """The path of a page in the repository."""
     return str(page.relative_to(ROOT))
+
+
+def on_every_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Return the test that checks every page and fails with all the pages that are wrong."""
+
+    def test() -> None:
+        wrong = []
+        for page in PAGES:
+            try:
+                check(page)
+            except Exception as error:
+                error.add_note(page_name(page))
+                wrong.append(error)
+        if wrong:
+            raise ExceptionGroup("pages are wrong", wrong)
+
+    update_wrapper(test, check)
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would ask for its parameters
+    return test
 
 
 def blocks(page: Path, *languages: str) -> Iterator[str]:

@@ -171,6 +171,8 @@ class Producers:
         self.records: list[Record] = []
         self._offset = 0
         self._timestamp_ms = START_MS
+        self._firsts_ms: dict[int, int] = {}
+        """Shard -> first timestamp of the latest record that came to its partition first."""
 
     def send(self, sent: Sent, now_ms: int) -> None:
         self._offset += sent.gap
@@ -213,7 +215,7 @@ class Producers:
         repetition = parse_repetition(sent.repeat) if sent.repeat and is_message else None
         if repetition is not None and sent.late:
             repetition = replace(repetition, late_policy=LATE_POLICIES[sent.late.encode()])
-        hop_ms = abs(sent.hop_ms) if sent.hop_ms is not None and self.number == 1 else sent.hop_ms
+        hop_ms = self._hop_ms(sent)
         first_is_left = (
             repetition is not None
             and repetition.kind == Repeat.CRON
@@ -247,6 +249,18 @@ class Producers:
             rejection=rejection,
             replayed=b"source-%d" % (sent.form % 2) if sent.verb == "replay" else None,
         )
+
+    def _hop_ms(self, sent: Sent) -> int | None:
+        """How long before its own time the first timestamp of a record is; the clock of the
+        partition that it came to first never steps back either."""
+        if sent.hop_ms is None:
+            return None
+        hop_ms = abs(sent.hop_ms) if self.number == 1 else sent.hop_ms
+        latest_ms = self._firsts_ms.get(sent.hop_from, 0)
+        hop_ms = min(hop_ms, self._timestamp_ms - latest_ms)
+        first_ms = self._timestamp_ms - (hop_ms if hop_ms >= -SKEW_MS else 0)
+        self._firsts_ms[sent.hop_from] = max(latest_ms, first_ms)
+        return hop_ms
 
     def _id(self, sent: Sent) -> bytes | None:
         """A user's id, or the generated id of an earlier message, which may have a key and so

@@ -18,6 +18,7 @@ from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret,
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 from chronos.errors import ConfigurationError
+from tests.unit.settings import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -859,6 +860,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@examples(20, 200)
 @given(SETTINGS)
 def test_a_shown_configuration_reads_back_as_the_same_one(
     tmp_path_factory: Any, settings: dict[str, Any]

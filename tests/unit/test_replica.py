@@ -486,6 +486,7 @@ def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Shar
     wait_until(lambda: driver.role == S.FOLLOWER)
     assert found() == (True, False, True)
     case.node.assignment = LEAVE
+    driver.step_soon()
     driver.join(time.monotonic() + 9.0)
     assert driver.role == S.NONE
     assert found() == (False, False, False)
