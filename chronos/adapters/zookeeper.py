@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -37,6 +37,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from msgspec import Struct
 
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
@@ -409,55 +410,61 @@ RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 outlive several."""
 
 
+class ZooKeeperServers(Struct, frozen=True, kw_only=True):
+    """The ensemble, and how to connect to it."""
+
+    hosts: str
+    session_timeout_s: float = 10.0
+    path: str = "/chronos"
+    authentication: Literal["none", "digest", "sasl"] = "none"
+    username: str | None = None
+    password: str | None = None
+    acl: Literal["open", "creator"] = "open"
+    """`creator`: only clients that authenticate alike have access."""
+    tls: bool = False
+    ca: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+
+    def client_settings(self) -> dict[str, Any]:
+        """Return the settings of kazoo's client. Raises ConfigurationError for a file or a package
+        that is missing."""
+        files = {"ca": self.ca, "certfile": self.certfile, "keyfile": self.keyfile}
+        _check(self.authentication, files)
+        settings: dict[str, Any] = {
+            "hosts": self.hosts,
+            "timeout": self.session_timeout_s,
+            "connection_retry": RECONNECT,
+            "logger": KAZOO_LOG,
+            "default_acl": CREATOR_ALL_ACL if self.acl == "creator" else OPEN_ACL_UNSAFE,
+        }
+        if self.authentication == "digest":
+            settings["auth_data"] = [("digest", f"{self.username}:{self.password}")]
+        elif self.authentication == "sasl":
+            sasl = {
+                "mechanism": "DIGEST-MD5",
+                "username": self.username,
+                "password": self.password,
+            }
+            settings["sasl_options"] = sasl
+        if self.tls:
+            settings |= {"use_ssl": True, "check_hostname": True, **files}
+        return settings
+
+
 class ZooKeeperCoordinator:
     """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and
     `request`, one the other verbs."""
 
-    def __init__(
-        self,
-        *,
-        hosts: str,
-        cluster: str,
-        node: str,
-        instance: str,
-        session_timeout_s: float = 10.0,
-        path: str = "/chronos",
-        authentication: str = "none",
-        username: str | None = None,
-        password: str | None = None,
-        acl: str = "open",
-        tls: bool = False,
-        ca: str | None = None,
-        certfile: str | None = None,
-        keyfile: str | None = None,
-    ) -> None:
-        """`authentication`: `none`, `digest` or `sasl`. `acl`: `open`, or `creator` for clients
-        that authenticate alike.
-
-        Raises ConfigurationError for a file or a package that is missing. Only `join` connects.
-        """
+    def __init__(self, servers: ZooKeeperServers, *, cluster: str, node: str) -> None:
+        """Raises ConfigurationError for a file or a package that is missing. Only `join`
+        connects."""
+        self.settings = servers.client_settings()
+        self.base = f"{servers.path.rstrip('/')}/{cluster}"
+        """The znode that holds the cluster."""
         self._cluster = cluster
         self._node = node
-        self._instance = instance
-        self._session_timeout_s = session_timeout_s
-        self.base = f"{path.rstrip('/')}/{cluster}"
-        """The znode that holds the cluster."""
-        self.settings: dict[str, Any] = {
-            "hosts": hosts,
-            "timeout": session_timeout_s,
-            "connection_retry": RECONNECT,
-            "logger": KAZOO_LOG,
-            "default_acl": CREATOR_ALL_ACL if acl == "creator" else OPEN_ACL_UNSAFE,
-        }
-        _check(authentication, ca=ca, certfile=certfile, keyfile=keyfile)
-        if authentication == "digest":
-            self.settings["auth_data"] = [("digest", f"{username}:{password}")]
-        elif authentication == "sasl":
-            sasl = {"mechanism": "DIGEST-MD5", "username": username, "password": password}
-            self.settings["sasl_options"] = sasl
-        if tls:
-            self.settings |= {"use_ssl": True, "ca": ca, "certfile": certfile, "keyfile": keyfile}
-            self.settings["check_hostname"] = True
+        self._session_timeout_s = servers.session_timeout_s
         self._woken = threading.Event()
         self._session: Session | None = None
 
@@ -606,7 +613,7 @@ class ZooKeeperCoordinator:
         )
 
 
-def _check(authentication: str, **files: str | None) -> None:
+def _check(authentication: str, files: Mapping[str, str | None]) -> None:
     """Raise ConfigurationError for what kazoo would find out only in a thread of its own, where the
     error is lost."""
     problems = [

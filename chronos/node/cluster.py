@@ -4,6 +4,7 @@ probes of masters."""
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,48 +78,45 @@ JOIN_S = 60.0
 voters have no leader yet, or whose broker still makes the logs of some thousand partitions."""
 
 
-def open_coordinator(config: Config, instance: str, tls: Tls) -> Coordinator:
+def open_coordinator(config: Config, tls: Tls) -> Coordinator:
     """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a
     missing file or package."""
     if config.coordinator.kind == "raft":
-        return open_on_raft(config, instance, tls)
-    return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(
-        config, instance
-    )
+        return open_on_raft(config, tls)
+    return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(config)
 
 
-def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
+def open_on_kafka(config: Config) -> "KafkaCoordinator":
     """Return the coordinator on the Kafka cluster of `log.kafka`."""
+    from chronos.adapters.kafka.cluster_topic import ClusterTopic
+    from chronos.adapters.kafka.connection import Connection
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
 
-    settings, kafka = config.coordinator.kafka, config.log.kafka
+    timeout_ms, kafka = config.coordinator.kafka.timeout, config.log.kafka
     assert kafka.bootstrap_servers is not None
+    connection = Connection(
+        kafka.bootstrap_servers,
+        kafka.properties,
+        request_timeout_s=kafka.request_timeout / 1_000,
+    )
     return KafkaCoordinator(
-        bootstrap_servers=kafka.bootstrap_servers,
-        properties=kafka.properties,
-        topic=cluster_topic(config),
-        create_topic=config.topics.create,
+        partial(ClusterTopic, connection, cluster_topic(config), create=config.topics.create),
         cluster=config.cluster,
         node=config.node.id,
-        instance=instance,
-        timing=Timing(heartbeat_ms=heartbeat_ms(settings.timeout), timeout_ms=settings.timeout),
+        timing=Timing(heartbeat_ms=heartbeat_ms(timeout_ms), timeout_ms=timeout_ms),
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
-        request_timeout_s=kafka.request_timeout / 1_000,
     )
 
 
-def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
+def open_on_zookeeper(config: Config) -> "ZooKeeperCoordinator":
     """Return the coordinator on ZooKeeper."""
     # Imported here: other nodes run without the ZooKeeper client.
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
 
     settings = config.coordinator.zookeeper
     assert settings.hosts is not None
-    return ZooKeeperCoordinator(
+    servers = ZooKeeperServers(
         hosts=settings.hosts,
-        cluster=config.cluster,
-        node=config.node.id,
-        instance=instance,
         session_timeout_s=settings.session_timeout / 1_000,
         path=settings.path,
         authentication=settings.authentication,
@@ -130,26 +128,29 @@ def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
         certfile=settings.certfile,
         keyfile=settings.keyfile,
     )
+    return ZooKeeperCoordinator(servers, cluster=config.cluster, node=config.node.id)
 
 
-def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
+def open_on_raft(config: Config, tls: Tls) -> "RaftCoordinator":
     """Return the coordinator on the voters among the nodes."""
-    from chronos.adapters.raft.coordinator import RaftCoordinator, Voting
+    from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
+    from chronos.adapters.raft.voter import Voting
 
     settings = config.coordinator.raft
     voters = dict(peer.split("=", 1) for peer in settings.peers)
     own = voters.get(config.node.id)
     scheme = "http" if config.admin.tls.certificate is None else "https"
     assert config.coordinator.secret is not None
-    return RaftCoordinator(
+    clients = VoterClients(
         peers={node: f"{scheme}://{address}" for node, address in voters.items()},
         secret=config.coordinator.secret,
+        tls=tls.client,
+    )
+    return RaftCoordinator(
+        clients,
         cluster=config.cluster,
         node=config.node.id,
-        instance=instance,
-        heartbeat_ms=heartbeat_ms(settings.timeout),
-        timeout_ms=settings.timeout,
-        tls=tls.client,
+        timing=Timing(heartbeat_ms=heartbeat_ms(settings.timeout), timeout_ms=settings.timeout),
         join_s=VOTE_S,
         voting=None
         if own is None
@@ -389,16 +390,16 @@ def _thread(
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
 
 
-def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:
+def inspect_coordinator(config: Config) -> ClusterInspection:
     """Return the cluster as a client of the coordinator sees it, without joining. Raises
     ConfigurationError, CoordinatorUnavailable."""
     if config.coordinator.kind == "kafka":
         from chronos.adapters.kafka.cluster_topic import inspect as inspect_kafka
 
-        on_kafka = open_on_kafka(config, instance)
+        on_kafka = open_on_kafka(config)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     if config.coordinator.kind == "raft":
-        return open_on_raft(config, instance, Tls(config)).inspect()
+        return open_on_raft(config, Tls(config)).inspect()
     from chronos.adapters.zookeeper import inspect
 
-    return inspect(open_on_zookeeper(config, instance))
+    return inspect(open_on_zookeeper(config))

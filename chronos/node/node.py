@@ -322,7 +322,7 @@ class Node:
         if config.coordinator.kind == "standalone":
             return None
         return ClusterNode(
-            open_coordinator(config, self.instance, self.tls),
+            open_coordinator(config, self.tls),
             config,
             log=self.log,
             clock=self.clock,

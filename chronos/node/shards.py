@@ -40,8 +40,8 @@ from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.replica import CATCHING_UP, Replica, ReplicaSettings
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.replica import CATCHING_UP, Replica
+from chronos.workers.replica.state import Assignment, ReplicaContext, ReplicaSettings, ReplicaState
 from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, StallJudge, facts_of
 
 log = structlog.get_logger("chronos.shard")
@@ -488,37 +488,39 @@ def make_shard(
         )
 
     replica = Replica(
-        log_port=shared.log,
-        store=store,
-        clock=clock,
-        rules=rules,
-        settings=ReplicaSettings(
-            limits=Limits(
-                messages=delivery.batch_messages,
-                bytes=delivery.batch_bytes,
-                wheel_messages=settings.wheel_messages,
-                wheel_bytes=settings.wheel_bytes,
-                wheel_horizon_ms=settings.wheel_horizon,
-                linger_ms=delivery.linger,
-                pull=config.workers.pull,
-                push=config.workers.push,
-                wait_for_transactions=delivery.open_transactions == "wait",
+        ReplicaContext(
+            log=shared.log,
+            store=store,
+            clock=clock,
+            rules=rules,
+            settings=ReplicaSettings(
+                limits=Limits(
+                    messages=delivery.batch_messages,
+                    bytes=delivery.batch_bytes,
+                    wheel_messages=settings.wheel_messages,
+                    wheel_bytes=settings.wheel_bytes,
+                    wheel_horizon_ms=settings.wheel_horizon,
+                    linger_ms=delivery.linger,
+                    pull=config.workers.pull,
+                    push=config.workers.push,
+                    wait_for_transactions=delivery.open_transactions == "wait",
+                ),
+                delay_topic=topics.delay,
+                progress_topic=topics.progress,
+                cluster=config.cluster,
+                node=config.node.id,
+                instance=shared.instance,
+                delivered_ms=config.retention.delivered if config.workers.delete else None,
+                deduplication_ms=config.retention.deduplication,
             ),
-            delay_topic=topics.delay,
-            progress_topic=topics.progress,
-            cluster=config.cluster,
-            node=config.node.id,
-            instance=shared.instance,
-            delivered_ms=config.retention.delivered if config.workers.delete else None,
-            deduplication_ms=config.retention.deduplication,
-        ),
-        pusher=pusher,
-        guard=shared.guard,
-        assigned=assigned,
-        restore=restore,
-        bounded=bounded,
-        elsewhere=shared.elsewhere,
-        tracing=shared.tracing,
+            pusher=pusher,
+            guard=shared.guard,
+            assigned=assigned,
+            restore=restore,
+            bounded=bounded,
+            elsewhere=shared.elsewhere,
+            tracing=shared.tracing,
+        )
     )
     return ShardDriver(replica, shared, assigned)
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +25,8 @@ from chronos.adapters.kafka.cluster_topic import ClusterTopic, Entry
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
-from chronos.adapters.raft.coordinator import RaftCoordinator
-from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
+from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
 from chronos.core.cluster.heartbeats import (
     GRACE_TIMEOUTS,
     HEARTBEATS,
@@ -103,8 +104,8 @@ class Cluster(Protocol):
         """Before the first coordinator is made: nodes are lost so late that this can be told from
         what does not wait for it."""
 
-    def coordinator(self, node: str, instance: str = "") -> Coordinator:
-        """Make a coordinator that has not joined; its `instance` is `i-<node>` unless given."""
+    def coordinator(self, node: str) -> Coordinator:
+        """Make a coordinator that has not joined."""
 
     def now_s(self) -> float:
         """Return the time by which sessions expire."""
@@ -176,14 +177,12 @@ class ZooKeeperCluster(RealCluster):
         self._name = f"c-{uuid.uuid4().hex[:8]}"
         super().__init__()
 
-    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+    def coordinator(self, node: str) -> Coordinator:
         link = self._network.link(self._zookeeper[0].port)
         made = ZooKeeperCoordinator(
-            hosts=link.address,
+            ZooKeeperServers(hosts=link.address, session_timeout_s=SESSION_S),
             cluster=self._name,
             node=node,
-            instance=instance or f"i-{node}",
-            session_timeout_s=SESSION_S,
         )
         return self._made(node, made, [link])
 
@@ -213,16 +212,12 @@ class KafkaCluster(RealCluster):
         self._timing = TIMING
         super().__init__()
 
-    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+    def coordinator(self, node: str) -> Coordinator:
         link = next(self._doors)
         made = KafkaCoordinator(
-            bootstrap_servers=link.address,
-            properties={},
-            topic=self._spec,
-            create_topic=True,
+            partial(ClusterTopic, Connection(link.address, {}), self._spec, create=True),
             cluster="test",
             node=node,
-            instance=instance or f"i-{node}",
             timing=self._timing,
         )
         return self._made(node, made, [link])
@@ -313,16 +308,14 @@ class RaftCluster(RealCluster):
             self._voters = Voters(self._directory, timeout_ms=self._timeout_ms)
         return self._voters
 
-    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+    def coordinator(self, node: str) -> Coordinator:
         links = {name: self._network.link(port) for name, port in self.voters.ports.items()}
+        peers = {name: f"http://{link.address}" for name, link in links.items()}
         made = RaftCoordinator(
-            peers={name: f"http://{link.address}" for name, link in links.items()},
-            secret=SECRET,
+            VoterClients(peers=peers, secret=SECRET),
             cluster="test",
             node=node,
-            instance=instance or f"i-{node}",
-            heartbeat_ms=HEARTBEAT_MS,
-            timeout_ms=self._timeout_ms,
+            timing=Timing(heartbeat_ms=HEARTBEAT_MS, timeout_ms=self._timeout_ms),
             join_s=RAFT_JOIN_S,
         )
         return self._made(node, made, list(links.values()))
@@ -356,7 +349,7 @@ class SimulatedCluster:
         )
         self._made: dict[str, list[SimCoordinator]] = {}
 
-    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+    def coordinator(self, node: str) -> Coordinator:
         made = SimCoordinator(self._servers, node, lambda where: None)
         self._made.setdefault(node, []).append(made)
 
@@ -442,7 +435,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 def joined(cluster: Cluster, node: str, instance: str = "", place: str = "") -> Coordinator:
     """A coordinator that has joined. `place`: of the data directory."""
-    coordinator = cluster.coordinator(node, instance)
+    coordinator = cluster.coordinator(node)
     coordinator.join(replace(member(node, instance=instance), place=place))
     return coordinator
 

@@ -99,7 +99,7 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     log = open_kafka(config)
     here = Look(cursor=(0, 0), pull_offset=0)
     node = ClusterNode(
-        open_coordinator(config, "i", Tls(config)),
+        open_coordinator(config, Tls(config)),
         config,
         log=log,
         clock=SystemClock(),

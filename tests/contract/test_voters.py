@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp.web
 import pytest
 
-from chronos.adapters.raft.coordinator import RaftCoordinator
-from chronos.adapters.raft.voter import CONNECTIONS_MAX, read_file, timing_of, write_file
+from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
+from chronos.adapters.raft.voter import CONNECTIONS_MAX, election_timing, read_file, write_file
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     CHALLENGE,
@@ -38,8 +38,10 @@ from chronos.adapters.raft.wire import (
     encode,
     open_session,
 )
+from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft.register import Disk, Entry
-from chronos.core.cluster.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
+from chronos.core.cluster.raft.values import Incarnation, LogEnd, Saved, VoteRequest
+from chronos.core.cluster.raft.values import Timing as ElectionTiming
 from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
 from tests.harness.plans import plan_for
@@ -83,13 +85,10 @@ def coordinator(
     """A coordinator that has not joined. `voters_too`: more voters in its configuration."""
     made.append(
         RaftCoordinator(
-            peers={**voters.peers, **voters_too},
-            secret=secret,
+            VoterClients(peers={**voters.peers, **voters_too}, secret=secret),
             cluster="test",
             node=node,
-            instance=f"i-{node}",
-            heartbeat_ms=HEARTBEAT_MS,
-            timeout_ms=TIMEOUT_MS,
+            timing=Timing(heartbeat_ms=HEARTBEAT_MS, timeout_ms=TIMEOUT_MS),
             join_s=2.0 if secret != SECRET or voters_too else PATIENCE_S,
         )
     )
@@ -388,7 +387,7 @@ def test_the_file_of_a_voter_reads_back_and_a_damaged_one_stops_the_node(tmp_pat
 
 def test_the_intervals_of_dledger_are_those_of_two_and_six_seconds() -> None:
     """DL-01 to DL-06: the defaults of DLedger, a heartbeat of 2 s and a time-out of 6 s."""
-    assert timing_of(2_000, 6_000) == Timing()
+    assert election_timing(Timing(heartbeat_ms=2_000, timeout_ms=6_000)) == ElectionTiming()
 
 
 def test_what_the_voters_cannot_replicate_is_refused_and_stops_nothing(

@@ -9,8 +9,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chronos.adapters.raft.voter import Voter
+from chronos.adapters.raft.voter import Voter, Voting
 from chronos.adapters.raft.wire import Signer
+from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.roles import Roles
 from tests.harness.ports import free_port
 
@@ -43,15 +44,13 @@ class Voters:
         """Start a voter with the file that it has."""
 
         async def start() -> None:
+            file = self._directory / f"{name}.raft"
             voter = Voter(
-                node=name,
-                peers=self.peers,
-                host="127.0.0.1",
-                port=self.ports[name],
-                path=self._directory / f"{name}.raft",
+                name,
+                self.peers,
+                Voting(host="127.0.0.1", port=self.ports[name], path=file),
                 signer=Signer(SECRET, "test", self.peers),
-                heartbeat_ms=HEARTBEAT_MS,
-                timeout_ms=self._timeout_ms,
+                timing=Timing(heartbeat_ms=HEARTBEAT_MS, timeout_ms=self._timeout_ms),
             )
             await voter.start()
             self.running[name] = voter

@@ -312,7 +312,7 @@ class Process:
 def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
     """Join, and control while possible, until killed; every plan differs from the one before, so
     each is published."""
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
     from chronos.core.cluster.roles import ClusterState, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
@@ -336,11 +336,9 @@ def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
 
     instance = f"i-{node}"
     coordinator = ZooKeeperCoordinator(
-        hosts=hosts,
+        ZooKeeperServers(hosts=hosts, session_timeout_s=float(session_s)),
         cluster=cluster,
         node=node,
-        instance=instance,
-        session_timeout_s=float(session_s),
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"
     replicas = {shard: ReplicaReport(applied=1) for shard in range(2)}

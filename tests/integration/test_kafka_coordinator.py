@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
 from chronos.adapters.kafka import coordinator as loop_module
-from chronos.adapters.kafka.cluster_topic import HeartbeatWriter, inspect
+from chronos.adapters.kafka.cluster_topic import ClusterTopic, HeartbeatWriter, inspect
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.core.cluster.heartbeats import (
@@ -62,14 +63,11 @@ class Nodes:
 
     def coordinator(self, node: str, *, create: bool = True) -> KafkaCoordinator:
         """A coordinator that has not joined."""
+        spec = TopicSpec(name=self.topic, partitions=2, settings={"retention.ms": "-1"})
         made = KafkaCoordinator(
-            bootstrap_servers=self.broker.bootstrap,
-            properties={},
-            topic=TopicSpec(name=self.topic, partitions=2, settings={"retention.ms": "-1"}),
-            create_topic=create,
+            partial(ClusterTopic, Connection(self.broker.bootstrap, {}), spec, create=create),
             cluster="test",
             node=node,
-            instance=f"i-{node}",
             timing=TIMING,
         )
         self.made.append(made)

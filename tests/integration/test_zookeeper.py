@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 
-from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator
+from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator, ZooKeeperServers
 from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from tests.harness.plans import plan_for
@@ -52,16 +52,9 @@ class Nodes:
 
     def coordinator(self, node: str, **more: object) -> ZooKeeperCoordinator:
         """A coordinator that has not joined."""
-        settings = {
-            "hosts": self.hosts,
-            "session_timeout_s": SESSION_S,
-            "instance": f"i-{node}",
-        } | more
-        made = ZooKeeperCoordinator(
-            cluster=self.cluster,
-            node=node,
-            **settings,  # type: ignore[arg-type]
-        )
+        settings = {"hosts": self.hosts, "session_timeout_s": SESSION_S} | more
+        servers = ZooKeeperServers(**settings)  # type: ignore[arg-type]
+        made = ZooKeeperCoordinator(servers, cluster=self.cluster, node=node)
         self.made.append(made)
         return made
 

@@ -24,6 +24,7 @@ from chronos.adapters.raft.wire import Callers, Inspect, Signer, StateUpdate, Un
 from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.client import AsyncClient, Unreachable
 from chronos.config import load
+from chronos.core.cluster.heartbeats import Timing
 from chronos.errors import ConfigurationError
 from chronos.node import tls
 from chronos.node.tls import Tls
@@ -148,15 +149,11 @@ def test_a_voter_shows_a_new_certificate_and_does_not_name_its_server(
 
     async def run() -> None:
         running = voter.Voter(
-            node="v1",
-            peers=peers,
-            host="127.0.0.1",
-            port=port,
-            path=tmp_path / "vote",
+            "v1",
+            peers,
+            voter.Voting(host="127.0.0.1", port=port, path=tmp_path / "vote", tls=found.server),
             signer=Signer("s" * 32, "test", peers),
-            heartbeat_ms=100,
-            timeout_ms=1_000,
-            server_tls=found.server,
+            timing=Timing(heartbeat_ms=100, timeout_ms=1_000),
             client_tls=found.client,
         )
         await running.start()

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.machine import SystemClock
-from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
 from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.errors import ChronosError, CoordinatorUnavailable
@@ -28,7 +28,7 @@ from tests.sim.world import World
 
 def coordinator() -> ZooKeeperCoordinator:
     """A coordinator whose ZooKeeper does not exist."""
-    return ZooKeeperCoordinator(hosts="127.0.0.1:1", cluster="c", node="n", instance="i")
+    return ZooKeeperCoordinator(ZooKeeperServers(hosts="127.0.0.1:1"), cluster="c", node="n")
 
 
 def test_a_machine_without_a_file_descriptor_has_an_unavailable_coordinator() -> None:

@@ -325,8 +325,8 @@ FAULTS: Faults = {
     ],
     "an empty store replays trimmed logs without a checkpoint": [
         Change(
-            "restored = self._restore(cost)",
-            "restored = not cost.store_empty and self._restore(cost)",
+            "restored = self._context.restore(cost)",
+            "restored = not cost.store_empty and self._context.restore(cost)",
         )
     ],
     "a store older than the start of the logs is kept": [

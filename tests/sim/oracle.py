@@ -28,9 +28,8 @@ from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
-from chronos.workers.replica.replica import ReplicaSettings
 from chronos.workers.replica.retention import id_states_kept_ms, unpulled_ms
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.state import Assignment, ReplicaContext, ReplicaSettings, ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
@@ -150,35 +149,37 @@ class OracleReplica:
             next_cron=next_cron,
         )
         self.replica = DeletingReplica(
-            log_port=self.log,
-            store=node.stores[shard],
-            clock=node.clock,
-            rules=rules,
-            settings=ReplicaSettings(
-                limits=settings.limits,
-                delay_topic=DELAY,
-                progress_topic=PROGRESS,
-                cluster=CLUSTER,
-                node=node.name,
-                instance=node.name,
-                delivered_ms=settings.delivered_ms,
-                deduplication_ms=settings.deduplication_ms,
-            ),
-            pusher=lambda: Pusher(
-                self.log,
-                rules,
-                PushSettings(
+            ReplicaContext(
+                log=self.log,
+                store=node.stores[shard],
+                clock=node.clock,
+                rules=rules,
+                settings=ReplicaSettings(
+                    limits=settings.limits,
                     delay_topic=DELAY,
-                    rejected_topic=REJECTED,
-                    dead_letter_topic=DEAD_LETTER,
-                    create_topics=False,
-                    retries=Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
+                    progress_topic=PROGRESS,
+                    cluster=CLUSTER,
+                    node=node.name,
+                    instance=node.name,
+                    delivered_ms=settings.delivered_ms,
+                    deduplication_ms=settings.deduplication_ms,
                 ),
-                rates=ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
-            ),
-            guard=lambda: None,
-            assigned=lambda: node.seen[shard],
-            elsewhere=self._read_elsewhere,
+                pusher=lambda: Pusher(
+                    self.log,
+                    rules,
+                    PushSettings(
+                        delay_topic=DELAY,
+                        rejected_topic=REJECTED,
+                        dead_letter_topic=DEAD_LETTER,
+                        create_topics=False,
+                        retries=Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
+                    ),
+                    rates=ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
+                ),
+                guard=lambda: None,
+                assigned=lambda: node.seen[shard],
+                elsewhere=self._read_elsewhere,
+            )
         )
 
         self.replica.deletes = lambda: (

@@ -22,7 +22,7 @@ from chronos.core.shard.progress import RULES
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.state import IN_PLACE
+from chronos.workers.replica.state import IN_PLACE, ReplicaSettings
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
 from tests.sim.checker import RateBound
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
@@ -408,9 +408,17 @@ class Simulation(ClusterPart):
             shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
-            follower = Follower(
-                log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS
+            settings = ReplicaSettings(
+                limits=self.cluster.settings.limits,
+                delay_topic=DELAY,
+                progress_topic=PROGRESS,
+                cluster=CLUSTER,
+                node="",
+                instance="",
+                delivered_ms=None,
+                deduplication_ms=0,
             )
+            follower = Follower(log, store, shard_state, settings)
             while follower.step():
                 pass
             steps = self.checker.steps[shard]

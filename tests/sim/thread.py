@@ -15,9 +15,9 @@ from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.push.lanes import ShardRates
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
-from chronos.workers.replica.replica import Replica, ReplicaSettings
+from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
-from chronos.workers.replica.state import ReplicaState
+from chronos.workers.replica.state import ReplicaContext, ReplicaSettings, ReplicaState
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog
@@ -99,40 +99,42 @@ class ReplicaThread:
             next_cron=next_cron,
         )
         self.replica = DeletingReplica(
-            log_port=self.log,
-            store=node.store(shard),
-            clock=node.clock,
-            rules=rules,
-            settings=ReplicaSettings(
-                limits=settings.limits,
-                delay_topic=DELAY,
-                progress_topic=PROGRESS,
-                cluster=CLUSTER,
-                node=node.node_id,
-                instance=node.instance,
-                delivered_ms=settings.delivered_ms,
-                deduplication_ms=settings.deduplication_ms,
-            ),
-            pusher=lambda: Pusher(
-                self.log,
-                rules,
-                PushSettings(
+            ReplicaContext(
+                log=self.log,
+                store=node.store(shard),
+                clock=node.clock,
+                rules=rules,
+                settings=ReplicaSettings(
+                    limits=settings.limits,
                     delay_topic=DELAY,
-                    rejected_topic=REJECTED,
-                    dead_letter_topic=DEAD_LETTER,
-                    create_topics=False,
-                    retries=Retries(
-                        attempts_max=settings.attempts_max,
-                        base_ms=settings.retry_base_ms,
-                        cap_ms=RETRY_CAP_MS,
-                    ),
+                    progress_topic=PROGRESS,
+                    cluster=CLUSTER,
+                    node=node.node_id,
+                    instance=node.instance,
+                    delivered_ms=settings.delivered_ms,
+                    deduplication_ms=settings.deduplication_ms,
                 ),
-                rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
-            ),
-            guard=lambda: "the disk is below its reserve" if node.disk.low else None,
-            assigned=lambda: process.role(shard),
-            restore=lambda cost: process.restore(shard, cost),
-            elsewhere=process.read_elsewhere,
+                pusher=lambda: Pusher(
+                    self.log,
+                    rules,
+                    PushSettings(
+                        delay_topic=DELAY,
+                        rejected_topic=REJECTED,
+                        dead_letter_topic=DEAD_LETTER,
+                        create_topics=False,
+                        retries=Retries(
+                            attempts_max=settings.attempts_max,
+                            base_ms=settings.retry_base_ms,
+                            cap_ms=RETRY_CAP_MS,
+                        ),
+                    ),
+                    rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
+                ),
+                guard=lambda: "the disk is below its reserve" if node.disk.low else None,
+                assigned=lambda: process.role(shard),
+                restore=lambda cost: process.restore(shard, cost),
+                elsewhere=process.read_elsewhere,
+            )
         )
         self.replica.deletes = node.deletes
 

@@ -18,6 +18,7 @@ from chronos.core.cluster.heartbeats import (
     ClusterRecord,
     Heartbeat,
     LeaveRecord,
+    OwnHeartbeats,
     RecordUnreadable,
     RolesRecord,
     Submission,
@@ -479,7 +480,7 @@ def test_a_controller_that_reads_of_a_greater_epoch_follows(case: ClusterLog) ->
 
 def test_a_timeout_must_be_four_heartbeats_at_least() -> None:
     with pytest.raises(AssertionError, match="lost heartbeat"):
-        Timing(heartbeat_ms=500, timeout_ms=1_500)
+        OwnHeartbeats(Timing(heartbeat_ms=500, timeout_ms=1_500))
 
 
 def test_a_member_that_failed_counts_longer_than_the_others(case: ClusterLog) -> None:

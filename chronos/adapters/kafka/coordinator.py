@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
 
 import structlog
 
@@ -30,7 +29,6 @@ from chronos.adapters.kafka.cluster_topic import (
     RolesWriter,
     Settled,
 )
-from chronos.adapters.kafka.connection import REQUEST_TIMEOUT_S, Connection
 from chronos.core.cluster.controllership import Controllership, Stage
 from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
@@ -53,7 +51,7 @@ from chronos.core.cluster.roles import (
     id_taken,
 )
 from chronos.errors import ChronosError, CoordinatorUnavailable, LogUnavailable
-from chronos.ports import ClusterSnapshot, TopicSpec
+from chronos.ports import ClusterSnapshot
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -522,30 +520,20 @@ class KafkaCoordinator:
 
     def __init__(
         self,
+        topic: Callable[[], ClusterTopic],
         *,
-        bootstrap_servers: str,
-        properties: Mapping[str, Any],
-        topic: TopicSpec,
-        create_topic: bool,
         cluster: str,
         node: str,
-        instance: str,
         timing: Timing | None = None,
         transaction_timeout_s: float = 10.0,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """`properties`: librdkafka settings of the operator. `instance`: of the data directory.
-        Only `join` connects."""
+        """`topic`: returns the topic of the cluster, not open yet, for each `join`. Only `join`
+        connects."""
+        self.topic = topic
         self.timing = timing or Timing()
         self._cluster = cluster
         self._node = node
-        self._instance = instance
         self._transaction_timeout_s = transaction_timeout_s
-        self._connection = Connection(
-            bootstrap_servers, properties, request_timeout_s=request_timeout_s
-        )
-        self._spec = topic
-        self._create_topic = create_topic
         self._woken = threading.Event()
         self._loop: ClusterLoop | None = None
         self._replaced = False
@@ -627,10 +615,6 @@ class KafkaCoordinator:
         self._end()
         self._replaced = False
 
-    def topic(self) -> ClusterTopic:
-        """Return the topic of the cluster; no request is made before it is used."""
-        return ClusterTopic(self._connection, self._spec, create=self._create_topic)
-
     # --- inside
 
     def _end(self) -> None:
@@ -660,9 +644,8 @@ class KafkaCoordinator:
             time.sleep(POLL_S)
 
     def _unanswered(self, why: str) -> str:
-        text = (
-            f"no Kafka broker of {self._connection.bootstrap_servers} answers for {self._spec.name}"
-        )
+        topic = self.topic()
+        text = f"no Kafka broker of {topic.connection.bootstrap_servers} answers for {topic.name}"
         return f"{text}: {why}" if why else text
 
     def _state_of(

@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -26,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.adapters.machine import SystemClock
-from chronos.adapters.raft.voter import COMMIT_S, Voter
+from chronos.adapters.raft.voter import COMMIT_S, Voter, Voting
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     REGISTER_BYTES_MAX,
@@ -46,6 +45,7 @@ from chronos.adapters.raft.wire import (
     Unanswered,
     encode,
 )
+from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
 from chronos.core.cluster.raft.values import LogEnd
 from chronos.core.cluster.roles import (
@@ -73,14 +73,14 @@ CLOSE_S = 3.0
 T = TypeVar("T")
 
 
-class Voting(Struct, frozen=True, kw_only=True):
-    """The settings of the voter of this node."""
+class VoterClients(Struct, frozen=True, kw_only=True):
+    """The settings of the connections to the voters."""
 
-    host: str
-    port: int
-    path: Path
-    tls: Callable[[], ssl.SSLContext | None] | None = None
-    """The context for a new connection to it; None: no TLS."""
+    peers: Mapping[str, str]
+    """The URLs of the voters by name."""
+    secret: str
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """The context for a new connection; None: no TLS."""
 
 
 class _Known(Struct, frozen=True, kw_only=True):
@@ -100,29 +100,24 @@ class RaftCoordinator:
 
     def __init__(
         self,
+        clients: VoterClients,
         *,
-        peers: Mapping[str, str],
-        secret: str,
         cluster: str,
         node: str,
-        instance: str,
-        heartbeat_ms: int = 200,
-        timeout_ms: int = 1_200,
+        timing: Timing,
         voting: Voting | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
         join_s: float = JOIN_S,
     ) -> None:
-        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. `tls`:
-        the context for a new connection to one. Only `join` connects."""
-        self._peers = dict(peers)
-        self._signer = Signer(secret, cluster, peers)
+        """`voting`: of a node that is a voter. Only `join` connects."""
+        self._peers = dict(clients.peers)
+        self._signer = Signer(clients.secret, cluster, clients.peers)
+        self._tls = clients.tls
         self._cluster = cluster
         self._node = node
-        self._instance = instance
-        self._heartbeat_s = heartbeat_ms / 1_000
-        self._timeout_s = timeout_ms / 1_000
+        self._timing = timing
+        self._heartbeat_s = timing.heartbeat_ms / 1_000
+        self._timeout_s = timing.timeout_ms / 1_000
         self._voting = voting
-        self._tls = tls
         self._join_s = join_s
         self._clock = SystemClock()
         self._woken = threading.Event()
@@ -324,15 +319,11 @@ class RaftCoordinator:
             log.info("not a voter", node=self._node, voters=", ".join(self._peers))
         if votes and voting is not None:
             voter = Voter(
-                node=self._node,
-                peers=self._peers,
-                host=voting.host,
-                port=voting.port,
-                path=voting.path,
+                self._node,
+                self._peers,
+                voting,
                 signer=self._signer,
-                heartbeat_ms=round(self._heartbeat_s * 1_000),
-                timeout_ms=round(self._timeout_s * 1_000),
-                server_tls=voting.tls,
+                timing=self._timing,
                 client_tls=self._tls,
             )
             await voter.start()

@@ -52,6 +52,7 @@ from chronos.adapters.raft.wire import (
     encode,
     encode_content,
 )
+from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft import register
 from chronos.core.cluster.raft.elector import Elector
 from chronos.core.cluster.raft.register import Disk
@@ -63,12 +64,12 @@ from chronos.core.cluster.raft.values import (
     LogEnd,
     Role,
     Tick,
-    Timing,
     Transfer,
     VoteRequest,
     VoteResponse,
     VoteResult,
 )
+from chronos.core.cluster.raft.values import Timing as ElectionTiming
 from chronos.core.cluster.roles import Request, Roles
 from chronos.errors import ConfigurationError, Stop
 from chronos.ports import steady_ms
@@ -189,15 +190,26 @@ ANSWER_S = 1.0
 """How long a voter that stops goes on with requests."""
 
 
-def timing_of(heartbeat_ms: int, timeout_ms: int) -> Timing:
+def election_timing(timing: Timing) -> ElectionTiming:
     """The intervals of the election; with 2 s and 6 s they are DLedger's."""
-    return Timing(
+    heartbeat_ms = timing.heartbeat_ms
+    return ElectionTiming(
         tick_ms=min(10, heartbeat_ms // 2),
         heartbeat_ms=heartbeat_ms,
-        heartbeats_missed_max=max(1, timeout_ms // heartbeat_ms),
+        heartbeats_missed_max=max(1, timing.timeout_ms // heartbeat_ms),
         vote_min_ms=min(300, heartbeat_ms // 2),
         vote_max_ms=min(1_000, 2 * heartbeat_ms),
     )
+
+
+class Voting(Struct, frozen=True, kw_only=True):
+    """The settings of the voter of this node."""
+
+    host: str
+    port: int
+    path: Path
+    tls: Callable[[], ssl.SSLContext | None] | None = None
+    """The context for a new connection to it; None: no TLS."""
 
 
 class Voter:
@@ -205,35 +217,29 @@ class Voter:
 
     def __init__(
         self,
-        *,
         node: str,
         peers: Mapping[str, str],
-        host: str,
-        port: int,
-        path: Path,
+        voting: Voting,
+        *,
         signer: Signer,
-        heartbeat_ms: int,
-        timeout_ms: int,
-        server_tls: Callable[[], ssl.SSLContext | None] | None = None,
+        timing: Timing,
         client_tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`peers`: the URLs of all voters by name. `path`: its file. Listens on `host` and `port`.
-
-        `server_tls` and `client_tls`: the contexts for a new connection to it and from it; None: no
-        TLS."""
-        self.timing = timing_of(heartbeat_ms, timeout_ms)
+        """`peers`: the URLs of all voters by name. `client_tls`: the context for a new connection
+        from it; None: no TLS."""
+        self.timing = election_timing(timing)
         self._node = node
         self._peers = dict(peers)
-        self._address = host, port
-        self._path = path
+        self._address = voting.host, voting.port
+        self._path = voting.path
         self._signer = signer
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = timing.timeout_ms
         self._clock = SystemClock()
-        self._tls = server_tls, client_tls
+        self._tls = voting.tls, client_tls
         self._voter = register.Voter(
             Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing)
         )
-        self.sessions = Sessions(timeout_ms)
+        self.sessions = Sessions(timing.timeout_ms)
         self._content: tuple[LogEnd, Content] = (LogEnd(), Content())
         self._previous = ""
         self._links: dict[str, Link] = {}

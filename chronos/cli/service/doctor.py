@@ -339,7 +339,7 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     from chronos.node.cluster import inspect_coordinator
 
     kind = config.coordinator.kind
-    found = yield from guarded(kind, lambda: inspect_coordinator(config, instance))
+    found = yield from guarded(kind, lambda: inspect_coordinator(config))
     if found is None:
         return
     yield ok(kind, found.checked)

@@ -186,17 +186,12 @@ GRACE_TIMEOUTS = 3
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """The two times of the coordinator on Kafka."""
+    """The two times of a coordinator on Kafka or on voters."""
 
     heartbeat_ms: int = 250
     """Time between two heartbeats."""
     timeout_ms: int = 1_500
     """Silence after which a controller is replaced, and a member is gone."""
-
-    def __post_init__(self) -> None:
-        assert 0 < 4 * self.heartbeat_ms <= self.timeout_ms, (
-            "one lost heartbeat must not end the time that counts"
-        )
 
     @property
     def prompt_ms(self) -> int:
@@ -242,6 +237,9 @@ class OwnHeartbeats:
     those that came back."""
 
     def __init__(self, timing: Timing) -> None:
+        assert 0 < 4 * timing.heartbeat_ms <= timing.timeout_ms, (
+            "one lost heartbeat must not end the time that counts"
+        )
         self._timing = timing
         self._written_ms: OrderedDict[int, int] = OrderedDict()
         """Heartbeats that have not come back -> when they were written. The latest of them only: an

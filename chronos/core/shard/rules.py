@@ -4,9 +4,11 @@ Rules are consulted while a master decides, never on replay (law 9).
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from msgspec import Struct
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
 from chronos.core.series import NextCron
@@ -39,59 +41,42 @@ NAME_SEEN_CHARACTERS = 100
 """Longest name that is remembered: at most 5 MB for all, and usually a few kB."""
 
 
-class Rules:
+class Rules(Struct, kw_only=True, eq=False):
     """The limits of one shard's master: targets, delays, ids and times that it accepts."""
 
-    def __init__(
-        self,
-        *,
-        shard: int,
-        shards: int,
-        own_topics: Iterable[str] = (),
-        allow: Sequence[str] = ("*",),
-        deny: Sequence[str] = (),
-        max_delay_ms: int = 3_650 * 86_400_000,
-        max_past_ms: int = NO_LIMIT_MS,
-        deduplication_ms: int = 6 * 3_600_000,
-        misplaced: Literal["forward", "reject"] | None = None,
-        delay_topic: str | None = None,
-        min_time_ms: int = EARLIEST_PLAUSIBLE_MS,
-        attempts_max: int = ATTEMPTS_MAX,
-        next_cron: NextCron | None = None,
-        number: int = RULES,
-    ) -> None:
-        """`number`: see `progress.RULES`; a master raises it once all nodes know the next ones.
-        `misplaced`: the decision about an id that belongs to another shard; None: ids are not
-        compared with the shard.
+    shard: int
+    shards: int
+    own_topics: Collection[str] = ()
+    allow: Sequence[str] = ("*",)
+    deny: Sequence[str] = ()
+    max_delay_ms: int = 3_650 * 86_400_000
+    max_past_ms: int = NO_LIMIT_MS
+    deduplication_ms: int = 6 * 3_600_000
+    misplaced: Literal["forward", "reject"] | None = None
+    """The decision about an id that belongs to another shard; None: ids are not compared with the
+    shard."""
+    delay_topic: str | None = None
+    """The topic that the hop of a forwarded record must name; None: any."""
+    min_time_ms: int = EARLIEST_PLAUSIBLE_MS
+    attempts_max: int = ATTEMPTS_MAX
+    next_cron: NextCron | None = None
+    """Checks cron expressions; None: they are not checked."""
+    number: int = RULES
+    """See `progress.RULES`; a master raises it once all nodes know the next ones."""
+    topics_seen: dict[bytes, str] = {}
+    """Raw header value -> topic, for targets that were accepted before; at most
+    TARGETS_SEEN_MAX."""
+    names_seen: set[str] = set()
+    """Names of headers that are the producers' own by rules of every number; at most
+    NAMES_SEEN_MAX."""
+    unitless: dict[str, int] = {}
+    """Target -> records whose delay or spread lacks its unit, of at most UNITLESS_TARGETS_MAX
+    targets; a record that is parsed again counts again."""
+    sources_seen: set[bytes] = set()
+    """The other partitions of the delay topic, once a hop named them."""
 
-        `delay_topic`: the topic that the hop of a forwarded record must name; None: any.
-        `next_cron`: checks cron expressions; None: they are not checked."""
-        assert 0 <= shard < shards
-        self.shard = shard
-        self.shards = shards
-        self.own_topics = frozenset(own_topics)
-        self.allow = tuple(allow)
-        self.deny = tuple(deny)
-        self.max_delay_ms = max_delay_ms
-        self.max_past_ms = max_past_ms
-        self.deduplication_ms = deduplication_ms
-        self.misplaced = misplaced
-        self.delay_topic = delay_topic
-        self.min_time_ms = min_time_ms
-        self.attempts_max = attempts_max
-        self.next_cron = next_cron
-        self.number = number
-        self.topics_seen: dict[bytes, str] = {}
-        """Raw header value -> topic, for targets that were accepted before; at most
-        TARGETS_SEEN_MAX."""
-        self.names_seen: set[str] = set()
-        """Names of headers that are the producers' own by rules of every number; at most
-        NAMES_SEEN_MAX."""
-        self.unitless: dict[str, int] = {}
-        """Target -> records whose delay or spread lacks its unit, of at most UNITLESS_TARGETS_MAX
-        targets; a record that is parsed again counts again."""
-        self._sources_seen: set[bytes] = set()
-        """The other partitions of the delay topic, once a hop named them."""
+    def __post_init__(self) -> None:
+        assert 0 <= self.shard < self.shards
 
     def for_replay(self, number: int = RULES) -> "Rules":
         """Return the rules of a replica that executes decisions made by rules `number`: they reject
@@ -107,7 +92,7 @@ class Rules:
     def may_forward(self, source: bytes) -> bool:
         """Return whether a hop may come from `<topic>/<partition>`: another partition of the delay
         topic."""
-        if source in self._sources_seen:
+        if source in self.sources_seen:
             return True
         found = HOP_SOURCE.fullmatch(source)
         if found is None or self.delay_topic not in (None, found[1].decode()):
@@ -115,7 +100,7 @@ class Rules:
         if int(found[2]) >= self.shards or int(found[2]) == self.shard:
             return False
         if self.delay_topic is not None:
-            self._sources_seen.add(source)
+            self.sources_seen.add(source)
         return True
 
     def remember_name(self, name: str) -> None:

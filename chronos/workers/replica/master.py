@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.message import Reason, Record, Rejection
@@ -16,7 +17,6 @@ from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import (
     HOLDS_PER_DECISION,
     LANES_MAX,
-    RULES,
     Decision,
     Progress,
     pack_progress,
@@ -33,18 +33,18 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Tracing, Writer
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Writer
 from chronos.workers.push.decisions import within_cron, within_targets
 from chronos.workers.push.lanes import Batch, LaneTurns
 from chronos.workers.push.letter_topics import LetterTopics
-from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
+from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
 from chronos.workers.replica.held import HeldQueues
 from chronos.workers.replica.poison import Failure, PoisonSearch
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import Horizon
-from chronos.workers.replica.state import WriterEpoch
+from chronos.workers.replica.state import ReplicaContext, WriterEpoch
 from chronos.workers.watch.log import HELD_BACK_MS
 
 log = structlog.get_logger("chronos.master")
@@ -68,43 +68,42 @@ a transaction costs is shared by so many then. A shard with 5,000 messages a sec
 step, and its lateness stays as it is."""
 
 
+class MasterParts(Struct, frozen=True, kw_only=True):
+    """The parts that a master has for one leadership."""
+
+    writer: Writer
+    puller: Puller
+    pusher: Pusher
+    epoch: WriterEpoch
+    horizon: Horizon
+
+
 class Master:
     """One shard's master, from its epoch record to the end of its leadership."""
 
     def __init__(
         self,
-        *,
+        context: ReplicaContext,
         shard: Shard,
-        store: Store,
-        writer: Writer,
-        puller: Puller,
-        pusher: Pusher,
-        clock: Clock,
-        writer_epoch: WriterEpoch,
-        limits: Limits,
+        parts: MasterParts,
+        *,
         poison_search: PoisonSearch,
         letters: LetterTopics,
-        horizon: Horizon,
-        rules_number: Callable[[], int] = lambda: RULES,
-        tracing: Tracing | None = None,
     ) -> None:
-        """`rules_number`: returns the number of the newest rules that all nodes know. `tracing`:
-        observes the committed steps; None: tracing is off."""
+        """`poison_search`, `letters`: of the replica, which keeps them for its next leadership."""
+        self._context = context
         self._shard = shard
-        self._store = store
-        self._writer = writer
-        self._puller = puller
-        self._pusher = pusher
-        self._clock = clock
-        self._writer_epoch = writer_epoch
-        self._limits = limits
+        self._writer = parts.writer
+        self._puller = parts.puller
+        self._pusher = pusher = parts.pusher
+        self._writer_epoch = parts.epoch
+        self._horizon = parts.horizon
+        self._clock = clock = context.clock
+        self._limits = limits = context.settings.limits
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
         self._held = HeldQueues(shard, letters, pusher, limits)
-        self._horizon = horizon
-        self._rules_number = rules_number
-        self._tracing = tracing
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
@@ -144,7 +143,7 @@ class Master:
     def _adopt_rules(self) -> bool:
         """Decide by the newest rules that all nodes know from now on, and never by older ones than
         before; True if they are new."""
-        number, rules = self._rules_number(), self._shard.rules
+        number, rules = self._context.assigned().rules, self._shard.rules
         if number <= rules.number:
             return False
         log.info("rules adopted", shard=rules.shard, before=rules.number, now=number)
@@ -200,8 +199,10 @@ class Master:
             return now_ms if self._delivers_only else self._idle(now_ms)
         report = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
-        if self._tracing is not None and parsed is not None:
-            self._tracing.accepted(self._shard.rules.shard, report.committed_ms, parsed, staged)
+        if self._context.tracing is not None and parsed is not None:
+            self._context.tracing.accepted(
+                self._shard.rules.shard, report.committed_ms, parsed, staged
+            )
         if records:
             # Not before: the end of the log is not reached in a step that is made again without
             # these records.
@@ -475,8 +476,8 @@ class Master:
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
         shard, committed_ms = self._shard.rules.shard, self._committed_ms
-        if self._tracing is not None:
-            self._tracing.settled(shard, committed_ms, selection, plan.decisions)
+        if self._context.tracing is not None:
+            self._context.tracing.settled(shard, committed_ms, selection, plan.decisions)
         return StepReport.of(
             plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms
         )
@@ -584,7 +585,7 @@ class Master:
                 timestamp_ms=appended.timestamp_ms,
                 writes=self._look_ahead.writes(staged, selection),
             )
-            self._store.write(changes.puts, changes.deletes)
+            self._context.store.write(changes.puts, changes.deletes)
         except Retry as error:
             raise ApplyFailed(
                 f"a committed step could not be written to the store: {error}"

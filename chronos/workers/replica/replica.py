@@ -22,15 +22,12 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from msgspec import Struct
 
 from chronos.core.clock import Arrivals
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import FRESH, State, unpack_state
 from chronos.core.shard.progress import Progress
-from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.timefmt import MS_MAX
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
@@ -41,12 +38,11 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import READING_BOUNDED, Clock, Log, Store, Tracing, Watermarks, Writer
+from chronos.ports import READING_BOUNDED, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
-from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.master import Master
+from chronos.workers.replica.master import Master, MasterParts
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import (
@@ -58,7 +54,14 @@ from chronos.workers.replica.recovery import (
 )
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter, Horizon
-from chronos.workers.replica.state import TRANSITIONS, Assignment, Claim, ReplicaState, WriterEpoch
+from chronos.workers.replica.state import (
+    TRANSITIONS,
+    Assignment,
+    Claim,
+    ReplicaContext,
+    ReplicaState,
+    WriterEpoch,
+)
 
 PAUSE_MS = 500
 """Pause after a failure that an immediate retry cannot fix."""
@@ -107,51 +110,12 @@ HALVINGS_MAX = 20
 batch, with a margin."""
 
 
-class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """The settings of a replica, from the configuration."""
-
-    limits: Limits
-    delay_topic: str
-    progress_topic: str
-    cluster: str
-    """The name that progress records carry."""
-    node: str
-    instance: str
-    """Id of the node's data directory."""
-    delivered_ms: int | None
-    """Retention of settled messages; None: no deleter."""
-    deduplication_ms: int
-
-
 class Replica:
     """One shard on this node."""
 
-    def __init__(
-        self,
-        *,
-        log_port: Log,
-        store: Store,
-        clock: Clock,
-        rules: Rules,
-        settings: ReplicaSettings,
-        pusher: Callable[[], Pusher],
-        guard: Callable[[], str | None],
-        assigned: Callable[[], Assignment],
-        restore: Callable[[RecoveryCost], bool] = lambda cost: False,
-        bounded: bool = False,
-        elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """`pusher`: makes the pusher of one leadership.
-
-        `guard`: returns why no step may begin now; None if one may. `assigned`: the assignment as
-        of now. `restore`: replaces the store's contents by a checkpoint where that is needed or
-        cheaper than the replay; returns whether it did, and raises Retry while it cannot be done.
-        `bounded`: read the delay partition in bounded memory, see `ports.ReaderMode`.
-        `elsewhere`: returns a time (epoch ms) that no record lies before that other shards may
-        still forward to this one."""
-        self.number = rules.shard
-        self.store = store
+    def __init__(self, context: ReplicaContext) -> None:
+        self.number = context.rules.shard
+        self.store = context.store
         self.commits = 0
         """Transactions committed by this process."""
         self.aborts = 0
@@ -163,23 +127,13 @@ class Replica:
         step committed or applied."""
         self.trouble: str | None = None
         """Why the last transaction was aborted or lost; None once one was committed after it."""
-        self.limits = settings.limits
+        self.limits = context.settings.limits
         self.known = False
         """The state is that of the store; False: it must not be reported."""
         self._role = ReplicaState.STARTING
         self._paused: str | None = None
-        self._log = log_port
-        self._clock = clock
-        self._rules = rules
-        self._make_pusher = pusher
-        self._settings = settings
-        self._guard = guard
-        self._assigned = assigned
-        self._restore = restore
-        self._bounded = bounded
-        self._elsewhere = elsewhere
-        self._tracing = tracing
-        self._poison_search = PoisonSearch(messages_max=settings.limits.messages)
+        self._context = context
+        self._poison_search = PoisonSearch(messages_max=self.limits.messages)
         self._letters = LetterTopics()
         self._backoff = Backoff()
         self._sleeping = False
@@ -189,7 +143,7 @@ class Replica:
         """The log epoch of this process's last leadership; None before the first."""
         self._forget()
         # A store that is not open holds nothing yet: it is created with the first assignment.
-        self.shard = self._load() if store.is_open else self._make_shard(FRESH)
+        self.shard = self._load() if self.store.is_open else self._make_shard(FRESH)
 
     def _forget(self) -> None:
         """Reset what belongs to one run from `_start` on: nothing is open, nothing is under way."""
@@ -233,7 +187,7 @@ class Replica:
         reader = None if follower is None else follower.delay_reader
         if reader is not None:
             return reader.delayed
-        return READING_BOUNDED if self._bounded else None
+        return READING_BOUNDED if self._context.bounded else None
 
     @property
     def state(self) -> State:
@@ -379,7 +333,7 @@ class Replica:
     def _start(self, now_ms: int) -> int:
         """Open the follower at the store's positions; the logs must hold everything from there
         on."""
-        if self._assigned().kind == "none":
+        if self._context.assigned().kind == "none":
             if self.store.is_open:
                 # Closing flushes too, but a store that it could not flush would be closed.
                 self.store.flush()
@@ -394,7 +348,12 @@ class Replica:
         self.shard = self._load()
         progress, delay = self._watermarks()
         self.shard.state = begun(
-            self.state, self._log, self.number, self._settings.progress_topic, progress, delay
+            self.state,
+            self._context.log,
+            self.number,
+            self._context.settings.progress_topic,
+            progress,
+            delay,
         )
         if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
@@ -409,18 +368,16 @@ class Replica:
             progress,
             delay,
             self.number,
-            self._settings.progress_topic,
-            self._settings.delay_topic,
+            self._context.settings.progress_topic,
+            self._context.settings.delay_topic,
         )
         self._replay.end = progress.stable
         self._follower = Follower(
-            self._log,
+            self._context.log,
             self.store,
             self.shard,
-            cluster=self._settings.cluster,
-            delay_topic=self._settings.delay_topic,
-            progress_topic=self._settings.progress_topic,
-            bounded=self._bounded,
+            self._context.settings,
+            bounded=self._context.bounded,
         )
         self._become(ReplicaState.RECOVERING)
         if progress.stable - self.state.applied > NEAR_OFFSETS:
@@ -433,7 +390,7 @@ class Replica:
         The transaction that its last process left open hides records in every partition that it
         wrote to, so that a cancel in another shard cannot be read; and the replay of a long log
         takes its time. Any other node may still be master."""
-        assignment = self._assigned()
+        assignment = self._context.assigned()
         if assignment.kind != "master" or not assignment.confirmed or assignment.predecessor_active:
             return
         # What fails here is tried again when the log was applied, or found by applying it.
@@ -441,17 +398,17 @@ class Replica:
             last = follower.last_ahead(stable)
             if (
                 last is not None
-                and last.instance == self._settings.instance
-                and last.cluster == self._settings.cluster
+                and last.instance == self._context.settings.instance
+                and last.cluster == self._context.settings.cluster
             ):
                 self._fence(assignment)
 
     def _fence(self, assignment: Assignment) -> None:
         """Open the writer, which fences every earlier one."""
-        self._take_over_ms = [self._clock.now_ms()]
-        self._writer = self._log.writer(self.number)
+        self._take_over_ms = [self._context.clock.now_ms()]
+        self._writer = self._context.log.writer(self.number)
         self._leadership = assignment
-        self._take_over_ms.append(self._clock.now_ms())
+        self._take_over_ms.append(self._context.clock.now_ms())
 
     def _follow(self, now_ms: int) -> int:
         """1. Apply everything that can be read. Records after an open transaction are left to
@@ -460,7 +417,7 @@ class Replica:
         assert follower is not None
         if self._catch_up(follower, now_ms):
             return now_ms
-        assignment = self._assigned()
+        assignment = self._context.assigned()
         if assignment.kind == "none":
             self._restart()
             return now_ms
@@ -471,7 +428,7 @@ class Replica:
         if assignment.predecessor_active:
             return self._sleep_until(now_ms + PREDECESSOR_POLL_MS)
         if not follower.has_reached(
-            self._log.watermarks(self._settings.progress_topic, self.number).stable
+            self._context.log.watermarks(self._context.settings.progress_topic, self.number).stable
         ):
             follower.set_patient(False)
             return now_ms + POLL_MS
@@ -485,7 +442,7 @@ class Replica:
     def _keep_following(self, follower: Follower, now_ms: int) -> int:
         """Delete what is past its retention, and wait for more progress records: the follower has
         caught up."""
-        self._replay.check_places(self.store, self._rules, follower.position, now_ms)
+        self._replay.check_places(self.store, self._context.rules, follower.position, now_ms)
         if follower.has_reached(self._replay.end):
             # Before, a read that finds nothing yet is the first one.
             follower.set_patient(True)
@@ -498,9 +455,11 @@ class Replica:
                 replayed=self._replay.records,
             )
         elif follower.last is not self._arrived:
-            self._arrivals.add(follower.written_ms, self._clock.now_ms(), self._clock.stepped_ms())
+            self._arrivals.add(
+                follower.written_ms, self._context.clock.now_ms(), self._context.clock.stepped_ms()
+            )
         self._arrived = follower.last
-        self._paused = self._arrivals.problem(self._clock.stepped_ms())
+        self._paused = self._arrivals.problem(self._context.clock.stepped_ms())
         self._delete(now_ms)
         return now_ms + FOLLOWING_MS
 
@@ -515,12 +474,14 @@ class Replica:
             return now_ms
         if self._leadership_ended():
             return now_ms
-        watermarks = self._log.watermarks(self._settings.progress_topic, self.number)
+        watermarks = self._context.log.watermarks(
+            self._context.settings.progress_topic, self.number
+        )
         if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):
             if watermarks.stable < watermarks.high and follower.has_reached(watermarks.stable):
                 self._paused = (
-                    f"{self._settings.progress_topic}/{self.number} ends in a transaction that is "
-                    "not resolved yet"
+                    f"{self._context.settings.progress_topic}/{self.number} ends in a transaction "
+                    "that is not resolved yet"
                 )
             follower.set_patient(False)
             return now_ms + POLL_MS
@@ -530,52 +491,52 @@ class Replica:
             self._restart()
             return now_ms + POLL_MS
         self._become(ReplicaState.TAKING_OVER)
-        self._replay.check_places(self.store, self._rules, follower.position, now_ms)
+        self._replay.check_places(self.store, self._context.rules, follower.position, now_ms)
         if self._replay.needs_flush:
             self.store.flush()
         puller = Puller(
-            self._log,
-            self._settings.delay_topic,
+            self._context.log,
+            self._context.settings.delay_topic,
             self.number,
             self.state.pull_offset,
-            mode="bounded" if self._bounded else "patient",
+            mode="bounded" if self._context.bounded else "patient",
             # A bounded reader begins anew with its batch: what it failed at for the follower, the
             # master may read.
-            begun=(None, []) if self._bounded else follower.leave_delay_reader(),
+            begun=(None, []) if self._context.bounded else follower.leave_delay_reader(),
         )
         self._follower = None
         follower.close()
         self._make_master(writer, puller, leadership)
-        self._take_over_ms.append(self._clock.now_ms())
+        self._take_over_ms.append(self._context.clock.now_ms())
         return now_ms
 
     def _make_master(self, writer: Writer, puller: Puller, leadership: Assignment) -> None:
-        self._pusher = self._make_pusher()
-        self._master = Master(
-            shard=self.shard,
-            store=self.store,
+        self._pusher = self._context.pusher()
+        settings = self._context.settings
+        parts = MasterParts(
             writer=writer,
             puller=puller,
             pusher=self._pusher,
-            clock=self._clock,
-            writer_epoch=WriterEpoch(
-                cluster=self._settings.cluster,
-                node=self._settings.node,
-                instance=self._settings.instance,
+            epoch=WriterEpoch(
+                cluster=settings.cluster,
+                node=settings.node,
+                instance=settings.instance,
                 role_epoch=self.state.role_epoch + 1
                 if leadership.epoch is None
                 else leadership.epoch,
                 log_epoch=self.state.log_epoch + 1,
             ),
-            limits=self.limits,
-            poison_search=self._poison_search,
-            letters=self._letters,
             horizon=Horizon(
                 kept_ms=None if self._deleter is None else self._deleter.id_states_ms,
-                elsewhere=partial(self._elsewhere, self.number),
+                elsewhere=partial(self._context.elsewhere, self.number),
             ),
-            rules_number=lambda: self._assigned().rules,
-            tracing=self._tracing,
+        )
+        self._master = Master(
+            self._context,
+            self.shard,
+            parts,
+            poison_search=self._poison_search,
+            letters=self._letters,
         )
 
     def _begin(self, now_ms: int) -> int:
@@ -611,7 +572,7 @@ class Replica:
             replayed=self._replay.records,
             fence_ms=fenced_ms - begun_ms,
             resolve_ms=resolved_ms - fenced_ms,
-            commit_ms=self._clock.now_ms() - resolved_ms,
+            commit_ms=self._context.clock.now_ms() - resolved_ms,
         )
         return now_ms
 
@@ -676,14 +637,14 @@ class Replica:
 
     def _make_shard(self, state: State) -> Shard:
         self.known = True
-        shard = Shard(rules=self._rules, state=state, view=self.store, keeps_cancelled=True)
+        shard = Shard(rules=self._context.rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
-        if self._settings.delivered_ms is not None:
+        if self._context.settings.delivered_ms is not None:
             self._deleter = Deleter(
                 self.store,
                 shard,
-                delivered_ms=self._settings.delivered_ms,
-                deduplication_ms=self._settings.deduplication_ms,
+                delivered_ms=self._context.settings.delivered_ms,
+                deduplication_ms=self._context.settings.deduplication_ms,
             )
         return shard
 
@@ -708,7 +669,7 @@ class Replica:
 
     def _leadership_ended(self) -> bool:
         """Return whether the leadership is no longer assigned; if so, everything is closed."""
-        assignment = self._assigned()
+        assignment = self._context.assigned()
         if assignment.continues(self._leadership):
             return False
         log.info(
@@ -720,9 +681,9 @@ class Replica:
 
     def _watermarks(self) -> tuple[Watermarks, Watermarks]:
         """Return the watermarks of the progress and of the delay partition."""
-        watermarks = self._log.watermarks
-        return watermarks(self._settings.progress_topic, self.number), watermarks(
-            self._settings.delay_topic, self.number
+        watermarks = self._context.log.watermarks
+        return watermarks(self._context.settings.progress_topic, self.number), watermarks(
+            self._context.settings.delay_topic, self.number
         )
 
     def _restore_store(self, cost: RecoveryCost, progress: Watermarks) -> bool:
@@ -732,7 +693,7 @@ class Replica:
         if cost.store_empty or not cost.logs_complete:
             self._become(ReplicaState.RESTORING)
             self.known = False
-        restored = self._restore(cost)
+        restored = self._context.restore(cost)
         self.known = True
         return restored
 
@@ -741,8 +702,8 @@ class Replica:
         Deposed."""
         claim = Claim(
             shard=self.number,
-            node=self._settings.node,
-            instance=self._settings.instance,
+            node=self._context.settings.node,
+            instance=self._context.settings.instance,
             led_epoch=self._led_epoch,
         )
         wait_ms = claim.wait_ms(self.state, assignment, now_ms)
@@ -753,7 +714,7 @@ class Replica:
         return False
 
     def _check_guard(self) -> None:
-        why = self._guard()
+        why = self._context.guard()
         if why is not None:
             raise NoSpace(why)
         error = self.store.background_error()
