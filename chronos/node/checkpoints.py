@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 
 from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.checkpoints.folder import CheckpointFolder, fetch_checkpoint
@@ -30,7 +31,12 @@ from chronos.errors import ChronosError, NoSpace, Retry, StoreCorrupt
 from chronos.node.shards import ShardDriver
 from chronos.ports import Checkpoint, Clock, TopicLog
 from chronos.workers.cluster.membership import Membership, holders
-from chronos.workers.replica.checkpoint import Checkpointer, LogPosition
+from chronos.workers.replica.checkpoint import (
+    Checkpointer,
+    CheckpointSettings,
+    LogPosition,
+    Trimming,
+)
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.state import ReplicaState
 
@@ -90,16 +96,17 @@ class CheckpointScheduler:
             self._folder,
             self._log,
             shard.store,
-            shard=shard.number,
             identity=identity,
-            every_ms=settings.every,
-            keep=settings.keep,
-            keep_logs_ms=settings.keep_logs,
-            replicas=replicas,
-            archived=lambda topic, partition: self._log.committed(
-                f"{self._config.cluster}-archive", topic, partition
+            settings=CheckpointSettings(
+                every_ms=settings.every, keep=settings.keep, keep_logs_ms=settings.keep_logs
             ),
-            trims=trims,
+            trimming=Trimming(
+                replicas=replicas,
+                archived=lambda topic, partition: self._log.committed(
+                    f"{self._config.cluster}-archive", topic, partition
+                ),
+                trims=trims,
+            ),
         )
 
     def start(self) -> None:
@@ -153,6 +160,18 @@ SOURCES = (ReplicaState.FOLLOWER, ReplicaState.MASTER)
 do."""
 
 
+class OtherNodes(Struct, frozen=True, kw_only=True):
+    """The other nodes of the cluster, whose stores can be fetched."""
+
+    membership: Membership
+    node: str
+    """This node."""
+    token: str
+    """Shown to other nodes as proof of being this one."""
+    tls: Callable[[], ssl.SSLContext]
+    """The context for a new connection to them."""
+
+
 class StoreBootstrap:
     """Restores stores of this node, one at a time. Any shard's thread may call."""
 
@@ -161,25 +180,16 @@ class StoreBootstrap:
         copier: Copier,
         *,
         checkpoints: CheckpointScheduler | None,
-        membership: Membership | None,
-        node: str,
-        token: str,
-        tls: Callable[[], ssl.SSLContext],
+        others: OtherNodes | None,
         stopping: threading.Event,
         forced: Iterable[int] = (),
     ) -> None:
-        """`checkpoints`: those at `checkpoints.location`; None without one. `membership`: None for
-        a standalone node.
-
-        `token`: shown to other nodes as proof of being this one. `tls`: the context for a new
-        connection to them. `stopping`: ends a fetch. `forced`: shards whose store is replaced by a
+        """`checkpoints`: those at `checkpoints.location`; None without one. `others`: None for a
+        standalone node. `stopping`: ends a fetch. `forced`: shards whose store is replaced by a
         checkpoint once, regardless of its contents (`--from-checkpoint`)."""
         self._copier = copier
         self._checkpoints = checkpoints
-        self._membership = membership
-        self._node = node
-        self._token = token
-        self._tls = tls
+        self._others = others
         self._stopping = stopping
         self._forced = set(forced)
         self._turn = threading.Lock()
@@ -194,7 +204,7 @@ class StoreBootstrap:
         fetched yet; StoreCorrupt if every checkpoint is damaged. A shard that must start from a
         checkpoint starts from nothing else while there is one."""
         is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
-        if not is_needed or (self._checkpoints is None and self._membership is None):
+        if not is_needed or (self._checkpoints is None and self._others is None):
             return None
         if not self._turn.acquire(timeout=TURN_S):
             raise Retry(
@@ -300,8 +310,10 @@ class StoreBootstrap:
             raise Retry(f"node {member.node}: {error}") from error
 
     def _chunks(self, member: Member, shard: int) -> Iterator[bytes]:
+        others = self._others
+        assert others is not None
         for chunk in fetch_checkpoint(
-            member.address, shard, node=self._node, token=self._token, tls=self._tls()
+            member.address, shard, node=others.node, token=others.token, tls=others.tls()
         ):
             if self._stopping.is_set():
                 raise Retry("this node is stopping")
@@ -310,17 +322,21 @@ class StoreBootstrap:
     def _holders(self, shard: int) -> list[Member]:
         """Return the other nodes that follow or lead the shard: followers before its master, the
         furthest first."""
-        if self._membership is None:
+        if self._others is None:
             return []
-        found = holders(self._membership.snapshot(), shard, besides=self._node, order=SOURCES)
+        found = holders(
+            self._others.membership.snapshot(), shard, besides=self._others.node, order=SOURCES
+        )
         return [member for member, replica in found if replica.role in SOURCES and replica.applied]
 
     def _others_hold(self, shard: int) -> bool:
         """Return whether another node may hold the shard: also if that node is away, or the roles
         are not known."""
-        if self._membership is None:
+        if self._others is None:
             return False
-        roles = self._membership.snapshot().roles
+        roles = self._others.membership.snapshot().roles
         if roles is None:
             return True
-        return any(node != self._node for node in roles.shards.get(shard, ShardRoles()).replicas)
+        return any(
+            node != self._others.node for node in roles.shards.get(shard, ShardRoles()).replicas
+        )

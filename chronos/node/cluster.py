@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec import Struct
 
 from chronos.config import Config
 from chronos.core.cluster.assignment import RolePlanner
@@ -28,7 +29,7 @@ from chronos.node.shards import join_until, run_guarded
 from chronos.node.tls import Tls
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
-from chronos.workers.cluster.observer import HealthObserver, Look
+from chronos.workers.cluster.observer import HealthObserver, Look, ProbedTopic
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
@@ -211,6 +212,22 @@ def reassigned(before: Roles | None, roles: Roles | None, shards: int) -> Collec
     return [shard for shard in range(shards) if was.get(shard) != now.get(shard)]
 
 
+class LocalNode(Struct, frozen=True, kw_only=True):
+    """The functions of this node that its membership calls."""
+
+    describe: Callable[[], Member]
+    """Returns this node as it is now."""
+    changed: Callable[[], bool]
+    """See `Membership`."""
+    look: Callable[[int, str], Look | None]
+    """See `HealthObserver`."""
+    assigned: Callable[[Collection[int]], None]
+    """Called with the shards whose roles, or whether they are confirmed, have changed, and once a
+    second."""
+    failed: Callable[[ChronosError], None]
+    """Called with the error that ended a thread."""
+
+
 class ClusterNode:
     """This node as a member of a cluster, from `join` to `leave`."""
 
@@ -221,16 +238,8 @@ class ClusterNode:
         *,
         log: Log,
         clock: Clock,
-        describe: Callable[[], Member],
-        changed: Callable[[], bool],
-        look: Callable[[int, str], Look | None],
-        assigned: Callable[[Collection[int]], None],
-        failed: Callable[[ChronosError], None],
+        node: LocalNode,
     ) -> None:
-        """`describe`: this node as it is now. `changed`: see `Membership`. `look`: see
-        `HealthObserver`. `assigned`: called with the shards whose roles, or whether they are
-        confirmed, have changed, and once a second. `failed`: called with the error that ended a
-        thread."""
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
 
@@ -248,9 +257,9 @@ class ClusterNode:
             coordinator,
             node=config.node.id,
             clock=clock,
-            describe=describe,
+            describe=node.describe,
             plan=planned,
-            changed=changed,
+            changed=node.changed,
         )
         self.in_sync = InSyncWatch(
             replication_rules(config),
@@ -262,7 +271,7 @@ class ClusterNode:
         self._coordinator = coordinator
         self._node = config.node.id
         self._shards = config.shards
-        self._assigned = assigned
+        self._assigned = node.assigned
         self._clock = clock
         self._leaving = threading.Event()
         self._steadiness = Steadiness(timeout_ms=unreachable_ms(config), clock=clock)
@@ -270,19 +279,19 @@ class ClusterNode:
         self._probes: Appender | None = None
         if observes(config):
             self._probes = open_appender(config)
+            probed = ProbedTopic(
+                log=log, appender=self._probes, topic=config.topics.delay, shards=config.shards
+            )
             self._observer = HealthObserver(
-                log,
-                probes=self._probes,
-                rules=health_rules(config),
-                shards=config.shards,
-                delay_topic=config.topics.delay,
+                probed,
+                health_rules(config),
                 clock=clock,
                 snapshot=self.membership.snapshot,
-                look=look,
+                look=node.look,
             )
         # Separate threads, because a probe may take long and must not delay the membership.
-        self._membership_thread = _thread("membership", self._run_membership, failed)
-        self._health_thread = _thread("health", self._run_health, failed)
+        self._membership_thread = _thread("membership", self._run_membership, node.failed)
+        self._health_thread = _thread("health", self._run_health, node.failed)
 
     def join(self) -> None:
         """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""

@@ -29,8 +29,8 @@ from chronos.core.shard.codec import FRESH, Identity, unpack_state
 from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.checkpoints import CheckpointScheduler, StoreBootstrap
-from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
+from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBootstrap
+from chronos.node.cluster import ClusterNode, LocalNode, open_coordinator, unreachable_ms
 from chronos.node.opening import (
     DataDirectory,
     audit_topics,
@@ -326,13 +326,15 @@ class Node:
             config,
             log=self.log,
             clock=self.clock,
-            describe=self.describe,
-            look=lambda shard, master: look(
-                self.shards[shard], leads=master == config.node.id, now_ms=self.clock.now_ms()
+            node=LocalNode(
+                describe=self.describe,
+                changed=self._take_changed,
+                look=lambda shard, master: look(
+                    self.shards[shard], leads=master == config.node.id, now_ms=self.clock.now_ms()
+                ),
+                assigned=self._reassign,
+                failed=self._fail,
             ),
-            changed=self._take_changed,
-            assigned=self._reassign,
-            failed=self._fail,
         )
 
     def _take_changed(self) -> bool:
@@ -385,10 +387,14 @@ class Node:
         return StoreBootstrap(
             self.copier,
             checkpoints=self.checkpoints,
-            membership=self.membership,
-            node=self.config.node.id,
-            token=self.token,
-            tls=self.tls.client,
+            others=None
+            if self.membership is None
+            else OtherNodes(
+                membership=self.membership,
+                node=self.config.node.id,
+                token=self.token,
+                tls=self.tls.client,
+            ),
             stopping=self._stopping,
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from pathlib import Path
 
@@ -64,10 +63,7 @@ def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_
     bootstrap = StoreBootstrap(
         copier,
         checkpoints=checkpoints,
-        membership=None,
-        node="n",
-        token="",
-        tls=ssl.create_default_context,
+        others=None,
         stopping=threading.Event(),
         forced=[0],
     )

@@ -19,10 +19,16 @@ from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import Identity, State, unpack_state
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.checkpoints import StoreBootstrap
+from chronos.node.checkpoints import OtherNodes, StoreBootstrap
 from chronos.ports import Checkpoint, ClusterSnapshot, Store
 from chronos.workers.cluster.membership import Membership
-from chronos.workers.replica.checkpoint import Checkpointer, LogPosition, needed_from
+from chronos.workers.replica.checkpoint import (
+    Checkpointer,
+    CheckpointSettings,
+    LogPosition,
+    Trimming,
+    needed_from,
+)
 from chronos.workers.replica.recovery import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
@@ -40,7 +46,7 @@ MAINTENANCE_MS = 1_000
 """Interval at which a process checks whether a flush or a checkpoint is due."""
 
 
-class CheckpointSettings(Struct, frozen=True, kw_only=True):
+class SeedCheckpoints(Struct, frozen=True, kw_only=True):
     """The settings of checkpoints in one seed."""
 
     every_ms: int
@@ -155,7 +161,7 @@ class SimCheckpoints:
         self,
         storage: CheckpointStorage,
         node: SimulatedNode,
-        settings: CheckpointSettings,
+        settings: SeedCheckpoints,
         pause: Callable[[str, int], None],
     ) -> None:
         self._storage = storage
@@ -231,10 +237,14 @@ class SimBootstrap(StoreBootstrap):
         super().__init__(
             None,  # type: ignore[arg-type]
             checkpoints=checkpoints,  # type: ignore[arg-type]
-            membership=membership,
-            node=node.node_id,
-            token="",
-            tls=ssl.create_default_context,
+            others=None
+            if membership is None
+            else OtherNodes(
+                membership=membership,
+                node=node.node_id,
+                token="",
+                tls=ssl.create_default_context,
+            ),
             stopping=threading.Event(),
         )
         self._turn = TryLock()  # type: ignore[assignment]
@@ -303,13 +313,16 @@ class Maintenance:
             self.checkpoints,
             thread.log,
             thread.replica.store,
-            shard=thread.shard,
             identity=identity_of(thread.shard, self.node.settings.shards),
-            every_ms=self.settings.every_ms,
-            keep=self.settings.keep,
-            keep_logs_ms=self.settings.keep_logs_ms,
-            replicas=lambda: self._needed_from(thread.shard),
-            trims=lambda: thread.replica.role == "master",
+            settings=CheckpointSettings(
+                every_ms=self.settings.every_ms,
+                keep=self.settings.keep,
+                keep_logs_ms=self.settings.keep_logs_ms,
+            ),
+            trimming=Trimming(
+                replicas=lambda: self._needed_from(thread.shard),
+                trims=lambda: thread.replica.role == "master",
+            ),
         )
 
     def _needed_from(self, shard: int) -> list[LogPosition | None]:

@@ -22,7 +22,7 @@ from chronos.workers.push.planned import Limits
 from chronos.workers.replica.checkpoint import CHECKPOINTS_MIN
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
-from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage
+from tests.sim.checkpoints import CheckpointStorage, SeedCheckpoints
 from tests.sim.coordinator import Ensemble
 from tests.sim.moves import Moves
 from tests.sim.node import Settings, SimulatedNode
@@ -259,7 +259,7 @@ class Cluster:
         """Keep checkpoints, and trim the logs up to them."""
         draw = self.trim_dice
         self.storage = CheckpointStorage(self.world)
-        settings = CheckpointSettings(
+        settings = SeedCheckpoints(
             every_ms=draw.choice([1_000, 3_000]),
             keep=CHECKPOINTS_MIN + draw.choice([0, 1]),
             keep_logs_ms=draw.choice([0, 2_000]),

@@ -34,7 +34,7 @@ from chronos.workers.watch.log import LogReachability
 from chronos.workers.watch.stall import JUDGE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
-from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
+from tests.sim.checkpoints import CheckpointStorage, Maintenance, SeedCheckpoints
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.log import Faults
 from tests.sim.observers import HealthSettings, ObserverThread
@@ -124,7 +124,7 @@ class SimulatedNode:
         self.process: Process | None = None
         self.storage: CheckpointStorage | None = None
         """None: no checkpoints, and no log is trimmed."""
-        self.checkpoint_settings: CheckpointSettings | None = None
+        self.checkpoint_settings: SeedCheckpoints | None = None
         self.is_registered: Callable[[int], bool] = lambda shard: True
         """Return whether the cluster counts on its replica of the shard."""
         self.peers: list[SimulatedNode] = []

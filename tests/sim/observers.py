@@ -13,7 +13,7 @@ from chronos.core.cluster.health import ARMED, AUTO, OFF, HealthRules
 from chronos.core.cluster.replication import ASYNC, SYNC, ReplicationRules
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing
-from chronos.workers.cluster.observer import HealthObserver
+from chronos.workers.cluster.observer import HealthObserver, ProbedTopic
 from tests.sim.broker import DELAY
 from tests.sim.expectations import Expectation
 from tests.sim.log import SimLog
@@ -119,11 +119,13 @@ class ObserverThread:
         """Until when the thread does not run, although the others of its process do."""
         self.log = ProbeLog(self, self.node.brokers)
         self.observer = HealthObserver(
-            self.log,
-            probes=self.log,
-            rules=settings.rules,
-            shards=self.node.settings.shards,
-            delay_topic=DELAY,
+            ProbedTopic(
+                log=self.log,
+                appender=self.log,
+                topic=DELAY,
+                shards=self.node.settings.shards,
+            ),
+            settings.rules,
             clock=self.node.clock,
             snapshot=process.membership.snapshot,
             look=process.look,

@@ -23,7 +23,9 @@ from chronos.workers.replica.checkpoint import (
     CHECK_EVERY_MS,
     RETRY_MS,
     Checkpointer,
+    CheckpointSettings,
     LogPosition,
+    Trimming,
     needed_from,
     trim_to,
 )
@@ -199,14 +201,15 @@ class CheckpointedShard:
             self.folder,
             self.log,
             self.store,
-            shard=1,
             identity=self.identity,
-            every_ms=HOUR_MS,
-            keep=3,
-            keep_logs_ms=KEEP_LOGS_MS,
-            replicas=lambda: self.replicas,
-            archived=lambda topic, partition: self.archived.get(topic) if partition == 1 else None,
-            trims=lambda: self.trims,
+            settings=CheckpointSettings(every_ms=HOUR_MS, keep=3, keep_logs_ms=KEEP_LOGS_MS),
+            trimming=Trimming(
+                replicas=lambda: self.replicas,
+                archived=lambda topic, partition: (
+                    self.archived.get(topic) if partition == 1 else None
+                ),
+                trims=lambda: self.trims,
+            ),
         )
 
     def move(self, hours: int = 1) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from chronos.core.cluster.health import HealthRules, Verdict
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.ports import ClusterSnapshot
-from chronos.workers.cluster.observer import TAKE_OVER_MS, HealthObserver, Look
+from chronos.workers.cluster.observer import TAKE_OVER_MS, HealthObserver, Look, ProbedTopic
 from chronos.workers.replica.state import ReplicaState
 from tests.harness.zookeeper import member
 from tests.sim.broker import DELAY, Brokers, Transaction
@@ -71,11 +71,13 @@ class ObservedShards:
         self.callers = [Caller(self.world) for _ in range(observers)]
         self.observers = [
             HealthObserver(
-                SlowLog(caller, self.brokers, lambda: self.meanwhile()),
-                probes=SimLog(caller, self.brokers),
-                rules=rules,
-                shards=SHARDS,
-                delay_topic=DELAY,
+                ProbedTopic(
+                    log=SlowLog(caller, self.brokers, lambda: self.meanwhile()),
+                    appender=SimLog(caller, self.brokers),
+                    topic=DELAY,
+                    shards=SHARDS,
+                ),
+                rules,
                 clock=WorldClock(self.world),
                 snapshot=lambda: ClusterSnapshot(
                     roles=Roles(shards=dict(self.roles)), members=dict(self.members), confirmed=True

@@ -52,32 +52,37 @@ class _Probe(Struct, frozen=True, kw_only=True):
     before: Look
 
 
+class ProbedTopic(Struct, frozen=True, kw_only=True):
+    """The delay topic, to whose partitions probes are written."""
+
+    log: TopicLog
+    appender: Appender
+    """Writes the probes, and nothing else: one that is not acknowledged in time is discarded with
+    all that its appender holds."""
+    topic: str
+    shards: int
+
+
 class HealthObserver:
     """One node's observations of all masters. One thread calls `step`; any thread may call
     `verdict`."""
 
     def __init__(
         self,
-        log_port: TopicLog,
-        *,
-        probes: Appender,
+        probed: ProbedTopic,
         rules: HealthRules,
-        shards: int,
-        delay_topic: str,
+        *,
         clock: Clock,
         snapshot: Callable[[], ClusterSnapshot],
         look: Callable[[int, str], Look | None],
     ) -> None:
-        """`probes`: writes the probes, and nothing else: one that is not acknowledged in time is
-        discarded with all that its appender holds.
-
-        `look`: how far this node's replica of a shard with this master shows it to be; None: it
+        """`look`: how far this node's replica of a shard with this master shows it to be; None: it
         does not show that now."""
         self.rules = rules
-        self._log = log_port
-        self._appender = probes
-        self._shards = shards
-        self._delay_topic = delay_topic
+        self._log = probed.log
+        self._appender = probed.appender
+        self._shards = probed.shards
+        self._delay_topic = probed.topic
         self._clock = clock
         self._snapshot = snapshot
         self._look = look

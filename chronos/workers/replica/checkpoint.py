@@ -106,6 +106,31 @@ def trim_to(
     return max(start, needed)
 
 
+class CheckpointSettings(Struct, frozen=True, kw_only=True):
+    """The settings of all checkpointers of a node."""
+
+    every_ms: int
+    keep: int
+    """Checkpoints kept of each shard."""
+    keep_logs_ms: int
+    """Records younger than this are never trimmed."""
+
+
+class Trimming(Struct, frozen=True, kw_only=True):
+    """The positions up to which a shard's logs are needed elsewhere."""
+
+    replicas: Callable[[], Sequence[LogPosition | None]]
+    """Returns the positions of all registered replicas of the shard, this one included; None: not
+    known."""
+    archived: Callable[[str, int], int | None] = lambda topic, partition: None
+    """Returns up to which offset a topic's partition is archived, as far as the log knows; None
+    without an archive, and when the log has forgotten it, so that the position is kept with the
+    checkpoints."""
+    trims: Callable[[], bool] = lambda: True
+    """Returns True if this node trims the shard's logs: its master does, except on the embedded
+    log, which is trimmed at the flush."""
+
+
 class Checkpointer:
     """Makes the checkpoints of one shard, on this node."""
 
@@ -115,34 +140,19 @@ class Checkpointer:
         log: TopicLog,
         store: Store,
         *,
-        shard: int,
         identity: Identity,
-        every_ms: int,
-        keep: int,
-        keep_logs_ms: int,
-        replicas: Callable[[], Sequence[LogPosition | None]],
-        archived: Callable[[str, int], int | None] = lambda topic, partition: None,
-        trims: Callable[[], bool] = lambda: True,
+        settings: CheckpointSettings,
+        trimming: Trimming,
     ) -> None:
-        """`replicas`: positions of all registered replicas of the shard, this one included; None:
-        not known.
-
-        `archived`: up to which offset a topic's partition is archived, as far as the log knows;
-        None without an archive, and when the log has forgotten it, so that the position is kept
-        with the checkpoints. `trims`: True if this node trims the shard's logs: its master does,
-        except on the embedded log, which is trimmed at the flush."""
-        assert keep >= CHECKPOINTS_MIN, "the logs would never be trimmed"
+        """`identity`: of the store, which names the shard."""
+        assert settings.keep >= CHECKPOINTS_MIN, "the logs would never be trimmed"
         self._checkpoints = checkpoints
         self._log = log
         self._store = store
-        self._shard = shard
+        self._shard = identity.shard
         self._identity = identity
-        self._every_ms = every_ms
-        self._keep = keep
-        self._keep_logs_ms = keep_logs_ms
-        self._replicas = replicas
-        self._archived = archived
-        self._trims = trims
+        self._settings = settings
+        self._trimming = trimming
         self._asked = False
         """Another thread asked for a checkpoint since the last step."""
         self._wanted = False
@@ -191,11 +201,11 @@ class Checkpointer:
             self._wanted = False
             assert made.identity == identity, "a checkpoint of another shard"
             # 2.
-            self._checkpoints.prune(shard, identity, self._keep)
+            self._checkpoints.prune(shard, identity, self._settings.keep)
             self.kept = self._checkpoints.kept(shard, identity)
-            due_ms = now_ms + self._every_ms
+            due_ms = now_ms + self._settings.every_ms
         # 3.
-        if self._trims():
+        if self._trimming.trims():
             self._trim(now_ms)
         return min(due_ms, now_ms + CHECK_EVERY_MS)
 
@@ -204,9 +214,11 @@ class Checkpointer:
         all nodes make the same one."""
         # A checkpoint with a time far in the future must not hold up the next ones until then.
         made_ms = [
-            kept.made_at_ms for kept in self.kept if kept.made_at_ms <= now_ms + self._every_ms
+            kept.made_at_ms
+            for kept in self.kept
+            if kept.made_at_ms <= now_ms + self._settings.every_ms
         ]
-        return max(made_ms) + self._every_ms if made_ms else now_ms
+        return max(made_ms) + self._settings.every_ms if made_ms else now_ms
 
     def _trim(self, now_ms: int) -> None:
         archived = (
@@ -216,8 +228,8 @@ class Checkpointer:
         if len(intact) < CHECKPOINTS_MIN:
             return
         # Read before any request to the log: positions that change meanwhile only move forward.
-        replicas = self._replicas()
-        identity, kept_from_ms = self._identity, now_ms - self._keep_logs_ms
+        replicas = self._trimming.replicas()
+        identity, kept_from_ms = self._identity, now_ms - self._settings.keep_logs_ms
         for topic, checkpoints, positions in (
             (
                 identity.delay_topic,
@@ -247,7 +259,7 @@ class Checkpointer:
         kept = self._checkpoints.archived(self._shard, self._identity)
         found = dict(kept)
         for topic in (self._identity.delay_topic, self._identity.progress_topic):
-            offset = self._archived(topic, self._shard)
+            offset = self._trimming.archived(topic, self._shard)
             if offset is not None:
                 found[topic] = offset
         if found != kept:
