@@ -63,6 +63,7 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
 def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
     """Seconds from the request to the last row of the ledger, and the report."""
     from chronos.spark.backfill.job import Backfill
+    from chronos.spark.backfill.sending import BackfillContext
     from chronos.spark.ledger import Request
     from chronos.spark.storage import ArchiveStorage
 
@@ -88,7 +89,8 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
     )
     opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
     try:
-        job = Backfill(spark, storage, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
+        context = BackfillContext(spark=spark, storage=storage, brokers=brokers, opener=opener)
+        job = Backfill(context, bootstrap_servers=bench.broker.bootstrap)
         began = time.monotonic()
         planned = job.plan(
             Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS)

@@ -16,6 +16,7 @@ from chronos.spark import runs
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.ledger import Request
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
@@ -114,10 +115,9 @@ class Drill:
             bootstrap_servers=self.logs.broker.bootstrap, properties={}, timeout_s=30
         )
         job = Backfill(
-            self.spark,
-            self.storage,
-            self.brokers,
-            opener,
+            BackfillContext(
+                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=opener
+            ),
             bootstrap_servers=self.logs.broker.bootstrap,
         )
         planned = job.plan(Request(mode="missing", from_ms=self.due_ms, to_ms=self.due_ms + 60_000))

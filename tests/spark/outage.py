@@ -16,6 +16,7 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.ledger import Report, Request
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
@@ -137,10 +138,9 @@ class Outage:
     def backfill(self) -> Backfill:
         """The backfills of this archive and cluster."""
         return Backfill(
-            self.spark,
-            self.storage,
-            self.brokers,
-            self.opener,
+            BackfillContext(
+                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=self.opener
+            ),
             bootstrap_servers=self.broker.bootstrap,
             delay_topic=self.delay,
         )

@@ -22,6 +22,7 @@ from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.ledger import Request
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
@@ -170,10 +171,7 @@ def backfills(
     """Backfills of an archive to the topics."""
     opener = BulkOpener(bootstrap_servers=logs.broker.bootstrap, properties={}, timeout_s=30)
     return Backfill(
-        spark,
-        storage,
-        brokers,
-        opener,
+        BackfillContext(spark=spark, storage=storage, brokers=brokers, opener=opener),
         bootstrap_servers=logs.broker.bootstrap,
         delay_topic=logs.delay,
     )

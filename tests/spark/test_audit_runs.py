@@ -20,6 +20,7 @@ from chronos.adapters.kafka.writer import BulkOpener
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.ledger import Request
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
@@ -214,7 +215,8 @@ class Run:
                 bootstrap_servers=self._broker.bootstrap, properties={}, timeout_s=30
             )
             job = Backfill(
-                spark, self.storage, brokers, opener, bootstrap_servers=self._broker.bootstrap
+                BackfillContext(spark=spark, storage=self.storage, brokers=brokers, opener=opener),
+                bootstrap_servers=self._broker.bootstrap,
             )
             plan = job.plan(Request(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms))
             job.discard(plan)

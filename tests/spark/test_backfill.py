@@ -40,6 +40,7 @@ from chronos.spark import ledger
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import (
+    BackfillContext,
     SendingJob,
     records_of,
     send_parts,
@@ -110,10 +111,9 @@ class Lost:
     def job(self) -> Backfill:
         """A new driver: it knows only the archive and the log."""
         return Backfill(
-            self.spark,
-            self.storage,
-            self.brokers,
-            self.opener,
+            BackfillContext(
+                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=self.opener
+            ),
             bootstrap_servers=self.logs.broker.bootstrap,
         )
 

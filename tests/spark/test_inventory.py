@@ -23,6 +23,7 @@ from chronos.spark.archive.compact import compact
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import audit
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.runs import batch_begin, remove_uncommitted
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
@@ -129,10 +130,12 @@ def test_an_archive_that_lost_a_file_is_refused_by_audit_and_backfill(
         audit(spark, storage, from_ms=1, to_ms=now_ms())
     with pytest.raises(ArchiveUnusable, match=f"is not whole: {path} is missing"):
         Backfill(
-            spark,
-            storage,
-            brokers,
-            BulkOpener(bootstrap_servers="", properties={}, timeout_s=1),
+            BackfillContext(
+                spark=spark,
+                storage=storage,
+                brokers=brokers,
+                opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1),
+            ),
             bootstrap_servers=logs.broker.bootstrap,
         )
     with pytest.raises(ArchiveUnusable, match="is not whole"):

@@ -250,20 +250,15 @@ class LetterTopic:
                 for partition, window in enumerate(windows[: info.partitions])
             ]
             budget = _Budget(seconds)
+            terms = _Terms(
+                wanted=wanted,
+                newest_first=newest_first,
+                whole=bytes_max is not None,
+                budget=budget,
+                chunk_records=min(max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX),
+            )
             scans = [
-                _Scan(
-                    self,
-                    readers,
-                    partition,
-                    window,
-                    wanted,
-                    newest_first=newest_first,
-                    whole=bytes_max is not None,
-                    budget=budget,
-                    chunk_records=min(
-                        max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX
-                    ),
-                )
+                _Scan(self, readers, partition, window, terms)
                 for partition, window in enumerate(windows)
             ]
             try:
@@ -385,6 +380,16 @@ class LetterTopic:
         return max(window[0], watermarks.start), min(window[1], watermarks.stable)
 
 
+class _Terms(Struct, frozen=True, kw_only=True):
+    """The terms of one part, the same for each of its partitions."""
+
+    wanted: Wanted
+    newest_first: bool
+    whole: bool
+    budget: _Budget
+    chunk_records: int
+
+
 class _Scan:
     """One partition in one part."""
 
@@ -394,22 +399,14 @@ class _Scan:
         readers: ExitStack,
         partition: int,
         window: Window,
-        wanted: Wanted,
-        *,
-        newest_first: bool,
-        whole: bool,
-        budget: _Budget,
-        chunk_records: int,
+        terms: _Terms,
     ) -> None:
         self._topic = topic
         self._readers = readers
         self._partition = partition
         self._first, self._end = window
-        self._wanted = wanted
-        self._newest_first = newest_first
-        self._whole = whole
-        self._budget = budget
-        self._chunk_records = chunk_records
+        self._terms = terms
+        self._chunk_records = terms.chunk_records
         self._opened: Reader | None = None
         self._run = 0
         self.queue: deque[Found] = deque()
@@ -420,25 +417,25 @@ class _Scan:
         if not self.queue:
             return self._first, max(self._first, self._end)
         offset = self.queue[0].letter.offset
-        return (self._first, offset + 1) if self._newest_first else (offset, self._end)
+        return (self._first, offset + 1) if self._terms.newest_first else (offset, self._end)
 
     def fill(self) -> None:
         """Read until a letter is in the queue, everything was read, or the time is over."""
-        while not self.queue and self._first < self._end and not self._budget.is_spent:
+        while not self.queue and self._first < self._end and not self._terms.budget.is_spent:
             if self._skip():
                 continue
             first = (
                 max(self._first, self._end - self._chunk_records)
-                if self._newest_first
+                if self._terms.newest_first
                 else self._first
             )
             if self._opened is None:
                 self._opened = self._topic.reader(self._readers, self._partition, first)
             # Oldest first, the markers are read down to the first letter at once; newest first,
             # only as far as is shown.
-            skips = not self._wanted.resolved
+            skips = not self._terms.wanted.resolved
             folded = self._topic.fold(
-                self._opened, self._partition, (first, self._end), self._budget, skips=skips
+                self._opened, self._partition, (first, self._end), self._terms.budget, skips=skips
             )
             if folded is None:
                 return
@@ -452,7 +449,7 @@ class _Scan:
         """Leave out the letters at both ends that are known to be resolved; return whether there
         were any."""
         before = (self._first, self._end)
-        if not self._wanted.resolved:
+        if not self._terms.wanted.resolved:
             self._first, self._end = self._topic.unresolved(self._partition, before)
         is_moved = (self._first, self._end) != before
         self._run += is_moved
@@ -465,14 +462,14 @@ class _Scan:
         last = first
         window = (first, self._end)
         for record in self._topic.records(reader, self._partition, window, self._chunk_records):
-            self._budget.records += 1
+            self._terms.budget.records += 1
             count += 1
             last = record.offset
-            letter = self._topic.read(self._partition, record, self._whole)
+            letter = self._topic.read(self._partition, record, self._terms.whole)
             if not isinstance(letter, Letter):
                 continue
             resolution = folded.resolution(letter.offset)
-            wanted = self._wanted
+            wanted = self._terms.wanted
             if (
                 (resolution is not None and not wanted.resolved)
                 or not wanted.matches(letter)
@@ -486,16 +483,16 @@ class _Scan:
                 header=wanted.header_in(record),
                 run=self._run,
             )
-            if self._newest_first:
+            if self._terms.newest_first:
                 self.queue.appendleft(found)
                 continue
             self.queue.append(found)
-            if not self._whole:
+            if not self._terms.whole:
                 continue
             size += memory_bytes(record.key, record.value, record.headers)
             if size >= READ_BYTES:
                 break
-        if self._newest_first:
+        if self._terms.newest_first:
             self._end = first
         elif size >= READ_BYTES or count >= self._chunk_records:
             self._first = last + 1

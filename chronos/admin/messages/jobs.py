@@ -555,18 +555,8 @@ class JobHandlers:
     def _order(self, request: JobRequest, sender: Sender) -> Order:
         """The order of a request; ProblemError with status 422 when it cannot be executed."""
         given = JobFilter() if request.filter is UNSET else request.filter
-        matching = to_filter(
-            sender,
-            target=given.target,
-            due_from=given.due_from,
-            due_to=given.due_to,
-            id_prefix=given.id_prefix,
-            key=given.key,
-            headers=[] if given.headers is UNSET else given.headers.items(),
-            contains=given.contains,
-            is_series=given.series,
-            within="filter.",
-        )
+        headers = [] if given.headers is UNSET else given.headers.items()
+        matching = to_filter(sender, given, headers, within="filter.")
         if sender.is_limited and matching.target is None:
             raise forbidden(
                 sender, "is for some messages only", hint="give filter.target, one of its targets"

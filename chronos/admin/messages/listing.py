@@ -14,7 +14,14 @@ from chronos.admin.http.access import check_headers, check_targets
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import begin_again, header_conditions, id_bytes, to_bytes
 from chronos.admin.http.problems import converted, wrong_field
-from chronos.admin.http.schemas import MessageInfo, Page, PageQuery, SavedFilter, SavedFilters
+from chronos.admin.http.schemas import (
+    JobFilter,
+    MessageInfo,
+    Page,
+    PageQuery,
+    SavedFilter,
+    SavedFilters,
+)
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.messages import message_info, own, tell_failure, tell_pause, tell_state
 from chronos.admin.messages.scheduling import time_ms
@@ -27,47 +34,47 @@ from chronos.core.timefmt import MS_MAX, format_time
 
 def to_filter(
     sender: Sender,
+    given: PageQuery | JobFilter,
+    headers: Iterable[tuple[str, str]],
     *,
-    target: str | UnsetType = UNSET,
-    due_from: int | str | UnsetType = UNSET,
-    due_to: int | str | UnsetType = UNSET,
-    id_prefix: str | UnsetType = UNSET,
-    key: str | UnsetType = UNSET,
-    headers: Iterable[tuple[str, str]] = (),
-    contains: str | UnsetType = UNSET,
-    is_series: bool = False,
     within: str = "",
 ) -> Filter:
     """The filter of a sender, true of nothing but its own messages. `within`: the field that holds
-    these.
+    the conditions.
 
     ProblemError: 422 for a value that is not valid; 403 for a target that is not the sender's own,
     and for headers if it may not see them."""
     headers = tuple(headers)
-    if target is not UNSET:
-        check_targets(sender, target)
-    if headers or contains is not UNSET:
+    if given.target is not UNSET:
+        check_targets(sender, given.target)
+    if headers or given.contains is not UNSET:
         check_headers(sender)
-    from_ms = 0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from)
-    to_ms = MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to)
+    from_ms = (
+        0 if given.due_from is UNSET else converted(f"{within}due_from", time_ms, given.due_from)
+    )
+    to_ms = (
+        MS_MAX + 1 if given.due_to is UNSET else converted(f"{within}due_to", time_ms, given.due_to)
+    )
     if from_ms > to_ms:
         raise wrong_field(
             f"{within}due_to", "lies before due_from, so that no message is in between"
         )
     return Filter(
         reach=sender.reach,
-        target=None if target is UNSET else target,
+        target=None if given.target is UNSET else given.target,
         due_from_ms=from_ms,
         due_to_ms=to_ms,
         id_prefix=b""
-        if id_prefix is UNSET
-        else converted(f"{within}id_prefix", id_bytes, id_prefix),
-        key=None if key is UNSET else converted(f"{within}key", id_bytes, key),
+        if given.id_prefix is UNSET
+        else converted(f"{within}id_prefix", id_bytes, given.id_prefix),
+        key=None if given.key is UNSET else converted(f"{within}key", id_bytes, given.key),
         headers=tuple(
             (name, converted(f"{within}header", to_bytes, value)) for name, value in headers
         ),
-        contains=b"" if contains is UNSET else converted(f"{within}contains", to_bytes, contains),
-        is_series=is_series,
+        contains=b""
+        if given.contains is UNSET
+        else converted(f"{within}contains", to_bytes, given.contains),
+        is_series=given.series,
     )
 
 
@@ -100,17 +107,7 @@ class Listing:
         """Messages of all shards in the order of their due times."""
         query: PageQuery = call.query
         reach = call.sender.reach
-        matching = to_filter(
-            call.sender,
-            target=query.target,
-            due_from=query.due_from,
-            due_to=query.due_to,
-            id_prefix=query.id_prefix,
-            key=query.key,
-            headers=header_conditions(query.header),
-            contains=query.contains,
-            is_series=query.series,
-        )
+        matching = to_filter(call.sender, query, header_conditions(query.header))
         after = None if query.after is UNSET else self._page_key(call)
 
         context, peers = self._context, self._context.peers

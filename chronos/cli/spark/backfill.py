@@ -142,6 +142,7 @@ def run(
     from chronos.cli.spark.jobs import spark_job
     from chronos.node.opening import open_bulk, open_kafka
     from chronos.spark.backfill.job import Backfill
+    from chronos.spark.backfill.sending import BackfillContext
     from chronos.spark.storage import ArchiveStorage
 
     kafka = config.log.kafka
@@ -151,15 +152,18 @@ def run(
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
         with spark_job("backfill", master, pairs(conf, "--conf")) as (spark, display, _):
+            context = BackfillContext(
+                spark=spark,
+                storage=ArchiveStorage(location),
+                brokers=brokers,
+                opener=open_bulk(config),
+                watch=display,
+            )
             job = Backfill(
-                spark,
-                ArchiveStorage(location),
-                brokers,
-                open_bulk(config),
+                context,
                 bootstrap_servers=kafka.bootstrap_servers,
                 delay_topic=config.topics.delay,
                 reader={**java_properties(kafka.properties), **reading},
-                watch=display,
                 other_cluster=other_cluster,
             )
             if request.mode != "pending" and (job.cluster, job.topic) != (

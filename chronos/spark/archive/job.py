@@ -307,6 +307,7 @@ def archive(
 
     Where no targets are given and the messages name new ones, another run reads these.
     """
+    job = _Job(spark=spark, brokers=brokers, storage=storage, plan=plan, watch=watch)
     existing = _existing(brokers, plan)  # 1
     claim = check_claim(storage, brokers, plan)
     with storage.locked():
@@ -315,42 +316,33 @@ def archive(
         finish(storage)  # 2
         before = remove_uncommitted(storage)
         if plan.targets is not None:
-            return _run(
-                spark,
-                brokers,
-                storage,
-                plan,
-                before,
-                _matching(existing, plan, plan.targets),
-                watch,
-            )[1]
+            return _run(job, before, _matching(existing, plan, plan.targets))[1]
         named = named_targets(spark, storage)
-        name, results = _run(
-            spark, brokers, storage, plan, before, _matching(existing, plan, named), watch
-        )
+        name, results = _run(job, before, _matching(existing, plan, named))
         new = save_named_targets(storage, name, named) - named
         if not _matching(existing, plan, new):
             return results
         before = remove_uncommitted(storage)
-        name, more = _run(
-            spark, brokers, storage, plan, before, _matching(existing, plan, named | new), watch
-        )
+        name, more = _run(job, before, _matching(existing, plan, named | new))
         save_named_targets(storage, name, named | new)
         return _added(results, more)
 
 
-def _run(
-    spark: SparkSession,
-    brokers: ArchiveBrokers,
-    storage: ArchiveStorage,
-    plan: ArchivePlan,
-    before: ArchiveRun | None,
-    targets: list[str],
-    watch: Watch,
-) -> tuple[str, list[TableResult]]:
+class _Job(Struct, frozen=True, kw_only=True):
+    """The parts that all runs of one call of `archive` work with."""
+
+    spark: SparkSession
+    brokers: ArchiveBrokers
+    storage: ArchiveStorage
+    plan: ArchivePlan
+    watch: Watch
+
+
+def _run(job: _Job, before: ArchiveRun | None, targets: list[str]) -> tuple[str, list[TableResult]]:
     """One run over these targets: its name and its counts."""
+    brokers, storage, plan = job.brokers, job.storage, job.plan
     streams = _streams(brokers, plan, targets)
-    ranges = known_ranges(spark, brokers, storage, plan.delay)
+    ranges = known_ranges(job.spark, brokers, storage, plan.delay)
     deleted = _deleted(brokers, plan, before)
     started = begin_run(
         storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted
@@ -362,9 +354,7 @@ def _run(
     for stream in streams:  # 4
         of_stream = ranges if stream.table == schema.MESSAGES.name else {}
         try:
-            results.append(
-                _StreamRun(spark, brokers, storage, plan, started, stream, of_stream, watch).read()
-            )
+            results.append(_StreamRun(job, started, stream, of_stream).read())
         except ArchiveFailed as error:
             failures.append(str(error))
             if isinstance(error, JvmEnded):
@@ -497,27 +487,13 @@ def _streams(brokers: ArchiveBrokers, plan: ArchivePlan, targets: list[str]) -> 
 class _StreamRun:
     """The reading of one stream in one run."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        brokers: ArchiveBrokers,
-        storage: ArchiveStorage,
-        plan: ArchivePlan,
-        started: StartedRun,
-        stream: Stream,
-        ranges: Ranges,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, job: _Job, started: StartedRun, stream: Stream, ranges: Ranges) -> None:
         """`ranges`: by partition, the offsets that are not read."""
-        self._spark = spark
-        self._brokers = brokers
-        self._storage = storage
-        self._plan = plan
+        self._job = job
         self._name = started.name
         self._run = run = started.run
         self._stream = stream
         self._ranges = ranges
-        self._watch = watch
         self._begin = {
             topic: {number: read.begin for number, read in run.topics[topic].partitions.items()}
             for topic in stream.topics
@@ -552,13 +528,15 @@ class _StreamRun:
                 {topic: [int(number) for number in begin] for topic, begin in self._begin.items()}
             ),
             "startingOffsets": json.dumps(self._begin),
-            "maxOffsetsPerTrigger": str(self._plan.batch_records),
+            "maxOffsetsPerTrigger": str(self._job.plan.batch_records),
             **self._options(),
         }
-        records = self._spark.readStream.format("kafka").options(**options).load()
+        records = self._job.spark.readStream.format("kafka").options(**options).load()
         query = (
             records.writeStream.trigger(availableNow=True)
-            .option("checkpointLocation", self._storage.path(RUNS, self._name, self._stream.table))
+            .option(
+                "checkpointLocation", self._job.storage.path(RUNS, self._name, self._stream.table)
+            )
             .foreachBatch(self._write)
             .start()
         )
@@ -578,18 +556,18 @@ class _StreamRun:
     def _options(self) -> dict[str, str]:
         """Options of every reading of the stream."""
         return {
-            "kafka.bootstrap.servers": self._plan.bootstrap_servers,
+            "kafka.bootstrap.servers": self._job.plan.bootstrap_servers,
             "kafka.isolation.level": "read_committed",
             "includeHeaders": "true",
             # lost records are recorded as gaps, when the run begins and after each batch
             "failOnDataLoss": "false",
-            "minPartitions": str(self._spark.sparkContext.defaultParallelism),
-            **self._plan.reader,
+            "minPartitions": str(self._job.spark.sparkContext.defaultParallelism),
+            **self._job.plan.reader,
         }
 
     def _write(self, records: DataFrame, number: int) -> None:
         """Write one micro-batch to its folders; a batch that Spark repeats overwrites them."""
-        stream, storage = self._stream.table, self._storage
+        stream, storage = self._stream.table, self._job.storage
         records = self._readable(records, number)
         counts = []
         for table, made in self._stream.outputs:
@@ -634,18 +612,18 @@ class _StreamRun:
             if parts is not None:
                 nothing = records.where(f.lit(False))
                 return records_around(
-                    self._spark, self._brokers, topic, parts, self._options(), nothing
+                    self._job.spark, self._job.brokers, topic, parts, self._options(), nothing
                 )
         return records
 
     def _report(self) -> None:
         name = f"archiving {self._stream.table}"
-        self._watch(Step(name=name, done=self._archived, total=self._total, unit="offsets"))
+        self._job.watch(Step(name=name, done=self._archived, total=self._total, unit="offsets"))
 
     def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
         """Rows of `offsets` for a batch just read. Offsets that the log lost meanwhile may not have
         been read: a gap."""
-        infos = self._brokers.describe(list(end))
+        infos = self._job.brokers.describe(list(end))
         rows = []
         elected, losses = {}, {}
         now_ms = max(self._run.read_ms, time.time_ns() // 1_000_000)
@@ -657,19 +635,19 @@ class _StreamRun:
             for part, until in ends.items():
                 since, gap = begin[topic].get(part, until), None if same else RECREATED
                 if same and since < until:
-                    watermarks = self._brokers.watermarks(topic, int(part))
+                    watermarks = self._job.brokers.watermarks(topic, int(part))
                     known = self._epochs[topic].get(part)
                     if known is not None and watermarks.leader_epoch not in (None, known):
                         elected[topic, int(part)] = (since, known)
                         if self._stream.table == schema.DELIVERIES.name:
                             losses[topic, part] = loss_of(
-                                self._brokers, topic, part, watermarks, since, known, now_ms
+                                self._job.brokers, topic, part, watermarks, since, known, now_ms
                             )
                     self._epochs[topic][part] = watermarks.leader_epoch
                     if watermarks.start > since:
                         since, gap = min(watermarks.start, until), TRIMMED
                 rows.append((topic, part, since, until, gap))
-        truncated = self._brokers.truncated(elected) if elected else set()
+        truncated = self._job.brokers.truncated(elected) if elected else set()
         rows = [
             (topic, part, since, until, TRUNCATED if (topic, int(part)) in truncated else gap)
             for topic, part, since, until, gap in rows
@@ -686,10 +664,12 @@ class _StreamRun:
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
         begin = (
-            batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}
+            batch_ends(self._job.storage, self._name, self._stream.table, number - 1)
+            if number
+            else {}
         )
         return begin or self._begin, batch_ends(
-            self._storage, self._name, self._stream.table, number
+            self._job.storage, self._name, self._stream.table, number
         )
 
     def _failed_at(self, why: str) -> str:
@@ -705,7 +685,7 @@ class _StreamRun:
     def _failed_ranges(self) -> list[tuple[str, str, int, int]]:
         """Topic, partition, and offsets of the batch that failed; everything that is left where
         Spark has not begun one."""
-        number = committed_batch(self._storage, self._name, self._stream.table) + 1
+        number = committed_batch(self._job.storage, self._name, self._stream.table) + 1
         begin, end = self._range(number)
         if not end:
             end = {
@@ -727,7 +707,7 @@ class _StreamRun:
         hold."""
         found = None
         if OVERFLOW in str(error):
-            found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
+            found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
         return (
             f"Spark's message: {_cause(error)}"
             if found is None
@@ -737,7 +717,7 @@ class _StreamRun:
     def _jvm_ended(self) -> str:
         """Why Spark's JVM may have ended: the first batch of the range that takes too much memory
         here too, if there is one."""
-        found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
+        found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
         if found is None:
             return (
                 "Spark's JVM ended before the job did: it was killed, or had too little memory "

@@ -149,7 +149,8 @@ class DeadLetter(Struct, frozen=True, gc=False):
 
 
 class Keep(Struct, frozen=True, gc=False):
-    """The message, or its series, stays pending. The fields are those of `Decision`."""
+    """The message, or its series, stays pending, or has ended with a dead letter. The fields are
+    those of `Decision`."""
 
     outcome: Outcome
     reason: int

@@ -164,13 +164,11 @@ class LetterRecords:
         bytes_max = min(bytes_max, info.bytes_max)
         fits = 2 * message.size + LETTER_BYTES <= bytes_max
         return _with_reason(
-            self.dead_letter_topic,
+            _place(self.dead_letter_topic, key, turn, info),
             key,
             entry.value,
             joined(headers, more),
             (letter.reason, letter.detail),
-            turn,
-            info,
             None if fits else bytes_max,
         )
 
@@ -190,31 +188,31 @@ class LetterRecords:
         topic."""
         own = [header for header in record.headers or () if header[0] != FORWARDED]
         return _with_reason(
-            self.rejected_topic,
+            _place(self.rejected_topic, record.key, turn, info),
             record.key,
             record.value,
             [*own, (SOURCE, source)],
             (rejection.reason, rejection.detail),
-            turn,
-            info,
             min(bytes_max, info.bytes_max),
         )
 
 
+def _place(topic: str, key: bytes | None, turn: Turn, info: TopicInfo) -> tuple[str, int]:
+    """Return topic and partition of a letter; -1: the partition of its key."""
+    return topic, -1 if key is not None and not info.closed else turn[topic]
+
+
 def _with_reason(
-    topic: str,
+    place: tuple[str, int],
     key: bytes | None,
     value: bytes | None,
     headers: OwnHeaders,
     why: tuple[Reason, str],
-    turn: Turn,
-    info: TopicInfo,
     bytes_max: int | None,
 ) -> Outgoing:
     """Return the record with its reason; without payload and key if it would be larger than
     `bytes_max`; None: it is not."""
-    partition = -1 if key is not None and not info.closed else turn[topic]
-    reason, detail = why
+    (topic, partition), (reason, detail) = place, why
     more = {REASON: _LABELS[reason], DETAIL: detail[:DETAIL_CHARS_MAX].encode()}
     made = joined(headers, more)
     # The bound is several times as fast as the exact size, which is needed near the limit only.

@@ -419,7 +419,8 @@ class _StepPlanner:
         plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
         plan.due_ms.append(message.due_ms)
         if outcome.next_ms:
-            self._decide(message, Outcome.AGAIN, 0, outcome.next_ms, entry.occurrence + 1, 1)
+            again = Keep(Outcome.AGAIN, 0, "", outcome.next_ms, entry.occurrence + 1, 1)
+            self._decide(message, again)
 
     def _keep(self, message: DueMessage, outcome: Keep) -> bool:
         if self._is_ahead:
@@ -428,43 +429,24 @@ class _StepPlanner:
         if outcome.takes_token and message.left_lane == LIMITED:
             self._spend(target)
         self._plan.undelivered[target] += 1
-        self._decide(
-            message,
-            outcome.outcome,
-            outcome.reason,
-            outcome.next_ms,
-            outcome.occurrence,
-            outcome.attempt,
-            outcome.lane,
-            outcome.detail,
-        )
+        self._decide(message, outcome)
         return True
 
-    def _decide(
-        self,
-        message: DueMessage,
-        outcome: Outcome,
-        reason: int,
-        next_ms: int,
-        occurrence: int,
-        attempt: int,
-        lane: int = 0,
-        detail: str = "",
-    ) -> None:
+    def _decide(self, message: DueMessage, made: Keep) -> None:
         """Add the decision about a message to the plan."""
-        if detail != self._detail[0]:
+        if made.detail != self._detail[0]:
             # The next message often has the same one.
-            self._detail = detail, detail_number(self._plan.details, detail)
+            self._detail = made.detail, detail_number(self._plan.details, made.detail)
         self._plan.decisions.append(
             Decision(
                 message.due_ms,
                 message.offset,
-                outcome,
-                reason,
-                next_ms,
-                occurrence,
-                attempt,
-                lane,
+                made.outcome,
+                made.reason,
+                made.next_ms,
+                made.occurrence,
+                made.attempt,
+                made.lane,
                 self._detail[1],
             )
         )
@@ -496,7 +478,7 @@ class _StepPlanner:
         ended = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
         # A series goes on without this occurrence.
         occurrence = entry.occurrence + 1 if next_ms else entry.occurrence
-        self._decide(message, ended, reason, next_ms, occurrence, entry.attempt, 0, detail)
+        self._decide(message, Keep(ended, reason, detail, next_ms, occurrence, entry.attempt))
         plan.messages.append(letter)
         return True
 
