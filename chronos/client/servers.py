@@ -92,13 +92,6 @@ def remove_topic(topic: str, cluster: str | None = None) -> Request:
     return _change("DELETE", f"topics/{quote(topic, safe='')}", cluster)
 
 
-def allow_writes(node: str, cluster: str | None = None, *, allowed: bool) -> Request:
-    """Restore or wipe the write permission of a node."""
-    return _change(
-        "POST", f"nodes/{quote(node, safe='')}/{'restore' if allowed else 'wipe'}-write", cluster
-    )
-
-
 def config(namespace: str | None = None, key: str | None = None) -> Request:
     """The namespaces, the values of one, or one value."""
     return ask(_config_path(*[name for name in (namespace, key) if name is not None]), {})

@@ -65,8 +65,6 @@ EXAMPLES = {
         },
     ),
     "unregister": Example("/v1/registry/nodes/x"),
-    "wipe-write": Example("/v1/registry/nodes/x/wipe-write"),
-    "restore-write": Example("/v1/registry/nodes/x/restore-write"),
     "registered-topics": Example("/v1/registry/topics"),
     "remove-topic": Example("/v1/registry/topics/x"),
     "clusters": Example("/v1/registry/clusters"),

@@ -1,5 +1,4 @@
-"""The registry of a node over HTTP: its own registration, those of others, routes, configuration,
-write permissions."""
+"""The registry of a node over HTTP: its own registration, those of others, routes, configuration."""
 
 from __future__ import annotations
 
@@ -208,20 +207,6 @@ def test_values_are_kept_across_a_restart(tmp_path: Path) -> None:
         pass
 
 
-def test_the_write_permission_of_a_node_is_wiped_and_restored(service: Inside) -> None:
-    """It is not drained here, because it is standalone or of another cluster."""
-    ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
-    for action, permissions in (("wipe-write", ["read"]), ("restore-write", ["read", "write"])):
-        assert ask(service, "POST", f"/nodes/a/{action}?cluster=far")["result"] == "done"
-        ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
-        (route,) = ask(service, "GET", "/routes?cluster=far&topic=far.delay")["routes"]
-        assert route["permissions"] == permissions
-        assert ask(service, "POST", f"/nodes/own/{action}")["result"] == "done"
-        assert ask(service, "GET", "/routes?shard=0")["routes"][0]["permissions"] == permissions
-    ask(service, "POST", "/nodes/nobody/wipe-write", status=404)
-    ask(service, "DELETE", "/nodes/a?cluster=far")
-
-
 def test_values_are_set_and_deleted_by_namespace_and_a_topic_is_removed(service: Inside) -> None:
     """Names and values are any text up to their bounds."""
     entry = {"registry": "own", "namespace": "n", "key": "a b", "value": "v"}
@@ -307,9 +292,6 @@ def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None
         == "done"
     )
     assert command("config", "delete", "shop", "currency").code == 4
-    assert command("wipe-write", "own").out == "wiping the write permission of own: done\n"
-    assert re.search(r"own .* no ", command("nodes").out)
-    assert command("restore-write", "own").code == 0
     ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
     assert command("remove-topic", "far.delay", "--cluster", "far").code == 0
     assert command("remove-topic", "far.delay", "--cluster", "far").code == 4

@@ -6,7 +6,7 @@ NS-06, NS-07, NS-08 and NS-12: `test_a_registration_replaces_everything_known_of
 `test_the_last_node_takes_its_shards_cluster_and_topics_with_it` NS-11:
 `test_a_follower_is_told_the_live_master` NS-14, NS-15:
 `test_a_node_expires_strictly_after_its_time_and_only_once` NS-18, NS-20:
-`test_write_permission_is_wiped_until_it_is_restored`,
+`test_clients_do_not_write_to_a_node_that_is_drained`,
 `test_configuration_has_namespaces_and_a_bound` NS-19: `test_an_answer_is_a_copy`,
 `test_a_topic_without_nodes_has_no_route` NS-22: `test_an_older_state_never_displaces_a_newer_one`,
 `test_an_address_belongs_to_one_node`, `test_the_greater_epoch_wins_a_shard`"""
@@ -220,9 +220,8 @@ def test_the_greater_epoch_wins_a_shard() -> None:
     assert served(found) == {0: ("b", ["a"]), 1: ("a", [])}
 
 
-def test_write_permission_is_wiped_until_it_is_restored() -> None:
-    """Of the shards that the node is master of; its registrations do not restore it, its end
-    does."""
+def test_clients_do_not_write_to_a_node_that_is_drained() -> None:
+    """The shards that it is master of until then are without the permission."""
     found = with_nodes(node("a", "0*1 1"), node("b", "0 1*1"))
 
     def writable() -> list[bool]:
@@ -231,20 +230,11 @@ def test_write_permission_is_wiped_until_it_is_restored() -> None:
         return [bool(each.permissions & WRITE) for each in routes.routes]
 
     assert writable() == [True, True]
-    assert found.allow_writes("c", "a", False)
-    assert writable() == [False, True]
-    found.register(node("a", "0*1 1", 2), NOW_MS)
+    found.register(node("a", "0*1 1", 2, writable=False), NOW_MS)
     assert writable() == [False, True]
     assert [each.writable for each in found.nodes()] == [False, True]
-    assert found.allow_writes("c", "a", True)
-    assert writable() == [True, True]
-    found.register(node("b", "0 1*1", 2, writable=False), NOW_MS)
-    assert writable() == [True, False]
-    found.allow_writes("c", "a", False)
-    found.unregister("c", "a", 2)
     found.register(node("a", "0*1 1", 3), NOW_MS)
-    assert writable() == [True, False]
-    assert not found.allow_writes("c", "z", False)
+    assert writable() == [True, True]
 
 
 def test_a_topic_without_nodes_has_no_route() -> None:

@@ -16,7 +16,6 @@ import structlog
 from aiohttp import ClientConnectorError, web
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.cluster.cluster import check_drain
 from chronos.admin.http.access import NODE_HEADER, TOKEN_HEADER, is_token_of
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.problems import ProblemError, decode_body, wrong_field
@@ -66,7 +65,7 @@ from chronos.core.cluster.registry import (
     Taken,
     TopicConfig,
 )
-from chronos.core.cluster.roles import Member, Request
+from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.core.timefmt import format_time
 from chronos.node.runtime_settings import RegistryConfiguration
@@ -493,41 +492,6 @@ class RegistryHandlers:
         return 200, OperationResult(
             result="done", what=f"removal of topic {topic} from this registry"
         )
-
-    async def wipe_write(self, call: Call) -> tuple[int, object]:
-        """Take the write permission from a node, and drain it."""
-        return await self._allow_writes(call, allowed=False)
-
-    async def restore_write(self, call: Call) -> tuple[int, object]:
-        """Give a node its write permission back, and end its drain."""
-        return await self._allow_writes(call, allowed=True)
-
-    async def _allow_writes(self, call: Call, *, allowed: bool) -> tuple[int, object]:
-        """A node of this cluster is drained by the controller, and then registers without the
-        permission in all registries."""
-        context = self._context
-        cluster, node = self._cluster(call.query), call.request.match_info["node"]
-        what = f"{'restoring' if allowed else 'wiping'} the write permission of {node}"
-        registered = [each.registration.node for each in context.registry.nodes(cluster)]
-        if node not in registered:
-            nodes = ", ".join(registered) or "none"
-            raise ProblemError(
-                404,
-                "no-node",
-                (
-                    f"node {node[:100]!r} of cluster {cluster} is not registered; those that are: "
-                    f"{nodes}"
-                ),
-            )
-        membership = context.node.membership
-        if membership is None or cluster != context.node.config.cluster:
-            context.registry.allow_writes(cluster, node, allowed)
-            return 200, OperationResult(result="done", what=what)
-        if not allowed:
-            check_drain(membership.snapshot(), node)
-        request = Request(kind="undrain" if allowed else "drain", node=node, at_ms=context.now_ms())
-        await context.in_thread(membership.ask, request)
-        return 202, OperationResult(result="accepted", what=what)
 
     # --- configuration
 

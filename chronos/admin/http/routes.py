@@ -887,47 +887,6 @@ def table(context: Context | None) -> list[Route]:
             },
         ),
         Route(
-            method="POST",
-            path="/v1/registry/nodes/{node}/wipe-write",
-            name="wipe-write",
-            role="operate",
-            scope="service",
-            handler=registry.wipe_write,
-            parameters=by_node,
-            query=schemas.OneClusterQuery,
-            answer=schemas.OperationResult,
-            summary=(
-                "Take the write permission from a node, so that clients write to other nodes. In "
-                "a cluster the node is drained, and registers without the permission everywhere."
-            ),
-            answers={
-                200: "Done.",
-                202: "The controller has the request; it is not done yet.",
-                404: "The node is not registered.",
-                422: "A parameter is not valid.",
-                **COORDINATOR,
-            },
-        ),
-        Route(
-            method="POST",
-            path="/v1/registry/nodes/{node}/restore-write",
-            name="restore-write",
-            role="operate",
-            scope="service",
-            handler=registry.restore_write,
-            parameters=by_node,
-            query=schemas.OneClusterQuery,
-            answer=schemas.OperationResult,
-            summary="Give a node its write permission back, and end its drain.",
-            answers={
-                200: "Done.",
-                202: "The controller has the request; it is not done yet.",
-                404: "The node is not registered.",
-                422: "A parameter is not valid.",
-                **COORDINATOR,
-            },
-        ),
-        Route(
             method="GET",
             path="/v1/registry/topics",
             name="registered-topics",

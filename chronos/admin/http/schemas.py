@@ -3061,9 +3061,7 @@ class RegisteredNode(Struct, kw_only=True):
     ]
     version: str
     state_version: StateVersion
-    writable: Annotated[
-        bool, Meta(description="False: it is drained, or its write permission is wiped.")
-    ]
+    writable: Annotated[bool, Meta(description="False: the node is drained.")]
     registered_at: Annotated[Instant, Meta(description="Time of its last registration.")]
     shards: list[RegisteredShard]
 

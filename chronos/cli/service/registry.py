@@ -1,5 +1,4 @@
-"""`chronos registry`: registered nodes, routes to them, configuration by namespace, and write
-permissions."""
+"""`chronos registry`: registered nodes, routes to them, and configuration by namespace."""
 
 from typing import Annotated, Any
 
@@ -37,7 +36,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of a value in the 
 registry_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Show the nodes that are registered and the routes to them; change configuration and write permissions.
+    help="""Show the nodes that are registered and the routes to them; change the configuration for clients.
 
     Every node serves a registry, with which all nodes register. Registries store no registrations and exchange nothing; the configuration for clients is kept by the cluster, or by a standalone node.
 
@@ -206,41 +205,6 @@ def clusters(
     put(table([("CLUSTER", "left"), ("NODES", "left"), ("SHARDS", "left")], rows))
 
 
-@registry_app.command(name="wipe-write")
-@with_connection
-def wipe_write(
-    node: NodeArgument,
-    cluster: ClusterOption = None,
-    output: Output = Format.text,
-    server: Server = HERE,
-) -> None:
-    """Take the write permission from a node, so that clients write to other nodes; in a cluster the
-    node is drained too.
-
-    \b
-    Examples:
-      chronos registry wipe-write chronos-2
-    """
-    allow_writes(server, output, node, cluster, allowed=False)
-
-
-@registry_app.command(name="restore-write")
-@with_connection
-def restore_write(
-    node: NodeArgument,
-    cluster: ClusterOption = None,
-    output: Output = Format.text,
-    server: Server = HERE,
-) -> None:
-    """Give a node its write permission back, and end its drain.
-
-    \b
-    Examples:
-      chronos registry restore-write chronos-2
-    """
-    allow_writes(server, output, node, cluster, allowed=True)
-
-
 @config_app.command(name="get")
 @with_connection
 def get_config(
@@ -353,18 +317,6 @@ def _route(route: dict[str, Any]) -> list[str]:
         followers,
         permits,
     ]
-
-
-def allow_writes(
-    server: str, output: Format, node: str, cluster: str | None, *, allowed: bool
-) -> None:
-    """Wipe or restore the write permission of a node."""
-    with connect(server) as client:
-        found = client.call(servers.allow_writes(node, cluster, allowed=allowed))
-    if output is Format.json:
-        put_json(found)
-    else:
-        print(f"{printable(found['what'])}: {found['result']}")
 
 
 def change_config(server: str, output: Format, namespace: str, key: str, value: str | None) -> None:

@@ -192,7 +192,7 @@ class Node(Struct, frozen=True, kw_only=True):
     registered_ms: int
     """Time of its last registration."""
     writable: bool
-    """False: it is drained, or its write permission was wiped here."""
+    """False: it is drained."""
     by_itself: bool = True
     """False: somebody else registered it."""
 
@@ -253,8 +253,6 @@ class Registry:
         """The same by shard."""
         self._topics_by: dict[_Shard, bool] = {}
         """Whether they came from a node that registered itself."""
-        self._wiped: set[_Key] = set()
-        """Nodes whose write permission was wiped here."""
         self._config: Configuration = {}
 
     # --- registration
@@ -420,7 +418,6 @@ class Registry:
         self.changes += 1
         self._used[live.by_itself].count(live.registration, -1)
         cluster, node = key
-        self._wiped.discard(key)
         if self._addresses.get(live.registration.address) == key:
             del self._addresses[live.registration.address]
         # The node's own registration names its shards, so no table is scanned.
@@ -490,7 +487,7 @@ class Registry:
     def _route(self, cluster: str, shard: int, config: TopicConfig) -> Route:
         holders = self._holders[cluster, shard]
         master = _master_of(holders)
-        is_writable = master is not None and self._is_writable((cluster, master))
+        is_writable = master is not None and self._live[cluster, master].registration.writable
         return Route(
             shard=shard,
             permissions=config.permissions if is_writable else config.permissions & ~WRITE,
@@ -521,18 +518,6 @@ class Registry:
 
     # --- changes of an operator
 
-    def allow_writes(self, cluster: str, node: str, allowed: bool) -> bool:
-        """Wipe or restore the write permission of a node, until it leaves; return whether the node
-        is registered.
-
-        Registrations of the node do not restore it.
-        """
-        if (cluster, node) not in self._live:
-            return False
-        self.changes += 1
-        (self._wiped.discard if allowed else self._wiped.add)((cluster, node))
-        return True
-
     def delete_topic(self, cluster: str, topic: str) -> bool:
         """Remove a topic until a master registers it with a new state; return whether it was
         registered."""
@@ -557,12 +542,9 @@ class Registry:
         return Node(
             registration=live.registration,
             registered_ms=live.registered_ms,
-            writable=self._is_writable(key),
+            writable=live.registration.writable,
             by_itself=live.by_itself,
         )
-
-    def _is_writable(self, key: _Key) -> bool:
-        return key not in self._wiped and self._live[key].registration.writable
 
     def _endpoint(self, key: _Key) -> Endpoint:
         live = self._live[key]
