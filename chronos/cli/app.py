@@ -261,12 +261,19 @@ def send_message(
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
     """  # noqa: E501
-    from chronos.cli.messages.send import Series, send
+    from chronos.cli.messages.send import MessageOptions, Payload, Series, send
 
-    send(
-        server,
-        output,
-        value=value,
+    series = Series(
+        every=every,
+        backoff=backoff,
+        cron=cron,
+        times=times,
+        until=until,
+        time_zone=time_zone,
+        late_policy=late_policy,
+        spread=spread,
+    )
+    asked = MessageOptions(
         topic=to,
         delay=in_,
         at=at,
@@ -276,20 +283,9 @@ def send_message(
         on_conflict=on_conflict,
         expire_at=expire_at,
         attempts=attempts,
-        lines=lines,
-        null=null,
-        wait=wait,
-        series=Series(
-            every=every,
-            backoff=backoff,
-            cron=cron,
-            times=times,
-            until=until,
-            time_zone=time_zone,
-            late_policy=late_policy,
-            spread=spread,
-        ),
+        series=series,
     )
+    send(server, output, Payload(value=value, lines=lines, null=null), asked, wait=wait)
 
 
 @app.command()

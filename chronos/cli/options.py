@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
 
 import typer
 
@@ -20,7 +20,7 @@ from chronos.client.requests import delay_ms, time_ms
 from chronos.core.timefmt import format_time
 
 if TYPE_CHECKING:
-    from chronos.client import FilterOptions
+    from chronos.client import FilterOptions, Time
 
 
 def at_least(least: int) -> Callable[[int | None], int | None]:
@@ -308,6 +308,28 @@ FILTER: dict[str, object] = {
 
 FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
 """The same, for verbs that pause or resume."""
+
+
+class Change(NamedTuple):
+    """A change of messages, as it was asked for."""
+
+    verb: Literal["cancel", "reschedule", "fire", "pause", "resume"]
+    delay: str | None = None
+    at: str | None = None
+    until: "Time | None" = None
+    """Of a pause: when the series goes on."""
+
+
+class JobOptions(NamedTuple):
+    """The options that jobs of Spark share."""
+
+    location: str | None
+    master: str
+    conf: list[str]
+    config: str | None = None
+    settings: Sequence[str] = ()
+    reader: Sequence[str] = ()
+    other_cluster: bool = False
 
 
 def filter_of(

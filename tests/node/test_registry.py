@@ -1,4 +1,5 @@
-"""The registry of a node over HTTP: its own registration, those of others, routes, configuration."""
+"""The registry of a node over HTTP: its own registration, those of others, routes and
+configuration."""
 
 from __future__ import annotations
 

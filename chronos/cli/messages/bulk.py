@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 import typer
 
-from chronos.cli.options import check_when
+from chronos.cli.options import Change, check_when
 from chronos.cli.output import (
     Format,
     connect,
@@ -30,7 +30,6 @@ from chronos.client import (
     NotFound,
     Refused,
     ServiceFailed,
-    Time,
     Unreachable,
     requests,
 )
@@ -64,16 +63,14 @@ LOST = "the job ends with its node; what it wrote stays. Repeat the command for 
 def act(
     server: str,
     output: Format,
-    verb: Verb,
+    change: Change,
     matching: FilterOptions,
     *,
-    delay: str | None,
-    at: str | None,
-    until: Time | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Count, ask, act. Exit code 0 once every message was looked at and no action failed."""
+    verb, delay, at, until = change
     if verb == "reschedule" and not (dry_run and at is None and delay is None):
         check_when(at, delay)
     if not (dry_run or yes or sys.stdin.isatty()):

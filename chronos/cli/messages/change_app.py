@@ -1,13 +1,14 @@
 """The verbs that change pending messages, one by its id or many by a filter: their options and
 their help."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chronos.cli.options import (
     HERE,
     At,
+    Change,
     In,
     Output,
     Server,
@@ -19,7 +20,7 @@ from chronos.cli.options import (
 from chronos.cli.output import Format
 
 if TYPE_CHECKING:
-    from chronos.client import FilterOptions, Time
+    from chronos.client import FilterOptions
 
 OneId = Annotated[
     str | None,
@@ -69,7 +70,7 @@ def cancel(
       chronos cancel --target reminders --header tenant=17 --dry-run
       chronos cancel --id-prefix order-17- --due-to +2h --yes
     """
-    _change(server, output, "cancel", id, matching, dry_run, yes)
+    _change(server, output, Change("cancel"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -94,7 +95,8 @@ def reschedule(
       chronos reschedule reminder-17 --in 2h
       chronos reschedule --target reminders --due-to now --in 10m --yes
     """
-    _change(server, output, "reschedule", id, matching, dry_run, yes, delay=in_, at=at)
+    change = Change("reschedule", delay=in_, at=at)
+    _change(server, output, change, id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -117,7 +119,7 @@ def fire(
       chronos fire reminder-17
       chronos fire --target reminders --due-to +1h --dry-run
     """
-    _change(server, output, "fire", id, matching, dry_run, yes)
+    _change(server, output, Change("fire"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -158,7 +160,8 @@ def pause(
       chronos pause --series
     """
     until = moment(resume_at, "--resume-at")
-    _change(server, output, "pause", id, matching, dry_run, yes, until=until)
+    change = Change("pause", until=until)
+    _change(server, output, change, id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -183,7 +186,7 @@ def resume(
       chronos resume daily-report
       chronos resume --target polls --yes
     """
-    _change(server, output, "resume", id, matching, dry_run, yes)
+    _change(server, output, Change("resume"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -216,15 +219,12 @@ def jobs(
 def _change(
     server: str,
     output: Format,
-    verb: Literal["cancel", "reschedule", "fire", "pause", "resume"],
+    change: Change,
     id: str | None,
     matching: "FilterOptions",
+    *,
     dry_run: bool,
     yes: bool,
-    *,
-    delay: str | None = None,
-    at: str | None = None,
-    until: "Time | None" = None,
 ) -> None:
     if (id is None) == (not matching):
         raise typer.BadParameter(
@@ -233,20 +233,10 @@ def _change(
     if id is None:
         from chronos.cli.messages import bulk
 
-        bulk.act(
-            server,
-            output,
-            verb,
-            matching,
-            delay=delay,
-            at=at,
-            until=until,
-            dry_run=dry_run,
-            yes=yes,
-        )
+        bulk.act(server, output, change, matching, dry_run=dry_run, yes=yes)
         return
     if dry_run:
         raise typer.BadParameter("--dry-run is for a filter; `chronos get` shows one message")
     from chronos.cli.messages import verbs
 
-    verbs.act(server, output, verb, id, delay=delay, at=at, until=until)
+    verbs.act(server, output, change, id)

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from chronos.cli.options import JobOptions
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -153,22 +154,19 @@ def _from_archive(
         note(f"{missing}; if there is an archive: {_in_the_archive(matching, id)}")
         return None
     note(f"{missing}; looking in the archive {printable(location)}")
-    from chronos.cli.spark.archive import ask_archive, found_json, show_found
+    from chronos.cli.spark.archive import Wanted, ask_archive, found_json, show_found
 
     target, prefix = matching.get("target"), matching.get("id_prefix")
     start, end = matching.get("due_from"), matching.get("due_to")
-    found = ask_archive(
-        location=location,
+    wanted = Wanted(
         ids=[] if id is None else [id],
         id_prefix="" if prefix is None else requests.id_text(prefix),
         targets=[] if target is None else [target],
         headers=[f"{name}={value}" for name, value in (matching.get("headers") or {}).items()],
         start=None if start is None else str(start),
         end=None if end is None else str(end),
-        limit=limit,
-        master="auto",
-        conf=[],
     )
+    found = ask_archive(JobOptions(location, "auto", []), wanted, limit)
     if output is Format.text:
         show_found(found)
     return found_json(found)

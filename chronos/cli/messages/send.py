@@ -117,33 +117,41 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the payload, as they were given."""
+
+    value: str | None
+    lines: bool
+    null: bool
+
+
+class MessageOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The other options of a message, as they were given."""
+
+    topic: str
+    delay: str | None
+    at: str | None
+    id: str | None
+    key: str | None
+    headers: list[str]
+    on_conflict: OnConflict | None
+    expire_at: str | None
+    attempts: int | None
+    series: Series
+
+
 def send(
-    server: str,
-    output: Format,
-    *,
-    value: str | None,
-    topic: str,
-    delay: str | None,
-    at: str | None,
-    id: str | None,
-    key: str | None,
-    headers: list[str],
-    on_conflict: OnConflict | None,
-    expire_at: str | None,
-    attempts: int | None,
-    lines: bool,
-    null: bool,
-    wait: bool,
-    series: Series,
+    server: str, output: Format, payload: Payload, asked: MessageOptions, *, wait: bool
 ) -> None:
     """Send, and print the id; with `wait` only once the shard has applied the message, and was it
     not accepted, exit code 1."""
+    series, at, delay, id = asked.series, asked.at, asked.delay, asked.id
     if series.cron is None or at is not None or delay is not None:
         check_when(at, delay)
     options = series.options()
-    check_time(expire_at, "--expire-at")
-    _check_payload(value, lines=lines, null=null)
-    if lines and (id is not None or wait):
+    check_time(asked.expire_at, "--expire-at")
+    _check_payload(payload)
+    if payload.lines and (id is not None or wait):
         raise typer.BadParameter(
             f"--lines sends several messages, and {'--wait' if wait else '--id'} is for one"
         )
@@ -151,31 +159,32 @@ def send(
         raise typer.BadParameter(
             f"--id: {printable(id)} holds a control character; write such an id as base64:..."
         )
-    pairs = _headers(headers)
+    pairs = _headers(asked.headers)
 
     def made(content: Bytes) -> dict[str, Any]:
         try:
             return message(
-                topic,
+                asked.topic,
                 content,
                 **options,
                 deliver_at=at,
                 delay=delay,
                 id=None if id is None else given(id),
-                key=None if key is None else given(key),
+                key=None if asked.key is None else given(asked.key),
                 headers=pairs,
-                on_conflict=on_conflict,
-                expire_at=expire_at,
-                attempts=attempts,
+                on_conflict=asked.on_conflict,
+                expire_at=asked.expire_at,
+                attempts=asked.attempts,
             )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
     with connect(server) as client:
         try:
-            if lines:
+            if payload.lines:
                 _send_lines(client, made, output)
                 return
+            value = payload.value
             content: Bytes = (
                 None if value is None else sys.stdin.buffer.read() if value == "-" else given(value)
             )
@@ -187,7 +196,7 @@ def send(
         rejected: Rejected | None = None
         if wait:
             try:
-                scheduled = client.confirm(scheduled, True, on_conflict)
+                scheduled = client.confirm(scheduled, True, asked.on_conflict)
             except Rejected as error:
                 rejected, scheduled = error, error.scheduled or scheduled
     if output is Format.json:
@@ -219,7 +228,8 @@ def _warn(texts: Mapping[str, int]) -> None:
         )
 
 
-def _check_payload(value: str | None, *, lines: bool, null: bool) -> None:
+def _check_payload(payload: Payload) -> None:
+    value, lines, null = payload.value, payload.lines, payload.null
     if lines and value not in (None, "-"):
         raise typer.BadParameter("--lines reads the messages from stdin; leave out VALUE")
     if (value is not None or lines) and null:

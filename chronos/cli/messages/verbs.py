@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import typer
 
-from chronos.cli.options import check_when
+from chronos.cli.options import Change, check_when
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -33,7 +33,6 @@ from chronos.client import (
     Repetition,
     Result,
     ServiceFailed,
-    Time,
     requests,
 )
 
@@ -137,19 +136,10 @@ def _rhythm(repetition: Repetition) -> str:
     return ", ".join([*parts, f"missed: {repetition.late_policy}"])
 
 
-def act(
-    server: str,
-    output: Format,
-    verb: str,
-    id: str,
-    *,
-    delay: str | None = None,
-    at: str | None = None,
-    until: Time | None = None,
-) -> None:
+def act(server: str, output: Format, change: Change, id: str) -> None:
     """cancel, reschedule, fire, pause or resume: exit code 0 if it was done, 1 if it was too late
     or is not applied, 4 if no message has the id."""
-    named = given(id)
+    named, (verb, delay, at, until) = given(id), change
     if verb == "reschedule":
         check_when(at, delay)
         request = requests.reschedule(named, at, delay)

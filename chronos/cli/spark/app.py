@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import ConfigFile, Output, Settings
+from chronos.cli.options import ConfigFile, JobOptions, Output, Settings
 from chronos.cli.output import Format
 
 Location = Annotated[
@@ -168,18 +168,14 @@ def archive(
     from chronos.cli.spark.archive import run
 
     run(
-        config,
-        settings or [],
         output,
-        location=location,
+        JobOptions(
+            location, master, conf or [], config, settings or [], reader or [], other_cluster
+        ),
         targets=targets,
         all_records=all_records,
         every=every if continuous else None,
         batch_records=batch_records,
-        reader=reader or [],
-        master=master,
-        conf=conf or [],
-        other_cluster=other_cluster,
     )
 
 
@@ -255,20 +251,10 @@ def find(
       chronos archive find -l s3a://bucket/chronos --id-prefix order-17 --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z
       chronos archive find -l /var/lib/chronos-archive --target 'mail*' --header customer=42 --from -2d -o json
     """  # noqa: E501
-    from chronos.cli.spark.archive import ask_archive, put_found
+    from chronos.cli.spark.archive import Wanted, ask_archive, put_found
 
-    found = ask_archive(
-        location=location,
-        ids=ids or [],
-        id_prefix=id_prefix,
-        targets=targets or [],
-        headers=headers or [],
-        start=start,
-        end=end,
-        limit=limit,
-        master=master,
-        conf=conf or [],
-    )
+    wanted = Wanted(ids or [], id_prefix, targets or [], headers or [], start, end)
+    found = ask_archive(JobOptions(location, master, conf or []), wanted, limit)
     put_found(found, output)
 
 
@@ -314,13 +300,11 @@ def audit(
 
     run(
         output,
-        location=location,
+        JobOptions(location, master, conf or []),
         start=start,
         end=end,
         details=details,
         report=report,
-        master=master,
-        conf=conf or [],
     )
 
 
@@ -462,35 +446,26 @@ def backfill(
       chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
       chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
     """  # noqa: E501
-    from chronos.cli.spark.backfill import run
+    from chronos.cli.spark.backfill import Asked, Course, run
 
-    asked = {
-        "modes": {"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
-        "start": start,
-        "end": end,
-        "targets": targets or [],
-        "headers": headers or [],
-        "ids": ids or [],
-        "purpose": purpose,
-        "over": over,
-        "rate": rate,
-        "direct": direct,
-        "expired": ignore_expiry,
-        "compacted": compacted,
-    }
-    run(
-        config,
-        settings or [],
-        output,
-        location=location,
-        asked=asked,
-        dry_run=dry_run,
-        yes=yes,
-        resume=resume,
-        abandon=abandon,
-        reader=reader or [],
-        master=master,
-        conf=conf or [],
-        other_cluster=other_cluster,
-        beyond_archive=beyond_archive,
+    asked = Asked(
+        modes={"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
+        start=start,
+        end=end,
+        targets=targets or [],
+        headers=headers or [],
+        ids=ids or [],
+        purpose=purpose,
+        over=over,
+        rate=rate,
+        direct=direct,
+        expired=ignore_expiry,
+        compacted=compacted,
     )
+    course = Course(
+        yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume, abandon=abandon
+    )
+    options = JobOptions(
+        location, master, conf or [], config, settings or [], reader or [], other_cluster
+    )
+    run(output, options, asked, course)

@@ -3,10 +3,11 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from chronos.cli.options import JobOptions
 from chronos.cli.output import Format, local, note, number, printable, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from chronos.spark.audit.job import Found
 
 
-def settings_of(
-    path: str | None, overrides: Sequence[str], location: str | None
-) -> tuple[Config, str]:
+def settings_of(options: JobOptions) -> tuple[Config, str]:
     """The cluster's configuration and the archive's location; ConfigurationError if the log is not
     Kafka."""
-    if location is None:
+    if options.location is None:
         raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
-    config = load(path, os.environ, list(overrides))
+    config = load(options.config, os.environ, list(options.settings))
     if config.log.kind != "kafka":
         raise ConfigurationError(
             [
@@ -34,7 +33,7 @@ def settings_of(
             ]
         )
     set_up("warning", config.logging.format)
-    return config, location
+    return config, options.location
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:
@@ -61,24 +60,18 @@ def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(
-    path: str | None,
-    overrides: list[str],
     output: Format,
+    options: JobOptions,
     *,
-    location: str | None,
     targets: str | None,
     all_records: bool,
     every: str | None,
     batch_records: int,
-    reader: list[str],
-    master: str,
-    conf: list[str],
-    other_cluster: bool,
 ) -> None:
     """Run the archive once, or again and again with a pause of `every`."""
-    config, location = settings_of(path, overrides, location)
+    config, location = settings_of(options)
     pause_s = None if every is None else _pause_s(every)
-    reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
+    reading = {f"kafka.{key}": value for key, value in pairs(options.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
     need_spark()
@@ -98,7 +91,7 @@ def run(
         targets=None if targets is None else [name for name in targets.split(",") if name],
         all_records=all_records,
         batch_records=batch_records,
-        other_cluster=other_cluster,
+        other_cluster=options.other_cluster,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
     storage = ArchiveStorage(location)
@@ -106,7 +99,11 @@ def run(
     try:
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
-        with spark_job("archive", master, pairs(conf, "--conf")) as (spark, display, log):
+        with spark_job("archive", options.master, pairs(options.conf, "--conf")) as (
+            spark,
+            display,
+            log,
+        ):
 
             def run_once() -> None:
                 done = archive(spark, brokers, storage, plan, display)
@@ -233,37 +230,37 @@ def verify_archive(output: Format, *, location: str) -> None:
         raise typer.Exit(1)
 
 
-def ask_archive(
-    *,
-    location: str,
-    ids: list[str],
-    id_prefix: str,
-    targets: list[str],
-    headers: list[str],
-    start: str | None,
-    end: str | None,
-    limit: int,
-    master: str,
-    conf: list[str],
-) -> "Found":
+class Wanted(NamedTuple):
+    """The conditions of the messages that are looked for, as they were given."""
+
+    ids: list[str]
+    id_prefix: str
+    targets: list[str]
+    headers: list[str]
+    start: str | None
+    end: str | None
+
+
+def ask_archive(options: JobOptions, wanted: Wanted, limit: int) -> "Found":
     """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window
     from chronos.spark.ledger import Request
 
+    assert options.location is not None
     now_ms = time.time_ns() // 1_000_000
     try:
-        wanted = [id_bytes(each).hex() for each in ids]
+        ids = [id_bytes(each).hex() for each in wanted.ids]
     except ValueError as error:
         raise typer.BadParameter(f"ID: {error}") from None
-    from_ms, to_ms = parse_window(start, end, now_ms)
+    from_ms, to_ms = parse_window(wanted.start, wanted.end, now_ms)
     request = Request(
         mode="all",
         from_ms=from_ms,
         to_ms=to_ms,
-        targets=targets,
-        headers=header_pairs(headers),
-        ids=wanted,
+        targets=wanted.targets,
+        headers=header_pairs(wanted.headers),
+        ids=ids,
     )
     set_up("warning", "auto")
     from chronos.spark.session import need_spark
@@ -274,7 +271,9 @@ def ask_archive(
     from chronos.spark.storage import ArchiveStorage
 
     try:
-        with spark_job("archive find", master, pairs(conf, "--conf"), kafka=False) as (
+        with spark_job(
+            "archive find", options.master, pairs(options.conf, "--conf"), kafka=False
+        ) as (
             spark,
             display,
             _,
@@ -282,9 +281,9 @@ def ask_archive(
             try:
                 found = find(
                     spark,
-                    ArchiveStorage(location),
+                    ArchiveStorage(options.location),
                     request,
-                    id_prefix=id_prefix,
+                    id_prefix=wanted.id_prefix,
                     limit=limit,
                     now_ms=now_ms,
                     watch=display,

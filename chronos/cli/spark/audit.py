@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chronos.cli.options import JobOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
 from chronos.cli.spark.archive import pairs
 from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
@@ -58,17 +59,16 @@ def parse_window(start: str | None, end: str | None, now_ms: int) -> tuple[int |
 
 def run(
     output: Format,
+    options: JobOptions,
     *,
-    location: str,
     start: str | None,
     end: str | None,
     details: str | None,
     report: str | None,
-    master: str,
-    conf: list[str],
 ) -> None:
     """Audit and show the result; exit code 1 if a promise was broken, NOT_PROVED if not every
     outcome is proved."""
+    assert options.location is not None
     now_ms = time.time_ns() // 1_000_000
     from_ms, to_ms = parse_window(start, end, now_ms)
     set_up("warning", "auto")
@@ -79,11 +79,15 @@ def run(
     from chronos.spark.audit.job import EmptyWindow, audit, check_details
     from chronos.spark.storage import ArchiveStorage
 
-    storage = ArchiveStorage(location)
+    storage = ArchiveStorage(options.location)
     if details is not None:
         check_details(details)  # before Spark starts, which takes seconds
     try:
-        with spark_job("audit", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
+        with spark_job("audit", options.master, pairs(options.conf, "--conf"), kafka=False) as (
+            spark,
+            display,
+            _,
+        ):
             try:
                 found = audit(
                     spark,

@@ -4,11 +4,11 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from chronos.cli.options import confirm
+from chronos.cli.options import JobOptions, confirm
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
@@ -30,51 +30,64 @@ _confirm = partial(confirm, shown="plan", done="sent")
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-def request_of(
-    *,
-    modes: dict[str, bool],
-    start: str | None,
-    end: str | None,
-    targets: list[str],
-    headers: list[str],
-    ids: list[str],
-    purpose: str,
-    over: str | None,
-    rate: float | None,
-    direct: bool,
-    expired: bool,
-    compacted: bool = False,
-) -> "Request":
+class Asked(NamedTuple):
+    """The options that say what is sent, and how, as they were given."""
+
+    modes: dict[str, bool]
+    start: str | None
+    end: str | None
+    targets: list[str]
+    headers: list[str]
+    ids: list[str]
+    purpose: str
+    over: str | None
+    rate: float | None
+    direct: bool
+    expired: bool
+    compacted: bool = False
+
+
+class Course(NamedTuple):
+    """The options that say how far the command goes."""
+
+    yes: bool = False
+    dry_run: bool = False
+    beyond_archive: bool = False
+    resume: bool = False
+    abandon: bool = False
+
+
+def request_of(asked: Asked) -> "Request":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.spark.ledger import Request
 
     now_ms = time.time_ns() // 1_000_000
-    mode = _mode(modes)
-    _check(mode, start, targets, purpose, over, rate, direct=direct)
+    mode = _mode(asked.modes)
+    _check(mode, asked)
     try:
-        over_ms = None if over is None else parse_duration_ms(over)
-        wanted_headers = header_pairs(headers)
-        wanted_ids = [id_bytes(each).hex() for each in ids]
+        over_ms = None if asked.over is None else parse_duration_ms(asked.over)
+        wanted_headers = header_pairs(asked.headers)
+        wanted_ids = [id_bytes(each).hex() for each in asked.ids]
     except ValueError as error:
         raise typer.BadParameter(f"--over or --id: {error}") from None
-    from_ms, to_ms = parse_window(start, end, now_ms)
-    options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
-    options += map(str, (over, rate, direct, expired))
-    options += ["compacted"] if compacted else []
+    from_ms, to_ms = parse_window(asked.start, asked.end, now_ms)
+    options = [mode, f"{asked.start}", f"{asked.end}", *asked.targets, *asked.headers, *asked.ids]
+    options += [asked.purpose, *map(str, (asked.over, asked.rate, asked.direct, asked.expired))]
+    options += ["compacted"] if asked.compacted else []
     return Request(
         mode=mode,
         from_ms=from_ms,
         to_ms=to_ms,
-        targets=targets,
+        targets=asked.targets,
         headers=wanted_headers,
         ids=wanted_ids,
-        purpose=purpose,
-        direct=direct,
+        purpose=asked.purpose,
+        direct=asked.direct,
         over_ms=over_ms,
-        rate=rate,
-        expired=expired,
-        compacted=compacted,
+        rate=asked.rate,
+        expired=asked.expired,
+        compacted=asked.compacted,
         options=options,
     )
 
@@ -86,59 +99,34 @@ def _mode(modes: dict[str, bool]) -> str:
     return chosen[0] if chosen else "missing"
 
 
-def _check(
-    mode: str,
-    start: str | None,
-    targets: list[str],
-    purpose: str,
-    over: str | None,
-    rate: float | None,
-    *,
-    direct: bool,
-) -> None:
+def _check(mode: str, asked: Asked) -> None:
     """Raise typer.BadParameter if options contradict each other."""
-    if mode == "gone" and not targets:
+    if mode == "gone" and not asked.targets:
         raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
-    if mode == "all" and start is None:
+    if mode == "all" and asked.start is None:
         raise typer.BadParameter("--all needs --from: everything due since then is sent again")
-    if PURPOSE.fullmatch(purpose) is None:
+    if PURPOSE.fullmatch(asked.purpose) is None:
         raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
-    if over is not None and rate is not None:
+    if asked.over is not None and asked.rate is not None:
         raise typer.BadParameter("choose one of --over and --rate")
-    if mode == "pending" and (over is not None or rate is not None or direct):
+    if mode == "pending" and (asked.over is not None or asked.rate is not None or asked.direct):
         raise typer.BadParameter(
             "--pending keeps due times: it cannot be combined with --over, --rate or --direct"
         )
-    if rate is not None and rate <= 0:
+    if asked.rate is not None and asked.rate <= 0:
         raise typer.BadParameter("--rate: give more than 0 messages per second")
 
 
-def run(
-    path: str | None,
-    overrides: list[str],
-    output: Format,
-    *,
-    location: str | None,
-    asked: dict[str, Any],
-    dry_run: bool,
-    yes: bool,
-    resume: bool,
-    abandon: bool,
-    reader: list[str],
-    master: str,
-    conf: list[str],
-    other_cluster: bool,
-    beyond_archive: bool,
-) -> None:
+def run(output: Format, options: JobOptions, asked: Asked, course: Course) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
-    if resume and abandon:
+    if course.resume and course.abandon:
         raise typer.BadParameter("choose one of --resume and --abandon")
-    config, location = settings_of(path, overrides, location)
-    reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
+    config, location = settings_of(options)
+    reading = {f"kafka.{key}": value for key, value in pairs(options.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
     need_spark()
-    request = request_of(**asked)
+    request = request_of(asked)
     from chronos.cli.spark.jobs import spark_job
     from chronos.node.opening import open_bulk, open_kafka
     from chronos.spark.backfill.job import Backfill
@@ -151,7 +139,11 @@ def run(
     try:
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
-        with spark_job("backfill", master, pairs(conf, "--conf")) as (spark, display, _):
+        with spark_job("backfill", options.master, pairs(options.conf, "--conf")) as (
+            spark,
+            display,
+            _,
+        ):
             context = BackfillContext(
                 spark=spark,
                 storage=ArchiveStorage(location),
@@ -164,7 +156,7 @@ def run(
                 bootstrap_servers=kafka.bootstrap_servers,
                 delay_topic=config.topics.delay,
                 reader={**java_properties(kafka.properties), **reading},
-                other_cluster=other_cluster,
+                other_cluster=options.other_cluster,
             )
             if request.mode != "pending" and (job.cluster, job.topic) != (
                 config.cluster,
@@ -179,30 +171,12 @@ def run(
                 left = job.unfinished()
                 if left is not None:
                     display.pause()
-                    _end(
-                        job,
-                        left,
-                        request,
-                        output,
-                        yes=yes,
-                        resume=resume,
-                        abandon=abandon,
-                        dry_run=dry_run,
-                        pause=display.pause,
-                    )
-                elif resume or abandon:
+                    _end(job, left, request, output, course, display.pause)
+                elif course.resume or course.abandon:
                     display.pause()
                     note("there is no unfinished run")
-                if not (resume or abandon):
-                    _replay(
-                        job,
-                        request,
-                        output,
-                        yes=yes,
-                        dry_run=dry_run,
-                        beyond_archive=beyond_archive,
-                        pause=display.pause,
-                    )
+                if not (course.resume or course.abandon):
+                    _replay(job, request, output, course, display.pause)
     except KeyboardInterrupt:
         note(
             "stopped; the archive records what was sent: the same command sends the rest, "
@@ -218,31 +192,27 @@ def _end(
     left: "BackfillRun",
     request: "Request",
     output: Format,
-    *,
-    yes: bool,
-    resume: bool,
-    abandon: bool,
-    dry_run: bool,
+    course: Course,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
     what = f"run {left.run} of {number(left.total)} messages is unfinished"
-    if dry_run:
+    if course.dry_run:
         note(f"{what}; it would be resumed first")
         return
-    if abandon:
-        _confirm(f"{what}: leave the rest unsent?", yes=yes)
+    if course.abandon:
+        _confirm(f"{what}: leave the rest unsent?", yes=course.yes)
         began_s = time.monotonic()
         report = job.abandon(left)
         pause()
         _show_end(report, output, time.monotonic() - began_s)
         return
-    if not resume and left.request.options != request.options:
+    if not course.resume and left.request.options != request.options:
         raise typer.BadParameter(
             f"{what}, and was started with other options; end it first: --resume sends the rest, "
             "--abandon leaves it unsent"
         )
-    _confirm(f"{what}: send the rest?", yes=yes)
+    _confirm(f"{what}: send the rest?", yes=course.yes)
     began_s = time.monotonic()
     report = job.send(left)
     pause()
@@ -253,10 +223,7 @@ def _replay(
     job: "Backfill",
     request: "Request",
     output: Format,
-    *,
-    yes: bool,
-    dry_run: bool,
-    beyond_archive: bool,
+    course: Course,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Plan, ask and send; the time that is shown is that of planning and sending, without the time
@@ -273,14 +240,16 @@ def _replay(
     try:
         if output is Format.text:
             _show_plan(planned)
-        if not dry_run:
-            check_end(planned, beyond_archive=beyond_archive)
-        if dry_run or not planned.messages:
+        if not course.dry_run:
+            check_end(planned, beyond_archive=course.beyond_archive)
+        if course.dry_run or not planned.messages:
             if output is Format.json:
                 put_json(as_json(planned))
             job.discard(planned)
             return
-        _confirm(f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=yes)
+        _confirm(
+            f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=course.yes
+        )
         began_s = time.monotonic()
         run = job.begin(planned)
     except BaseException:
