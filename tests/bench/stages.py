@@ -16,7 +16,7 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Record
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
-from chronos.core.shard.progress import Decision, Progress, count_outcomes, pack_progress
+from chronos.core.shard.progress import Decision, Progress, pack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
@@ -25,6 +25,7 @@ from chronos.ports import TopicInfo
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
+from chronos.workers.replica.state import WriterEpoch
 from tests.bench import load
 
 T = TypeVar("T")
@@ -69,29 +70,11 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
     return records
 
 
-def _progress(
-    shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision] = ()
-) -> Progress:
-    return Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster="shop",
-        node="bench",
-        instance="bench",
-        pull_offset=staged.pull_offset,
-        cursor_due_ms=selection.cursor[0],
-        cursor_offset=selection.cursor[1],
-        counts=count_outcomes(len(selection.items), decisions),
-        decisions=tuple(decisions),
-        rules=staged.rules,
-        horizon_ms=staged.horizon_ms,
-    )
+WRITER = WriterEpoch(cluster="shop", node="bench", instance="bench", role_epoch=1, log_epoch=1)
 
 
-def _recorded(
-    shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision]
-) -> Progress:
-    progress = _progress(shard, staged, selection, decisions)
+def _recorded(staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
+    progress = WRITER.progress(staged, selection, decisions)
     pack_progress(progress)
     return progress
 
@@ -106,7 +89,7 @@ def _step(
     decisions: Sequence[Decision] = (),
 ) -> None:
     progress = watch.time(
-        f"{way}: progress record", lambda: _recorded(shard, staged, selection, decisions)
+        f"{way}: progress record", lambda: _recorded(staged, selection, decisions)
     )
     offset = shard.state.applied
     changes = watch.time(

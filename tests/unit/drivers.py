@@ -29,7 +29,6 @@ from chronos.core.shard.codec import (
     unpack_id_state,
     unpack_state,
 )
-from chronos.core.shard.lanes import cursors
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
@@ -38,12 +37,11 @@ from chronos.core.shard.progress import (
     Decision,
     Outcome,
     Progress,
-    count_outcomes,
     detail_number,
     pack_progress,
     unpack_progress,
 )
-from chronos.core.shard.queues import holds, unreadable_record, written
+from chronos.core.shard.queues import unreadable_record
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected, with_leaving
@@ -63,6 +61,7 @@ from tests.unit.histories import (
     render,
 )
 from tests.unit.model import LAST, ChosenOutcome, Intent, Message, Model, Rows
+from tests.unit.records import WRITER
 
 OUTCOMES = {
     "delivered": Outcome.DELIVERED,
@@ -434,27 +433,12 @@ class Master:
             for due_ms, offset, _ in selection.items
             if (choice := chosen[offset]).outcome != "delivered"
         )
-        progress = Progress(
-            role_epoch=3,
-            log_epoch=4,
-            cluster="shop",
-            node="one",
-            instance="i-1",
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
-            decisions=decisions,
-            probes=staged.probes,
-            unreadable=tuple(staged.unreadable),
-            lanes=cursors(selection.leaving),
-            held=holds(staged.held, details),
-            written=written(staged.written),
-            held_forwards=self.shard.state.held_forwards + staged.held_forwards,
-            details=tuple(details),
-            rules=staged.rules,
-            horizon_ms=staged.horizon_ms,
+        progress = WRITER.progress(
+            staged,
+            selection,
+            decisions,
+            details,
+            held_forwards=self.shard.state.held_forwards,
         )
         return unpack_progress(pack_progress(progress))
 

@@ -6,12 +6,12 @@ from chronos.core.message import Record
 from chronos.core.query import find
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.shard.codec import FRESH, State
-from chronos.core.shard.lanes import cursors
-from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
+from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import with_leaving
 from tests.unit.model import Rows
+from tests.unit.records import WRITER
 
 MINUTE_MS = 60_000
 
@@ -65,20 +65,7 @@ class Played:
             for offset, decision in sorted((not_delivered or {}).items())
             if offset in chosen
         )
-        progress = Progress(
-            role_epoch=1,
-            log_epoch=1,
-            cluster="shop",
-            node="n",
-            instance="i",
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
-            decisions=decisions,
-            lanes=cursors(selection.leaving),
-        )
+        progress = WRITER.progress(staged, selection, decisions)
         changes = self.shard.apply(
             staged,
             selection,

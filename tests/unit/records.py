@@ -7,6 +7,10 @@ from typing import Any
 from chronos.core.message import ConditionalSchedule, Entry, Record
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
+from chronos.workers.replica.state import WriterEpoch
+
+WRITER = WriterEpoch(cluster="shop", node="one", instance="i-1", role_epoch=3, log_epoch=4)
+"""The master that writes the progress records of tests."""
 
 NOW_MS = 1_700_000_000_000
 AT = ("chronos-deliver-at", b"1700000001000")

@@ -43,7 +43,7 @@ from chronos.core.shard.codec import (
     unpack_state,
 )
 from chronos.core.shard.digest import PORTION_ROWS, digest
-from chronos.core.shard.progress import Progress, count_outcomes, unpack_progress
+from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.workers.replica.retention import (
@@ -56,6 +56,7 @@ from tests.harness.memory import MemoryStore
 from tests.unit.drivers import FIRST_RULES, MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
 from tests.unit.model import SHARD, Rows
+from tests.unit.records import WRITER
 from tests.unit.settings import examples
 
 NOW_MS = 1_000 * MINUTE_MS
@@ -159,21 +160,7 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     def commit(records: list[Record], now_ms: int) -> None:
         staged = shard.stage(records, horizon_ms=horizon.at(shard.state, now_ms))
         selection = shard.select(staged, now_ms, 1, 1)
-        progress = Progress(
-            role_epoch=1,
-            log_epoch=1,
-            cluster="",
-            node="",
-            instance="",
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(0, ()),
-            refused=tuple(staged.refused),
-            decisions=(),
-            rules=staged.rules,
-            horizon_ms=staged.horizon_ms,
-        )
+        progress = WRITER.progress(staged, selection)
         changes = shard.apply(
             staged, selection, progress, offset=shard.state.applied + 1, timestamp_ms=now_ms
         )

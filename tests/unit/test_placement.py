@@ -31,7 +31,7 @@ from chronos.errors import LogMismatch
 from chronos.workers.replica.recovery import check_places
 from tests.harness.memory import MemoryStore
 from tests.unit.model import Rows
-from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, action
+from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, WRITER, action
 
 SHARD, SHARDS, TOPIC = 2, 4, "chronos.delay"
 HERE = next(b"order-%d" % n for n in range(99) if partition_of(b"order-%d" % n, SHARDS) == SHARD)
@@ -303,19 +303,7 @@ def test_the_order_of_records_of_one_id_that_came_to_several_partitions(
         staged = shard.stage(batch)
         found |= dict(staged.refused)
         nothing = nothing_selected(shard.state.cursor, complete=True)
-        progress = Progress(
-            role_epoch=1,
-            log_epoch=1,
-            cluster="c",
-            node="n",
-            instance="i",
-            pull_offset=staged.pull_offset,
-            cursor_due_ms=nothing.cursor[0],
-            cursor_offset=nothing.cursor[1],
-            counts=count_outcomes(0, ()),
-            refused=tuple(staged.refused),
-            rules=staged.rules,
-        )
+        progress = WRITER.progress(staged, nothing)
         assert replica.replay_stage(batch, progress).id_states == staged.id_states
         for one in (shard, replica):
             changes = one.apply(staged, nothing, progress, offset=at, timestamp_ms=NOW_MS + 900)

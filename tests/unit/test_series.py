@@ -36,7 +36,7 @@ from chronos.core.series import (
 )
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
-from chronos.core.shard.progress import Decision, Outcome, Progress, count_outcomes
+from chronos.core.shard.progress import Decision, Outcome, Progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import CRON_CHECKS_MAX, PARSED_AT_ONCE, Shard
 from chronos.core.shard.step import Selection, Staged
@@ -52,6 +52,7 @@ from tests.harness.memory import MemoryStore
 from tests.unit.drivers import OTHER_RULES, OUTCOMES, Scenario, opened
 from tests.unit.histories import SHARD, START_MS, Step, render
 from tests.unit.model import ChosenOutcome, Intent, Rows
+from tests.unit.records import WRITER
 from tests.unit.settings import CHOSEN
 
 T = 1_700_000_000_000
@@ -363,20 +364,7 @@ class Rhythm:
             for due_ms, offset, _ in selection.items
             if (choice := chosen[offset]).outcome != "delivered"
         )
-        progress = Progress(
-            role_epoch=1,
-            log_epoch=1,
-            cluster="c",
-            node="n",
-            instance="i",
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
-            decisions=decisions,
-            rules=staged.rules,
-        )
+        progress = WRITER.progress(staged, selection, decisions)
         self.refused = staged.refused
         for (_, offset, _), entry in zip(selection.items, selection.entries, strict=True):
             if chosen[offset].outcome in ("delivered", "again"):
