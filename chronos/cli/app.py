@@ -261,7 +261,7 @@ def send_message(
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
     """  # noqa: E501
-    from chronos.cli.messages.send import MessageOptions, Payload, Series, send
+    from chronos.cli.messages.send import Payload, SendOptions, Series, send
 
     series = Series(
         every=every,
@@ -273,7 +273,7 @@ def send_message(
         late_policy=late_policy,
         spread=spread,
     )
-    asked = MessageOptions(
+    asked = SendOptions(
         topic=to,
         delay=in_,
         at=at,

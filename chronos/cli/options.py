@@ -310,7 +310,7 @@ FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
 """The same, for verbs that pause or resume."""
 
 
-class Change(NamedTuple):
+class ChangeOptions(NamedTuple):
     """A change of messages, as it was asked for."""
 
     verb: Literal["cancel", "reschedule", "fire", "pause", "resume"]

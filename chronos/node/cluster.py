@@ -4,7 +4,6 @@ probes of masters."""
 import threading
 import time
 from collections.abc import Callable, Collection
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,6 @@ def open_coordinator(config: Config, tls: Tls) -> Coordinator:
 
 def open_on_kafka(config: Config) -> "KafkaCoordinator":
     """Return the coordinator on the Kafka cluster of `log.kafka`."""
-    from chronos.adapters.kafka.cluster_topic import ClusterTopic
     from chronos.adapters.kafka.connection import Connection
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
 
@@ -101,7 +99,9 @@ def open_on_kafka(config: Config) -> "KafkaCoordinator":
         request_timeout_s=kafka.request_timeout / 1_000,
     )
     return KafkaCoordinator(
-        partial(ClusterTopic, connection, cluster_topic(config), create=config.topics.create),
+        connection,
+        cluster_topic(config),
+        create_topic=config.topics.create,
         cluster=config.cluster,
         node=config.node.id,
         timing=Timing(heartbeat_ms=heartbeat_ms(timeout_ms), timeout_ms=timeout_ms),

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -215,7 +214,9 @@ class KafkaCluster(RealCluster):
     def coordinator(self, node: str) -> Coordinator:
         link = next(self._doors)
         made = KafkaCoordinator(
-            partial(ClusterTopic, Connection(link.address, {}), self._spec, create=True),
+            Connection(link.address, {}),
+            self._spec,
+            create_topic=True,
             cluster="test",
             node=node,
             timing=self._timing,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
 import msgspec
 import pytest
@@ -22,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
 from chronos.adapters.kafka import coordinator as loop_module
-from chronos.adapters.kafka.cluster_topic import ClusterTopic, HeartbeatWriter, inspect
+from chronos.adapters.kafka.cluster_topic import HeartbeatWriter, inspect
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.core.cluster.heartbeats import (
@@ -65,7 +64,9 @@ class Nodes:
         """A coordinator that has not joined."""
         spec = TopicSpec(name=self.topic, partitions=2, settings={"retention.ms": "-1"})
         made = KafkaCoordinator(
-            partial(ClusterTopic, Connection(self.broker.bootstrap, {}), spec, create=create),
+            Connection(self.broker.bootstrap, {}),
+            spec,
+            create_topic=create,
             cluster="test",
             node=node,
             timing=TIMING,

@@ -16,7 +16,7 @@ from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish
-from chronos.cli.spark.backfill import Course, _replay, check_end
+from chronos.cli.spark.backfill import RunOptions, _replay, check_end
 from chronos.core.shard.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
@@ -198,12 +198,12 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
         typer.BadParameter,
         match=r"the archive ends at 2030-01-01T03:00:00\.000Z, .*--beyond-archive",
     ):
-        _replay(job, window, Format.text, Course(yes=True))
+        _replay(job, window, Format.text, RunOptions(yes=True))
     assert not storage.folders("sent"), "the plan is removed"
     shown = capsys.readouterr().out
     assert f"to send: {lost}" in shown
     assert "the archive ends at 2030-01-01T03:00:00.000Z, before the window does" in shown
-    _replay(job, window, Format.text, Course(yes=True, dry_run=True))
+    _replay(job, window, Format.text, RunOptions(yes=True, dry_run=True))
     assert "before the window does" in capsys.readouterr().out
     planned = job.plan(window)
     check_end(planned, beyond_archive=True)
@@ -215,7 +215,7 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
         job,
         structs.replace(window, to_ms=READ_MS),
         Format.text,
-        Course(yes=True, dry_run=True),
+        RunOptions(yes=True, dry_run=True),
     )
     assert "before the window does" not in capsys.readouterr().out
 

@@ -34,7 +34,7 @@ from msgspec import Struct, structs
 from chronos.adapters.kafka.connection import BATCH_BYTES
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
-from chronos.cli.spark.backfill import Course, _end, _replay, other_modes
+from chronos.cli.spark.backfill import RunOptions, _end, _replay, other_modes
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
 from chronos.spark.backfill import job as module
@@ -400,7 +400,7 @@ def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_
     job, run = lost.begin()
     other = Request(mode="all", options=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
-        _end(job, run, other, Format.json, Course(yes=True))
+        _end(job, run, other, Format.json, RunOptions(yes=True))
     with (
         lost.job().locked(),
         pytest.raises(ArchiveInUse, match="another process"),
@@ -555,7 +555,7 @@ def test_the_time_to_answer_the_question_is_not_counted(
     monkeypatch.setattr(sys, "stdin", Operator())
     monkeypatch.setattr(typer, "confirm", confirm)
     began_s = time.monotonic()
-    _replay(lost.job(), lost.request, Format.text, Course())
+    _replay(lost.job(), lost.request, Format.text, RunOptions())
     whole_s = time.monotonic() - began_s
     (seconds,) = re.findall(r"sent 400 messages in ([0-9.]+) s", capsys.readouterr().out)
     assert 0 < float(seconds) <= whole_s - answer_s + 0.05

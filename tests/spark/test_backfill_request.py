@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from chronos.cli.spark.backfill import Asked, request_of
+from chronos.cli.spark.backfill import BackfillOptions, request_of
 from chronos.spark.ledger import Request
 
 
@@ -27,7 +27,7 @@ def asked(**changed: Any) -> Request:
         "direct": False,
         "expired": False,
     }
-    return request_of(Asked(**{**usual, **changed}))
+    return request_of(BackfillOptions(**{**usual, **changed}))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from chronos.adapters.kafka.cluster_topic import (
     RolesWriter,
     Settled,
 )
+from chronos.adapters.kafka.connection import Connection
 from chronos.core.cluster.controllership import Controllership, Stage
 from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
@@ -51,7 +52,7 @@ from chronos.core.cluster.roles import (
     id_taken,
 )
 from chronos.errors import ChronosError, CoordinatorUnavailable, LogUnavailable
-from chronos.ports import ClusterSnapshot
+from chronos.ports import ClusterSnapshot, TopicSpec
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -520,16 +521,19 @@ class KafkaCoordinator:
 
     def __init__(
         self,
-        topic: Callable[[], ClusterTopic],
+        connection: Connection,
+        topic: TopicSpec,
         *,
+        create_topic: bool,
         cluster: str,
         node: str,
         timing: Timing | None = None,
         transaction_timeout_s: float = 10.0,
     ) -> None:
-        """`topic`: returns the topic of the cluster, not open yet, for each `join`. Only `join`
-        connects."""
-        self.topic = topic
+        """Only `join` connects."""
+        self._connection = connection
+        self._spec = topic
+        self._create_topic = create_topic
         self.timing = timing or Timing()
         self._cluster = cluster
         self._node = node
@@ -615,6 +619,10 @@ class KafkaCoordinator:
         self._end()
         self._replaced = False
 
+    def topic(self) -> ClusterTopic:
+        """Return the topic of the cluster; no request is made before it is used."""
+        return ClusterTopic(self._connection, self._spec, create=self._create_topic)
+
     # --- inside
 
     def _end(self) -> None:
@@ -644,8 +652,9 @@ class KafkaCoordinator:
             time.sleep(POLL_S)
 
     def _unanswered(self, why: str) -> str:
-        topic = self.topic()
-        text = f"no Kafka broker of {topic.connection.bootstrap_servers} answers for {topic.name}"
+        text = (
+            f"no Kafka broker of {self._connection.bootstrap_servers} answers for {self._spec.name}"
+        )
         return f"{text}: {why}" if why else text
 
     def _state_of(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 import typer
 
-from chronos.cli.options import Change, check_when
+from chronos.cli.options import ChangeOptions, check_when
 from chronos.cli.output import (
     Format,
     connect,
@@ -63,7 +63,7 @@ LOST = "the job ends with its node; what it wrote stays. Repeat the command for 
 def act(
     server: str,
     output: Format,
-    change: Change,
+    change: ChangeOptions,
     matching: FilterOptions,
     *,
     dry_run: bool,

@@ -8,7 +8,7 @@ import typer
 from chronos.cli.options import (
     HERE,
     At,
-    Change,
+    ChangeOptions,
     In,
     Output,
     Server,
@@ -39,7 +39,8 @@ DryRun = Annotated[
     ),
 ]
 Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Change the messages of the filter without asking.")
+    bool,
+    typer.Option("--yes", "-y", help="ChangeOptions the messages of the filter without asking."),
 ]
 
 
@@ -70,7 +71,7 @@ def cancel(
       chronos cancel --target reminders --header tenant=17 --dry-run
       chronos cancel --id-prefix order-17- --due-to +2h --yes
     """
-    _change(server, output, Change("cancel"), id, matching, dry_run=dry_run, yes=yes)
+    _change(server, output, ChangeOptions("cancel"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -95,7 +96,7 @@ def reschedule(
       chronos reschedule reminder-17 --in 2h
       chronos reschedule --target reminders --due-to now --in 10m --yes
     """
-    change = Change("reschedule", delay=in_, at=at)
+    change = ChangeOptions("reschedule", delay=in_, at=at)
     _change(server, output, change, id, matching, dry_run=dry_run, yes=yes)
 
 
@@ -119,7 +120,7 @@ def fire(
       chronos fire reminder-17
       chronos fire --target reminders --due-to +1h --dry-run
     """
-    _change(server, output, Change("fire"), id, matching, dry_run=dry_run, yes=yes)
+    _change(server, output, ChangeOptions("fire"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -160,7 +161,7 @@ def pause(
       chronos pause --series
     """
     until = moment(resume_at, "--resume-at")
-    change = Change("pause", until=until)
+    change = ChangeOptions("pause", until=until)
     _change(server, output, change, id, matching, dry_run=dry_run, yes=yes)
 
 
@@ -186,7 +187,7 @@ def resume(
       chronos resume daily-report
       chronos resume --target polls --yes
     """
-    _change(server, output, Change("resume"), id, matching, dry_run=dry_run, yes=yes)
+    _change(server, output, ChangeOptions("resume"), id, matching, dry_run=dry_run, yes=yes)
 
 
 @with_connection
@@ -219,7 +220,7 @@ def jobs(
 def _change(
     server: str,
     output: Format,
-    change: Change,
+    change: ChangeOptions,
     id: str | None,
     matching: "FilterOptions",
     *,

@@ -154,11 +154,11 @@ def _from_archive(
         note(f"{missing}; if there is an archive: {_in_the_archive(matching, id)}")
         return None
     note(f"{missing}; looking in the archive {printable(location)}")
-    from chronos.cli.spark.archive import Wanted, ask_archive, found_json, show_found
+    from chronos.cli.spark.archive import FindOptions, ask_archive, found_json, show_found
 
     target, prefix = matching.get("target"), matching.get("id_prefix")
     start, end = matching.get("due_from"), matching.get("due_to")
-    wanted = Wanted(
+    wanted = FindOptions(
         ids=[] if id is None else [id],
         id_prefix="" if prefix is None else requests.id_text(prefix),
         targets=[] if target is None else [target],

@@ -125,7 +125,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     null: bool
 
 
-class MessageOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The other options of a message, as they were given."""
 
     topic: str
@@ -140,9 +140,7 @@ class MessageOptions(msgspec.Struct, frozen=True, kw_only=True):
     series: Series
 
 
-def send(
-    server: str, output: Format, payload: Payload, asked: MessageOptions, *, wait: bool
-) -> None:
+def send(server: str, output: Format, payload: Payload, asked: SendOptions, *, wait: bool) -> None:
     """Send, and print the id; with `wait` only once the shard has applied the message, and was it
     not accepted, exit code 1."""
     series, at, delay, id = asked.series, asked.at, asked.delay, asked.id

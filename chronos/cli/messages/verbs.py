@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import typer
 
-from chronos.cli.options import Change, check_when
+from chronos.cli.options import ChangeOptions, check_when
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -136,7 +136,7 @@ def _rhythm(repetition: Repetition) -> str:
     return ", ".join([*parts, f"missed: {repetition.late_policy}"])
 
 
-def act(server: str, output: Format, change: Change, id: str) -> None:
+def act(server: str, output: Format, change: ChangeOptions, id: str) -> None:
     """cancel, reschedule, fire, pause or resume: exit code 0 if it was done, 1 if it was too late
     or is not applied, 4 if no message has the id."""
     named, (verb, delay, at, until) = given(id), change

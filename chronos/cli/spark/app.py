@@ -251,9 +251,9 @@ def find(
       chronos archive find -l s3a://bucket/chronos --id-prefix order-17 --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z
       chronos archive find -l /var/lib/chronos-archive --target 'mail*' --header customer=42 --from -2d -o json
     """  # noqa: E501
-    from chronos.cli.spark.archive import Wanted, ask_archive, put_found
+    from chronos.cli.spark.archive import FindOptions, ask_archive, put_found
 
-    wanted = Wanted(ids or [], id_prefix, targets or [], headers or [], start, end)
+    wanted = FindOptions(ids or [], id_prefix, targets or [], headers or [], start, end)
     found = ask_archive(JobOptions(location, master, conf or []), wanted, limit)
     put_found(found, output)
 
@@ -446,9 +446,9 @@ def backfill(
       chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
       chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
     """  # noqa: E501
-    from chronos.cli.spark.backfill import Asked, Course, run
+    from chronos.cli.spark.backfill import BackfillOptions, RunOptions, run
 
-    asked = Asked(
+    asked = BackfillOptions(
         modes={"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
         start=start,
         end=end,
@@ -462,7 +462,7 @@ def backfill(
         expired=ignore_expiry,
         compacted=compacted,
     )
-    course = Course(
+    course = RunOptions(
         yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume, abandon=abandon
     )
     options = JobOptions(

@@ -230,7 +230,7 @@ def verify_archive(output: Format, *, location: str) -> None:
         raise typer.Exit(1)
 
 
-class Wanted(NamedTuple):
+class FindOptions(NamedTuple):
     """The conditions of the messages that are looked for, as they were given."""
 
     ids: list[str]
@@ -241,7 +241,7 @@ class Wanted(NamedTuple):
     end: str | None
 
 
-def ask_archive(options: JobOptions, wanted: Wanted, limit: int) -> "Found":
+def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "Found":
     """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window

@@ -30,7 +30,7 @@ _confirm = partial(confirm, shown="plan", done="sent")
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-class Asked(NamedTuple):
+class BackfillOptions(NamedTuple):
     """The options that say what is sent, and how, as they were given."""
 
     modes: dict[str, bool]
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     compacted: bool = False
 
 
-class Course(NamedTuple):
+class RunOptions(NamedTuple):
     """The options that say how far the command goes."""
 
     yes: bool = False
@@ -57,7 +57,7 @@ class Course(NamedTuple):
     abandon: bool = False
 
 
-def request_of(asked: Asked) -> "Request":
+def request_of(asked: BackfillOptions) -> "Request":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.spark.ledger import Request
@@ -99,7 +99,7 @@ def _mode(modes: dict[str, bool]) -> str:
     return chosen[0] if chosen else "missing"
 
 
-def _check(mode: str, asked: Asked) -> None:
+def _check(mode: str, asked: BackfillOptions) -> None:
     """Raise typer.BadParameter if options contradict each other."""
     if mode == "gone" and not asked.targets:
         raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
@@ -117,7 +117,7 @@ def _check(mode: str, asked: Asked) -> None:
         raise typer.BadParameter("--rate: give more than 0 messages per second")
 
 
-def run(output: Format, options: JobOptions, asked: Asked, course: Course) -> None:
+def run(output: Format, options: JobOptions, asked: BackfillOptions, course: RunOptions) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
     if course.resume and course.abandon:
         raise typer.BadParameter("choose one of --resume and --abandon")
@@ -192,7 +192,7 @@ def _end(
     left: "BackfillRun",
     request: "Request",
     output: Format,
-    course: Course,
+    course: RunOptions,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
@@ -223,7 +223,7 @@ def _replay(
     job: "Backfill",
     request: "Request",
     output: Format,
-    course: Course,
+    course: RunOptions,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Plan, ask and send; the time that is shown is that of planning and sending, without the time

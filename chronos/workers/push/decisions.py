@@ -148,9 +148,8 @@ class DeadLetter(Struct, frozen=True, gc=False):
     """`StepTerms.headers` of the message, where the decision needed them."""
 
 
-class Keep(Struct, frozen=True, gc=False):
-    """The message, or its series, stays pending, or has ended with a dead letter. The fields are
-    those of `Decision`."""
+class Decided(Struct, frozen=True, gc=False):
+    """A decision whose detail has no number yet. The fields are those of `Decision`."""
 
     outcome: Outcome
     reason: int
@@ -159,6 +158,11 @@ class Keep(Struct, frozen=True, gc=False):
     occurrence: int
     attempt: int
     lane: int = 0
+
+
+class Keep(Decided, frozen=True, gc=False):
+    """The message, or its series, stays pending."""
+
     takes_token: bool = False
     """It leaves its lane for another place, which takes a token if the lane was that of a rate."""
 

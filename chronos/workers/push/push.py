@@ -23,6 +23,7 @@ from chronos.core.size import batch_bytes
 from chronos.ports import Log, TopicInfo, TopicSpec
 from chronos.workers.push.decisions import (
     DeadLetter,
+    Decided,
     Deliver,
     DueMessage,
     Keep,
@@ -419,7 +420,7 @@ class _StepPlanner:
         plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
         plan.due_ms.append(message.due_ms)
         if outcome.next_ms:
-            again = Keep(Outcome.AGAIN, 0, "", outcome.next_ms, entry.occurrence + 1, 1)
+            again = Decided(Outcome.AGAIN, 0, "", outcome.next_ms, entry.occurrence + 1, 1)
             self._decide(message, again)
 
     def _keep(self, message: DueMessage, outcome: Keep) -> bool:
@@ -432,7 +433,7 @@ class _StepPlanner:
         self._decide(message, outcome)
         return True
 
-    def _decide(self, message: DueMessage, made: Keep) -> None:
+    def _decide(self, message: DueMessage, made: Decided) -> None:
         """Add the decision about a message to the plan."""
         if made.detail != self._detail[0]:
             # The next message often has the same one.
@@ -478,7 +479,7 @@ class _StepPlanner:
         ended = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
         # A series goes on without this occurrence.
         occurrence = entry.occurrence + 1 if next_ms else entry.occurrence
-        self._decide(message, Keep(ended, reason, detail, next_ms, occurrence, entry.attempt))
+        self._decide(message, Decided(ended, reason, detail, next_ms, occurrence, entry.attempt))
         plan.messages.append(letter)
         return True
 
