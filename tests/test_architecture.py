@@ -288,6 +288,27 @@ def test_no_module_is_longer_than_one_subject(tmp_path):
     assert long_files(tmp_path) == [f"long.py has {LINES_MAX + 1} lines"]
 
 
+def name_complaints(package: Path) -> list[str]:
+    """Classes with the name of another one; those of interfaces have the names that users know."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        steps = path.relative_to(package).parts
+        if steps[0] == "client" or steps[-1] == "schemas.py":
+            continue
+        for node in parsed(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append("/".join(steps))
+    return [f"{name}: {', '.join(files)}" for name, files in found.items() if len(files) > 1]
+
+
+def test_no_two_classes_have_one_name(tmp_path):
+    """One thing, one name; a private name is that of one file."""
+    assert name_complaints(ROOT / "chronos") == []
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("class Same: ...\nclass _Own: ...\n")
+    assert name_complaints(tmp_path) == ["Same: a.py, b.py"]
+
+
 def test_everything_imported_is_a_declared_dependency():
     """What the package imports is in pyproject.toml, and is not there only because another package
     needs it."""

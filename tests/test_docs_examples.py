@@ -26,7 +26,7 @@ from chronos.admin.http.problems import ProblemError
 from chronos.admin.http.tokens import ANYBODY
 from chronos.admin.messages.scheduling import Planner
 from chronos.cli.app import app
-from chronos.cli.messages.send import Series
+from chronos.cli.messages.send import SeriesOptions
 from chronos.cli.spark.audit import parse_moment
 from chronos.config import load
 from chronos.config.catalogue import keys
@@ -189,7 +189,7 @@ def sent_by(context: click.Context) -> dict[str, Any] | None:
     if context.command.name != "send":
         return None
     headers = dict(each.split("=", 1) for each in given["header"] or [])
-    series = Series(**{field: given[field] for field in Series.__struct_fields__})
+    series = SeriesOptions(**{field: given[field] for field in SeriesOptions.__struct_fields__})
     found = {
         "target": {"topic": given["to"], "key": given["key"], "headers": headers},
         "value": given["value"],

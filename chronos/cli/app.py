@@ -261,9 +261,9 @@ def send_message(
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
     """  # noqa: E501
-    from chronos.cli.messages.send import Payload, SendOptions, Series, send
+    from chronos.cli.messages.send import Payload, SendOptions, SeriesOptions, send
 
-    series = Series(
+    series = SeriesOptions(
         every=every,
         backoff=backoff,
         cron=cron,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chronos.client import Client, Refused
-from chronos.client.requests import Request
+from chronos.client.requests import HttpRequest
 from chronos.core.values import printable as printable
 from chronos.core.values import printable_json
 from chronos.errors import ChronosError
@@ -280,7 +280,7 @@ def connect(server: str, retries: int = RETRIES) -> Client:
     return Client(server, retries=retries)
 
 
-def fetch(server: str, output: Format, request: Request) -> Any:
+def fetch(server: str, output: Format, request: HttpRequest) -> Any:
     """The answer of a service, for people; None once it was written as JSON."""
     with connect(server) as client:
         found = client.call(request)

@@ -33,8 +33,8 @@ from chronos.client.requests import (
     Bytes,
     Delay,
     FilterOptions,
+    HttpRequest,
     MessageOptions,
-    Request,
     Steps,
     Time,
     message,
@@ -227,7 +227,7 @@ class AsyncClient:
         found: Job = await self.call(requests.stop_job(id))
         return found
 
-    async def _job(self, request: Request, wait: Delay | None) -> Job:
+    async def _job(self, request: HttpRequest, wait: Delay | None) -> Job:
         started: Job = await self.call(request)
         return started if wait is None else await self.run(requests.follow_job(started, wait))
 
@@ -387,7 +387,7 @@ class AsyncClient:
             result: T = done.value
             return result
 
-    async def call(self, request: Request) -> Any:
+    async def call(self, request: HttpRequest) -> Any:
         """See `Client.call`."""
         import asyncio
 
@@ -436,7 +436,7 @@ class AsyncClient:
                 raise
             await asyncio.sleep(wait_s)
 
-    async def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
+    async def _refresh_routes(self, request: HttpRequest, attempts: Attempts) -> None:
         """See `Client._refresh_routes`."""
         import aiohttp
 
@@ -456,7 +456,9 @@ class AsyncClient:
             if not attempts.is_in_time:
                 return
 
-    async def _exchange(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
+    async def _exchange(
+        self, server: str, request: HttpRequest, timeout_s: float
+    ) -> tuple[int, bytes]:
         import aiohttp
 
         assert self._session is not None

@@ -39,8 +39,8 @@ from chronos.client.requests import (
     Bytes,
     Delay,
     FilterOptions,
+    HttpRequest,
     MessageOptions,
-    Request,
     Steps,
     Time,
     message,
@@ -267,7 +267,7 @@ class Client:
         found: Job = self.call(requests.stop_job(id))
         return found
 
-    def _job(self, request: Request, wait: Delay | None) -> Job:
+    def _job(self, request: HttpRequest, wait: Delay | None) -> Job:
         started: Job = self.call(request)
         return started if wait is None else self.run(requests.follow_job(started, wait))
 
@@ -440,7 +440,7 @@ class Client:
             result: T = done.value
             return result
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: HttpRequest) -> Any:
         """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the
         decoded answer."""
         check_open(self._closed)
@@ -486,7 +486,7 @@ class Client:
                 raise
             time.sleep(wait_s)
 
-    def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
+    def _refresh_routes(self, request: HttpRequest, attempts: Attempts) -> None:
         """Ask one registry after the other for routes, if they are needed; without an answer the
         last ones stay."""
         if not self._servers.needs_routes(request, time.monotonic()):
@@ -504,7 +504,7 @@ class Client:
             if not attempts.is_in_time:
                 return
 
-    def _exchange(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
+    def _exchange(self, server: str, request: HttpRequest, timeout_s: float) -> tuple[int, bytes]:
         kept = self._connections.get(server)
         if kept is not None and (
             time.monotonic() - kept.used_s > KEEP_S or _is_readable(kept.connection.sock)
@@ -522,7 +522,9 @@ class Client:
                 raise
             return self._exchange_once(server, request, timeout_s)
 
-    def _exchange_once(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
+    def _exchange_once(
+        self, server: str, request: HttpRequest, timeout_s: float
+    ) -> tuple[int, bytes]:
         kept = self._connected(server, timeout_s)
         content = {"Content-Type": "application/json"} if request.body is not None else {}
         headers = content | self._authorization

@@ -13,7 +13,7 @@ from chronos.client.models import (
     DeadLetterTotals,
     WholeDeadLetter,
 )
-from chronos.client.requests import Request, Steps, Time, id_path, id_text, time_ms
+from chronos.client.requests import HttpRequest, Steps, Time, id_path, id_text, time_ms
 
 Verb = Literal["replay", "discard"]
 
@@ -81,7 +81,7 @@ def page(
     resolved: bool = False,
     limit: int = PAGE_LETTERS,
     after: str | None = None,
-) -> Request:
+) -> HttpRequest:
     """Some dead letters, from the place `after` on."""
     query: dict[str, Any] = {
         **fields(given),
@@ -92,22 +92,22 @@ def page(
         query["id"] = id_text(id)
     if after is not None:
         query["after"] = after
-    return Request(
+    return HttpRequest(
         method="GET", path=f"/v1/dead-letters?{urlencode(query)}", decode=_page, wait_s=READ_S
     )
 
 
-def get(id: str | bytes) -> Request:
+def get(id: str | bytes) -> HttpRequest:
     """The newest dead letter of a message."""
-    return Request(
+    return HttpRequest(
         method="GET", path=f"/v1/dead-letters/{id_path(id)}", decode=_whole, wait_s=READ_S
     )
 
 
-def at(position: Position) -> Request:
+def at(position: Position) -> HttpRequest:
     """The dead letter at a position."""
     path = f"/v1/dead-letters/at/{position_text(position)}"
-    return Request(method="GET", path=path, decode=_whole, wait_s=READ_S)
+    return HttpRequest(method="GET", path=path, decode=_whole, wait_s=READ_S)
 
 
 def position_text(position: Position) -> str:
@@ -127,7 +127,7 @@ def resolve(
     anyway: bool = False,
     limit: int | None = None,
     after: str | None = None,
-) -> Request:
+) -> HttpRequest:
     """Replay or discard one part, or count it. Repeating it does what sending it once does."""
     filter_, places = fields(given), [position_text(each) for each in positions]
     if (id is not None) + bool(places) + all + bool(filter_) != 1:
@@ -153,7 +153,7 @@ def resolve(
     if after is not None:
         body["after"] = after
     path = f"/v1/dead-letters/{quote(verb)}"
-    return Request(
+    return HttpRequest(
         method="POST", path=path, body=msgspec.json.encode(body), decode=_part, wait_s=READ_S
     )
 

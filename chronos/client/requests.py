@@ -3,9 +3,9 @@ Python program gives them.
 
 Bare numbers are refused: their unit is never guessed.
 
-Both clients send `Request` values and read the answers by `read_answer`. A call that takes several
-requests is a generator (`confirm`): it yields requests and pauses, and the client sends back the
-answers."""
+Both clients send `HttpRequest` values and read the answers by `read_answer`. A call that takes
+several requests is a generator (`confirm`): it yields requests and pauses, and the client sends
+back the answers."""
 
 import base64
 import json
@@ -150,7 +150,7 @@ class FilterOptions(TypedDict, total=False):
     series: bool
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request."""
 
     method: str
@@ -165,7 +165,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None
     """The id of the message that it concerns, as the HTTP interface writes it."""
 
-    def as_json(self) -> "Request":
+    def as_json(self) -> "HttpRequest":
         """The same request, answered with the JSON of the service."""
         return msgspec.structs.replace(self, decode=json.loads)
 
@@ -309,7 +309,7 @@ def conditions(
 
 def schedule(
     messages: Mapping[str, Any] | Sequence[Mapping[str, Any]], wait: Delay | bool | None = None
-) -> Request:
+) -> HttpRequest:
     """Schedule one message, or several together, made by `message`; with `wait`, at most
     OUTCOME_WAIT_S, return what became of them."""
     wait_ms = None if wait is None or wait is False else _wait_ms(wait)
@@ -317,7 +317,7 @@ def schedule(
         raise ValueError(f"wait is at most {OUTCOME_WAIT_S:g} s")
     one = isinstance(messages, Mapping)
     each: Iterable[Mapping[str, Any]] = [messages] if isinstance(messages, Mapping) else messages
-    return Request(
+    return HttpRequest(
         method="POST",
         path="/v1/messages" if wait_ms is None else f"/v1/messages?wait={wait_ms}",
         body=_encode(messages),
@@ -328,18 +328,18 @@ def schedule(
     )
 
 
-def outcome(scheduled: Scheduled, wait_s: float) -> Request:
+def outcome(scheduled: Scheduled, wait_s: float) -> HttpRequest:
     """What became of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
     query = urlencode({"offset": scheduled.offset, "wait": int(wait_s * 1_000)})
     path = f"{_message_path(scheduled.id)}/outcome?{query}"
-    return Request(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)
+    return HttpRequest(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)
 
 
-def get(id: str | bytes, *, payload: bool = False, rejections: bool = False) -> Request:
+def get(id: str | bytes, *, payload: bool = False, rejections: bool = False) -> HttpRequest:
     """Everything known about a message."""
     asked = {"payload": payload, "rejections": rejections}
     query = urlencode({name: "true" for name, wanted in asked.items() if wanted})
-    return Request(
+    return HttpRequest(
         method="GET",
         path=_message_path(id) + (query and f"?{query}"),
         decode=_message_info,
@@ -347,9 +347,9 @@ def get(id: str | bytes, *, payload: bool = False, rejections: bool = False) -> 
     )
 
 
-def cancel(id: str | bytes) -> Request:
+def cancel(id: str | bytes) -> HttpRequest:
     """Cancel a message."""
-    return Request(
+    return HttpRequest(
         method="DELETE",
         path=_message_path(id),
         decode=_result,
@@ -358,9 +358,9 @@ def cancel(id: str | bytes) -> Request:
     )
 
 
-def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) -> Request:
+def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) -> HttpRequest:
     """Give a pending message a new time."""
-    return Request(
+    return HttpRequest(
         method="PATCH",
         path=_message_path(id),
         body=_encode(_when(deliver_at, delay)),
@@ -371,10 +371,10 @@ def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) ->
     )
 
 
-def fire(id: str | bytes) -> Request:
+def fire(id: str | bytes) -> HttpRequest:
     """Deliver a pending message now."""
     path = _message_path(id) + "/fire"
-    return Request(
+    return HttpRequest(
         method="POST",
         path=path,
         decode=_result,
@@ -384,9 +384,9 @@ def fire(id: str | bytes) -> Request:
     )
 
 
-def pause(id: str | bytes, until: Time | None) -> Request:
+def pause(id: str | bytes, until: Time | None) -> HttpRequest:
     """Leave out the occurrences of a series until a time, or until it is resumed."""
-    return Request(
+    return HttpRequest(
         method="POST",
         path=_message_path(id) + "/pause",
         body=_encode({} if until is None else {"until": time_ms(until)}),
@@ -396,9 +396,9 @@ def pause(id: str | bytes, until: Time | None) -> Request:
     )
 
 
-def resume(id: str | bytes) -> Request:
+def resume(id: str | bytes) -> HttpRequest:
     """Let a paused series go on."""
-    return Request(
+    return HttpRequest(
         method="POST",
         path=_message_path(id) + "/resume",
         decode=_result,
@@ -413,7 +413,7 @@ def page(
     after: str | None = None,
     state: ListedState = "pending",
     **conditions_: Unpack[FilterOptions],
-) -> Request:
+) -> HttpRequest:
     """Some of the messages of which the filter is true, from the place `after` on.
 
     The first page has what was acknowledged before, unless its `behind` names shards that are not
@@ -426,7 +426,7 @@ def page(
         query["series"] = "true"
     query |= {"fresh": "true"} if after is None else {"after": after}
     path = f"/v1/messages?{urlencode(query, doseq=True)}"
-    return Request(
+    return HttpRequest(
         method="GET", path=path, decode=_page, wait_s=FRESH_WAIT_S if after is None else 0.0
     )
 
@@ -437,59 +437,59 @@ def start_job(
     deliver_at: Time | None = None,
     delay: Delay | None = None,
     until: Time | None = None,
-) -> Request:
+) -> HttpRequest:
     """Start a bulk operation on all pending messages of which the filter is true."""
     content: dict[str, Any] = {"action": action, "filter": conditions(**matching)}
     if action == "reschedule":
         content |= _when(deliver_at, delay)
     if until is not None:
         content["until"] = time_ms(until)
-    return Request(
+    return HttpRequest(
         method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False
     )
 
 
-def job(id: str) -> Request:
+def job(id: str) -> HttpRequest:
     """The current state of a job."""
-    return Request(method="GET", path=_job_path(id), decode=_job)
+    return HttpRequest(method="GET", path=_job_path(id), decode=_job)
 
 
-def jobs() -> Request:
+def jobs() -> HttpRequest:
     """The jobs of the node asked."""
-    return Request(method="GET", path="/v1/jobs", decode=_jobs)
+    return HttpRequest(method="GET", path="/v1/jobs", decode=_jobs)
 
 
-def stop_job(id: str) -> Request:
+def stop_job(id: str) -> HttpRequest:
     """Stop a job."""
-    return Request(method="DELETE", path=_job_path(id), decode=_job, wait_s=ACTION_WAIT_S)
+    return HttpRequest(method="DELETE", path=_job_path(id), decode=_job, wait_s=ACTION_WAIT_S)
 
 
-def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> Request:
+def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> HttpRequest:
     """Records of a topic of the embedded log."""
     wait_ms = delay_ms(wait)
     query: dict[str, Any] = {"partition": partition, "limit": limit, "wait": wait_ms}
     if offset is not None:
         query["offset"] = offset
     path = f"/v1/topics/{quote(topic, safe='')}/records?{urlencode(query)}"
-    return Request(method="GET", path=path, decode=json.loads, wait_s=wait_ms / 1_000)
+    return HttpRequest(method="GET", path=path, decode=json.loads, wait_s=wait_ms / 1_000)
 
 
-def rates(topic: str | None) -> Request:
+def rates(topic: str | None) -> HttpRequest:
     """The rate limits and lanes, or those of one topic."""
     return ask("/v1/rates", {} if topic is None else {"topic": _checked("topic", topic)})
 
 
-def set_rate(pattern: str, rate: str) -> Request:
+def set_rate(pattern: str, rate: str) -> HttpRequest:
     """Set the rate limit of the topics that match a pattern."""
     body = _encode({"rate": _checked("rate", rate)})
-    return Request(
+    return HttpRequest(
         method="PUT", path=_rate_path(pattern), body=body, decode=json.loads, wait_s=CHANGE_WAIT_S
     )
 
 
-def remove_rate(pattern: str) -> Request:
+def remove_rate(pattern: str) -> HttpRequest:
     """Remove a rate limit that was set at run time."""
-    return Request(
+    return HttpRequest(
         method="DELETE",
         path=_rate_path(pattern),
         decode=json.loads,
@@ -498,24 +498,24 @@ def remove_rate(pattern: str) -> Request:
     )
 
 
-def ask(path: str, query: Mapping[str, Any]) -> Request:
+def ask(path: str, query: Mapping[str, Any]) -> HttpRequest:
     """Any GET, answered with JSON. A list in the query repeats its name."""
-    return Request(
+    return HttpRequest(
         method="GET",
         path=f"{path}?{urlencode(query, doseq=True)}" if query else path,
         decode=json.loads,
     )
 
 
-def post(path: str) -> Request:
+def post(path: str) -> HttpRequest:
     """A POST without a body, answered with JSON."""
-    return Request(method="POST", path=path, decode=json.loads, repeatable=False)
+    return HttpRequest(method="POST", path=path, decode=json.loads, repeatable=False)
 
 
 # --- Answers
 
 
-def read_answer(request: Request, status: int, body: bytes) -> Any:
+def read_answer(request: HttpRequest, status: int, body: bytes) -> Any:
     """The decoded answer; a problem is raised as the error it means."""
     if status < 300:
         try:
@@ -543,7 +543,7 @@ def read_answer(request: Request, status: int, body: bytes) -> Any:
 
 T = TypeVar("T")
 
-Steps = Generator[Request | float, Any, T]
+Steps = Generator[HttpRequest | float, Any, T]
 """Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from chronos.client.connection import addresses, is_address
 from chronos.client.models import ClientError
-from chronos.client.requests import Request, ask, id_bytes
+from chronos.client.requests import HttpRequest, ask, id_bytes
 from chronos.core.keys import parse_generated_id, partition_of
 
 BACK_OFF_S = 0.1
@@ -35,7 +35,7 @@ def check_open(closed: bool) -> None:
 class Attempts:
     """The one deadline of a call, and when it may be tried again."""
 
-    def __init__(self, request: Request, timeout_s: float, retries: int) -> None:
+    def __init__(self, request: HttpRequest, timeout_s: float, retries: int) -> None:
         self._ends_s = time.monotonic() + timeout_s + request.wait_s
         self._left = retries if request.repeatable else 0
         self._wait_s = BACK_OFF_S
@@ -67,45 +67,47 @@ class Attempts:
 
 def routes(
     topic: str | None = None, shard: int | None = None, cluster: str | None = None
-) -> Request:
+) -> HttpRequest:
     """The routes of a topic, by default of the delay topic of the node asked."""
     return ask("/v1/registry/routes", _given(topic=topic, shard=shard, cluster=cluster))
 
 
-def nodes(cluster: str | None = None) -> Request:
+def nodes(cluster: str | None = None) -> HttpRequest:
     """The registered nodes, by default of all clusters."""
     return ask("/v1/registry/nodes", _given(cluster=cluster))
 
 
-def topics(cluster: str | None = None) -> Request:
+def topics(cluster: str | None = None) -> HttpRequest:
     """The registered topics, by default of all clusters."""
     return ask("/v1/registry/topics", _given(cluster=cluster))
 
 
-def clusters() -> Request:
+def clusters() -> HttpRequest:
     """The clusters with registered nodes."""
     return ask("/v1/registry/clusters", {})
 
 
-def remove_topic(topic: str, cluster: str | None = None) -> Request:
+def remove_topic(topic: str, cluster: str | None = None) -> HttpRequest:
     """Remove a topic from the registry asked."""
     return _change("DELETE", f"topics/{quote(topic, safe='')}", cluster)
 
 
-def config(namespace: str | None = None, key: str | None = None) -> Request:
+def config(namespace: str | None = None, key: str | None = None) -> HttpRequest:
     """The namespaces, the values of one, or one value."""
     return ask(_config_path(*[name for name in (namespace, key) if name is not None]), {})
 
 
-def set_config(namespace: str, key: str, value: str) -> Request:
+def set_config(namespace: str, key: str, value: str) -> HttpRequest:
     """Set one value in the registry asked."""
     body = msgspec.json.encode({"value": value})
-    return Request(method="PUT", path=_config_path(namespace, key), body=body, decode=json.loads)
+    return HttpRequest(
+        method="PUT", path=_config_path(namespace, key), body=body, decode=json.loads
+    )
 
 
-def delete_config(namespace: str, key: str) -> Request:
+def delete_config(namespace: str, key: str) -> HttpRequest:
     """Delete one value from the registry asked."""
-    return Request(
+    return HttpRequest(
         method="DELETE", path=_config_path(namespace, key), decode=json.loads, repeatable=False
     )
 
@@ -114,10 +116,10 @@ def _given(**query: Any) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
 
 
-def _change(method: str, path: str, cluster: str | None) -> Request:
+def _change(method: str, path: str, cluster: str | None) -> HttpRequest:
     query = _given(cluster=cluster)
     full = f"/v1/registry/{path}" + (f"?{urlencode(query)}" if query else "")
-    return Request(method=method, path=full, decode=json.loads, repeatable=False)
+    return HttpRequest(method=method, path=full, decode=json.loads, repeatable=False)
 
 
 def _config_path(*names: str) -> str:
@@ -179,7 +181,7 @@ class Servers:
 
     # --- routes
 
-    def needs_routes(self, request: Request, now_s: float) -> bool:
+    def needs_routes(self, request: HttpRequest, now_s: float) -> bool:
         """Return whether routes should be asked for before this request is sent."""
         if not self.is_routed or now_s - self._asked_s < REFRESH_PAUSE_S:
             return False
@@ -193,7 +195,7 @@ class Servers:
         return sorted(found, key=lambda address: self._is_avoided(address, now_s))
 
     @staticmethod
-    def routes_request() -> Request:
+    def routes_request() -> HttpRequest:
         """The request for the routes, whose answer `learn` takes."""
         return routes()
 
@@ -232,7 +234,7 @@ class Servers:
             bool(masters) and "write" in route["permissions"],
         )
 
-    def _shard_of(self, request: Request) -> int | None:
+    def _shard_of(self, request: HttpRequest) -> int | None:
         """The shard of the request's id; None without one, or if no service takes the id."""
         if request.id is None or self._partitions == 0:
             return None
@@ -245,14 +247,14 @@ class Servers:
 
     # --- the choice
 
-    def choose(self, request: Request, tried: AbstractSet[str], now_s: float) -> str:
+    def choose(self, request: HttpRequest, tried: AbstractSet[str], now_s: float) -> str:
         """The node for this request: one not tried yet if there is any, and one that failed lately
         only if there is no other."""
         candidates = list(dict.fromkeys(self._candidates(request)))
         left = [address for address in candidates if address not in tried] or candidates
         return min(left, key=lambda address: self._is_avoided(address, now_s))
 
-    def _candidates(self, request: Request) -> Iterator[str]:
+    def _candidates(self, request: HttpRequest) -> Iterator[str]:
         number = self._shard_of(request)
         shard = None if number is None else self._shards.get(number)
         if shard is not None:
@@ -261,11 +263,11 @@ class Servers:
         yield from self._known
         yield from self.given
 
-    def has_others(self, request: Request, tried: AbstractSet[str]) -> bool:
+    def has_others(self, request: HttpRequest, tried: AbstractSet[str]) -> bool:
         """Return whether there is a node that was not tried."""
         return any(address not in tried for address in self._candidates(request))
 
-    def timeout_s(self, request: Request, left_s: float) -> float:
+    def timeout_s(self, request: HttpRequest, left_s: float) -> float:
         """How long the next attempt may take.
 
         A write may take all the time that is left: a node that only stood still could execute it
@@ -306,5 +308,5 @@ class Servers:
         return self._avoided.get(address, now_s) > now_s
 
 
-def _is_read(request: Request) -> bool:
+def _is_read(request: HttpRequest) -> bool:
     return request.method == "GET"

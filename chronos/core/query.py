@@ -184,7 +184,7 @@ ENTRIES_SCAN = 250
 step."""
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundMessage(Struct, frozen=True, kw_only=True):
     """The known state of one message."""
 
     id: bytes
@@ -230,7 +230,7 @@ def holds_for(view: StoreView, state: State, destination: int) -> bool:
 
 def find(
     view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, reach: Reach
-) -> Found | None:
+) -> FoundMessage | None:
     """Return the state of the id in this shard, from its id state or from the entry at its
     generated id; None if unknown.
 
@@ -246,7 +246,7 @@ def find(
 
 def _find(
     view: StoreView, state: State, shard: int, shards: int, message_id: bytes
-) -> Found | None:
+) -> FoundMessage | None:
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
@@ -258,7 +258,7 @@ def _find(
         if stored is None and id_state.state == PENDING:
             lane = lane_of(view, *position)
             (stored,) = (None,) if lane is None else view.get([lane_key(lane, *position)])
-        return Found(
+        return FoundMessage(
             id=message_id,
             state=STATE_NAMES[id_state.state],
             place_ms=id_state.due_ms,
@@ -280,7 +280,7 @@ def _find(
         # The message at this position has a key, and only its key names it.
         return None
     settled = (due_ms, offset) <= state.cursor
-    return Found(
+    return FoundMessage(
         id=message_id,
         state=STATE_NAMES[DELIVERED if settled else PENDING],
         place_ms=due_ms,
@@ -449,7 +449,7 @@ def settled(
     states: Collection[str],
     limit: int,
     shards: int = 1,
-) -> tuple[list[Found], Position | None]:
+) -> tuple[list[FoundMessage], Position | None]:
     """Return at most `limit` messages that were settled with one of `states`, as `page` returns
     pending ones.
 
@@ -466,7 +466,7 @@ def settled(
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
     known = view.get([id_key(message_id) for message_id in ids])
-    found: list[Found] = []
+    found: list[FoundMessage] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
         name = (
@@ -474,7 +474,7 @@ def settled(
         )
         if id_state is not None and not _is_of(id_state, place_ms, offset):
             id_state, name = None, SETTLED
-        ended = Found(
+        ended = FoundMessage(
             id=message_id,
             state=name,
             place_ms=place_ms,

@@ -48,7 +48,7 @@ from chronos.node.shards import (
     ShardDriver,
     ShardWatch,
     Shared,
-    Turns,
+    StartTurns,
     join_until,
     look,
     make_shard,
@@ -157,7 +157,7 @@ class Node:
         """Its shards may be started."""
         self._reading: set[int] = set()
         """Shards that were started once."""
-        self._turns = Turns()
+        self._turns = StartTurns()
         self._starting = threading.Lock()
         """Held while shards are started."""
         self._stores: dict[int, RocksStore] = {}

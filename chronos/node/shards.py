@@ -91,7 +91,7 @@ def join_until(thread: threading.Thread, deadline_s: float) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-class Turns:
+class StartTurns:
     """Bounds the steps of starting replicas that run at a time, and gives the turns in the order in
     which they were asked for, but takeovers come first: their shard has no master meanwhile. A
     thread that waits costs nothing, however many do."""
@@ -158,7 +158,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     """Called after a step that changed the state of a replica."""
     outcomes: Outcomes = field(default_factory=Outcomes)
     """Where the outcomes of steps are counted."""
-    turns: Turns = field(default_factory=Turns)
+    turns: StartTurns = field(default_factory=StartTurns)
     """For the steps of starting replicas."""
     limits: RateLimits | None = None
     """The rate limits in force; None: those of the configuration."""

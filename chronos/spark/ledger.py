@@ -48,7 +48,7 @@ from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import SENT as SENT
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class BackfillRequest(Struct, frozen=True, kw_only=True):
     """Which messages to replay, and how."""
 
     mode: str
@@ -94,7 +94,7 @@ class BackfillRun(Struct, kw_only=True):
     run: str
     state: str
     """`sending`, `done` or `abandoned`."""
-    request: Request
+    request: BackfillRequest
     planned_ms: int
     source: str
     """The delay topic that was archived."""
@@ -141,13 +141,13 @@ class GonePartition(Struct, frozen=True, kw_only=True):
     partition is not known."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class BackfillReport(Struct, frozen=True, kw_only=True):
     """`report.json`: the counts of a plan, or of an ended run."""
 
     run: str
     state: str
     """`planned`, `sending`, `done` or `abandoned`."""
-    request: Request
+    request: BackfillRequest
     messages: int
     """Messages in the plan; of an ended run: messages sent."""
     bytes: int

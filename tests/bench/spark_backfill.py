@@ -17,7 +17,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.ledger import Report
+    from chronos.spark.ledger import BackfillReport
 
 MESSAGES = 1_000_000
 WARM_UP = 20_000
@@ -60,11 +60,13 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
     )
 
 
-def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
+def _replay(
+    bench: Bench, spark: SparkSession, cluster: str, messages: int
+) -> tuple[float, BackfillReport]:
     """Seconds from the request to the last row of the ledger, and the report."""
     from chronos.spark.backfill.job import Backfill
     from chronos.spark.backfill.sending import BackfillContext
-    from chronos.spark.ledger import Request
+    from chronos.spark.ledger import BackfillRequest
     from chronos.spark.storage import ArchiveStorage
 
     bench.broker.create_topic(
@@ -93,7 +95,7 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
         job = Backfill(context, bootstrap_servers=bench.broker.bootstrap)
         began = time.monotonic()
         planned = job.plan(
-            Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS)
+            BackfillRequest(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS)
         )
         assert planned.messages == messages
         report = job.send(job.begin(planned))

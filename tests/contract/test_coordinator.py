@@ -20,7 +20,7 @@ import pytest
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from chronos.adapters.kafka.cluster_topic import ClusterTopic, Entry
+from chronos.adapters.kafka.cluster_topic import ClusterTopic, TopicEntry
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
@@ -30,8 +30,8 @@ from chronos.core.cluster.heartbeats import (
     GRACE_TIMEOUTS,
     HEARTBEATS,
     ROLES,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     RolesRecord,
     Timing,
     pack_record,
@@ -233,7 +233,7 @@ class KafkaCluster(RealCluster):
             record
             for entry in self._entries()
             if entry.partition == HEARTBEATS
-            and isinstance(record := unpack_record(entry.value), Heartbeat)
+            and isinstance(record := unpack_record(entry.value), MemberHeartbeat)
             and record.member.node == node
         ]
         incarnation = incarnations[-1]
@@ -262,7 +262,7 @@ class KafkaCluster(RealCluster):
         topic.open()
         return topic
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[TopicEntry]:
         topic = self._topic()
         reader = topic.reader()
         try:

@@ -39,9 +39,8 @@ from chronos.adapters.raft.wire import (
     open_session,
 )
 from chronos.core.cluster.heartbeats import Timing
-from chronos.core.cluster.raft.register import Disk, Entry
-from chronos.core.cluster.raft.values import Incarnation, LogEnd, Saved, VoteRequest
-from chronos.core.cluster.raft.values import Timing as ElectionTiming
+from chronos.core.cluster.raft.register import Disk, RegisterEntry
+from chronos.core.cluster.raft.values import ElectionTiming, Incarnation, LogEnd, Saved, VoteRequest
 from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
 from tests.harness.plans import plan_for
@@ -374,7 +373,9 @@ def test_an_inspection_shows_members_and_roles_without_joining(
 def test_the_file_of_a_voter_reads_back_and_a_damaged_one_stops_the_node(tmp_path: Path) -> None:
     path = tmp_path / "vote.raft"
     assert read_file(path, "a") == Disk()
-    disk = Disk(saved=Saved(term=3, incarnation=2), entry=Entry(stamp=LogEnd(3, 7), value=b"x"))
+    disk = Disk(
+        saved=Saved(term=3, incarnation=2), entry=RegisterEntry(stamp=LogEnd(3, 7), value=b"x")
+    )
     write_file(path, "a", disk)
     assert read_file(path, "a") == disk
     assert [found.name for found in tmp_path.iterdir()] == ["vote.raft"]

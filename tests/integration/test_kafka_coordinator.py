@@ -27,7 +27,7 @@ from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
-    Heartbeat,
+    MemberHeartbeat,
     RolesRecord,
     Timing,
     pack_record,
@@ -164,9 +164,9 @@ FOREIGN: list[bytes | None] = [
     b'{"type":"heartbeat","member":[],"life":7}',
     b'{"type":"farewell","node":"a","life":"x","generation":18446744073709551616}',
     pack_record(
-        Heartbeat(member=STRANGER, incarnation="x", number=1, generation=1, epoch=NUMBER_MAX)
+        MemberHeartbeat(member=STRANGER, incarnation="x", number=1, generation=1, epoch=NUMBER_MAX)
     ),
-    pack_record(Heartbeat(member=STRANGER, incarnation="x", number=1, generation=NUMBER_MAX)),
+    pack_record(MemberHeartbeat(member=STRANGER, incarnation="x", number=1, generation=NUMBER_MAX)),
     pack_record(
         RolesRecord(
             incarnation="x", version=1, roles=Roles(controller="x", controller_epoch=NUMBER_MAX)
@@ -323,7 +323,7 @@ class Writing:
                 self._number += 1
                 self._is_under_way = True
                 self._writer.write(
-                    Heartbeat(
+                    MemberHeartbeat(
                         member=member("a"), incarnation="i", number=self._number, generation=1
                     ),
                     self._settled,

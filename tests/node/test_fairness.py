@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from chronos.admin.http.tokens import Limits, digest, parse_tokens
-from chronos.admin.http.waiting import Turns, asker
+from chronos.admin.http.tokens import TokenLimits, digest, parse_tokens
+from chronos.admin.http.waiting import ThreadTurns, asker
 from chronos.core.reach import EVERYTHING
 from tests.harness.inside import Inside, wait_until
 
@@ -65,7 +65,7 @@ def test_long_polls_of_one_token_leave_room_for_others(service: Inside) -> None:
         polls = [poll(service, "greedy", stack) for _ in range(500)]
         context = service.server._context
         assert context is not None
-        wait_until(lambda: context.polls._count == Limits().polls)
+        wait_until(lambda: context.polls._count == TokenLimits().polls)
         refused = service.ask("GET", "/v1/topics/never/records?wait=60s", token="greedy")
         assert (refused.status, refused.problem, refused.headers["retry-after"]) == (
             429,
@@ -166,7 +166,7 @@ def test_the_turn_is_that_of_the_token_that_used_the_least_time() -> None:
     order: list[str] = []
 
     async def main() -> None:
-        turns = Turns(1, "turns", share=1)
+        turns = ThreadTurns(1, "turns", share=1)
         gates = {name: threading.Event() for name in ("first", "long")}
 
         async def ask(name: str, work: str) -> None:
@@ -208,7 +208,7 @@ def test_an_error_of_work_is_that_of_its_request() -> None:
     """And the thread is free again."""
 
     async def main() -> None:
-        turns = Turns(1, "turns", share=1)
+        turns = ThreadTurns(1, "turns", share=1)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 await turns.run(lambda: 1 // 0)
@@ -240,7 +240,7 @@ def test_limits_need_the_format_that_has_them() -> None:
         (found,) = parse_tokens(
             f"{{format: {version}, tokens: [{entry % ''}]}}".encode()
         ).senders.values()
-        assert found.limits == Limits()
+        assert found.limits == TokenLimits()
     with pytest.raises(ValueError, match="begin the file with `format: 2`"):
         parse_tokens(f"{{tokens: [{entry % ', limits: {jobs: 2}'}]}}".encode())
 

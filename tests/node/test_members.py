@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from chronos.admin.cluster.cluster import Cluster as Handlers
+from chronos.admin.cluster.cluster import ClusterHandlers as Handlers
 from chronos.admin.cluster.cluster import wait_for_member
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll

@@ -10,7 +10,7 @@ from operator import eq
 
 import pytest
 
-from chronos.node.shards import Turns
+from chronos.node.shards import StartTurns
 from tests.harness.inside import wait_until
 
 AT_ONCE = 3
@@ -21,7 +21,7 @@ class Stepping:
     """A thread that takes one turn and keeps it until it is let go."""
 
     def __init__(
-        self, turns: Turns, order: list[int], number: int, *, takeover: bool = False
+        self, turns: StartTurns, order: list[int], number: int, *, takeover: bool = False
     ) -> None:
         self.called = threading.Event()
         self.has_turn: bool | None = None
@@ -47,7 +47,7 @@ class Stepping:
 
 def test_no_more_than_the_bound_step_at_a_time_in_the_order_in_which_they_asked() -> None:
     """Each that ends lets exactly one more begin."""
-    turns, order = Turns(AT_ONCE), list[int]()
+    turns, order = StartTurns(AT_ONCE), list[int]()
     threads: list[Stepping] = []
     for number in range(THREADS):
         threads.append(Stepping(turns, order, number))
@@ -63,7 +63,7 @@ def test_no_more_than_the_bound_step_at_a_time_in_the_order_in_which_they_asked(
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_one_that_is_to_end_leaves_the_queue_and_no_turn_is_lost(at: int) -> None:
     """Wherever it waits."""
-    turns, order = Turns(1), list[int]()
+    turns, order = StartTurns(1), list[int]()
     first = Stepping(turns, order, -1)
     wait_until(lambda: order == [-1])
     queued: list[Stepping] = []
@@ -86,7 +86,7 @@ def _has(found: Sized, count: int) -> bool:
 
 def test_takeovers_come_before_the_others() -> None:
     """In the order in which they asked."""
-    turns, order = Turns(1), list[int]()
+    turns, order = StartTurns(1), list[int]()
     assert turns.take(threading.Event())
     threads: list[Stepping] = []
     for number, takeover in enumerate((False, True, False, True)):
@@ -113,7 +113,7 @@ class Noted(threading.Event):
 
 def test_the_more_rest_the_longer_each_waits_and_each_can_be_called() -> None:
     """Together they look as often as those that have a turn at a time would."""
-    turns, waits_s = Turns(AT_ONCE), list[float | None]()
+    turns, waits_s = StartTurns(AT_ONCE), list[float | None]()
     threads: list[tuple[Noted, threading.Thread]] = []
     for number in range(2 * AT_ONCE):
         called = Noted(waits_s)

@@ -19,6 +19,7 @@ from chronos.core.cluster.raft.elector import Elector
 from chronos.core.cluster.raft.values import (
     Applied,
     BecameLeader,
+    ElectionTiming,
     Event,
     LogEnd,
     Message,
@@ -29,7 +30,6 @@ from chronos.core.cluster.raft.values import (
     Start,
     TakeLeadershipResponse,
     Tick,
-    Timing,
     Transfer,
     VoteRequest,
     VoteResponse,
@@ -44,8 +44,8 @@ STABLE = 2
 """Election intervals for which the leader must then stay."""
 
 TIMINGS = (
-    Timing(),
-    Timing(heartbeat_ms=500, vote_min_ms=150, vote_max_ms=500, transfer_wait_ms=500),
+    ElectionTiming(),
+    ElectionTiming(heartbeat_ms=500, vote_min_ms=150, vote_max_ms=500, transfer_wait_ms=500),
 )
 
 

@@ -15,8 +15,8 @@ from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     RolesRecord,
     Timing,
     pack_record,
@@ -263,7 +263,7 @@ class Process:
         self.later(20 + self.topic.latency_ms(), lambda: self._settled(record))
 
     def _settled(self, record: ClusterRecord) -> None:
-        if isinstance(record, Heartbeat):
+        if isinstance(record, MemberHeartbeat):
             self.participant.settled(record)
         elif isinstance(record, LeaveRecord):
             self.ended = True

@@ -16,14 +16,14 @@ from chronos.core.cluster.raft.register import (
     Begin,
     Committed,
     Disk,
-    Entry,
     Event,
     Message,
     Offer,
     Proposal,
-    Store,
+    RegisterEntry,
+    RegisterVoter,
     Stored,
-    Voter,
+    StoreEffect,
 )
 from chronos.core.cluster.raft.values import BecameLeader, LogEnd, Role
 from tests.sim.elections import Elections, Node, Result
@@ -38,10 +38,10 @@ class RegisterNode(Node):
     def __init__(self, simulation: Registers, name: str) -> None:
         super().__init__(simulation, name)
         self.file = Disk()
-        self.voter: Voter | None = None
+        self.voter: RegisterVoter | None = None
 
     def _begin(self, elector: Elector) -> None:
-        self.voter = Voter(elector)
+        self.voter = RegisterVoter(elector)
         self.give(elector, Begin(self.file))
 
     def feed(self, elector: Elector, event: values.Event) -> None:
@@ -70,7 +70,7 @@ class RegisterNode(Node):
         if isinstance(event, Offer) or any(isinstance(effect, BecameLeader) for effect in effects):
             self.simulation.proposed(before, voter.latest, carried=not isinstance(event, Offer))
         for effect in effects:
-            if isinstance(effect, Store):
+            if isinstance(effect, StoreEffect):
                 self._store(elector, effect.disk)
             elif isinstance(effect, Committed):
                 self.simulation.committed(self, effect.entry)
@@ -191,11 +191,13 @@ class Registers(Elections):
 
     # ---------------------------------------------------------------------------------- the checker
 
-    def _check_value(self, entry: Entry) -> None:
+    def _check_value(self, entry: RegisterEntry) -> None:
         if self.values.setdefault(entry.stamp, entry.value) != entry.value:
             raise Finding(CORRECTNESS, f"two values have the stamp {entry.stamp}")
 
-    def proposed(self, before: LogEnd | None, entry: Entry | None, *, carried: bool) -> None:
+    def proposed(
+        self, before: LogEnd | None, entry: RegisterEntry | None, *, carried: bool
+    ) -> None:
         """A leader wrote an entry after the one it had. `carried`: it must be the same value, under
         its own term."""
         if entry is not None and entry.stamp != before:
@@ -205,7 +207,7 @@ class Registers(Elections):
             if self.parents.setdefault(entry.stamp, before) != before:
                 raise Finding(CORRECTNESS, f"two entries have the stamp {entry.stamp}")
 
-    def committed(self, node: RegisterNode, entry: Entry) -> None:
+    def committed(self, node: RegisterNode, entry: RegisterEntry) -> None:
         """Of two committed entries the later one descends from the earlier one."""
         self._check_value(entry)
         stamp = entry.stamp

@@ -35,8 +35,8 @@ from chronos.core.cluster.registry import (
     OwnRegistration,
     Peer,
     Registration,
+    RegistrationTaken,
     Registry,
-    Taken,
     TopicConfig,
 )
 from chronos.core.keys import partition_of
@@ -410,7 +410,7 @@ class Cluster:
         )
         try:
             answer = process.registry.register(registration, self.world.now_ms, by_itself=False)
-        except Taken:
+        except RegistrationTaken:
             if not is_taken:
                 raise _broken(
                     f"{process.node.name} refuses {registration}, beside {process.places}"

@@ -17,7 +17,7 @@ from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
@@ -120,7 +120,9 @@ class Drill:
             ),
             bootstrap_servers=self.logs.broker.bootstrap,
         )
-        planned = job.plan(Request(mode="missing", from_ms=self.due_ms, to_ms=self.due_ms + 60_000))
+        planned = job.plan(
+            BackfillRequest(mode="missing", from_ms=self.due_ms, to_ms=self.due_ms + 60_000)
+        )
         job.discard(planned)
         return planned.messages
 

@@ -17,7 +17,7 @@ from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import Report, Request
+from chronos.spark.ledger import BackfillReport, BackfillRequest
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
@@ -145,13 +145,13 @@ class Outage:
             delay_topic=self.delay,
         )
 
-    def replay(self, mode: str, **asked: Any) -> Report:
+    def replay(self, mode: str, **asked: Any) -> BackfillReport:
         """Plan a replay and send it."""
         window = {} if mode == "pending" else {"from_ms": 1, "to_ms": now_ms()}
         job = self.backfill()
         with job.locked():
             assert job.unfinished() is None
-            planned = job.plan(Request(mode=mode, **{**window, **asked}))
+            planned = job.plan(BackfillRequest(mode=mode, **{**window, **asked}))
             if not planned.messages:
                 job.discard(planned)
                 return planned

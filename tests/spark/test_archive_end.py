@@ -23,7 +23,7 @@ from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
@@ -193,7 +193,7 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
         case.send(number, T + number)
     storage = written(spark, tmp_path, case)
     job = backfills(spark, logs, brokers, storage)
-    window = Request(mode="missing", from_ms=T, to_ms=READ_MS + 1)
+    window = BackfillRequest(mode="missing", from_ms=T, to_ms=READ_MS + 1)
     with pytest.raises(
         typer.BadParameter,
         match=r"the archive ends at 2030-01-01T03:00:00\.000Z, .*--beyond-archive",
@@ -225,12 +225,12 @@ def test_a_plan_knows_where_the_archive_ends(
 ) -> None:
     """Without --to its window ends there; an archive without the delay topic has no end."""
     whole = backfills(spark, logs, brokers, written(spark, tmp_path / "whole", JudgedShard("", {})))
-    planned = whole.plan(Request(mode="missing", from_ms=T))
+    planned = whole.plan(BackfillRequest(mode="missing", from_ms=T))
     assert planned.archived_ms == planned.request.to_ms == READ_MS
     seen = JudgedShard("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
     unread = backfills(spark, logs, brokers, written(spark, tmp_path / "unread", seen))
     with pytest.raises(ArchiveFailed, match="does not hold every partition of the delay topic yet"):
-        unread.plan(Request(mode="missing"))
+        unread.plan(BackfillRequest(mode="missing"))
     with pytest.raises(EmptyWindow):
-        unread.plan(Request(mode="missing", from_ms=T))
-    assert unread.plan(Request(mode="missing", from_ms=T, to_ms=READ_MS)).archived_ms == 0
+        unread.plan(BackfillRequest(mode="missing", from_ms=T))
+    assert unread.plan(BackfillRequest(mode="missing", from_ms=T, to_ms=READ_MS)).archived_ms == 0

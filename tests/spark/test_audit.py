@@ -42,7 +42,7 @@ from chronos.spark.audit.job import (
     DAY_MS,
     Audit,
     EmptyWindow,
-    Found,
+    FoundDeliveries,
     TargetCoverage,
     audit,
     default_span,
@@ -51,7 +51,7 @@ from chronos.spark.audit.job import (
 )
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.report import html
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.harness.inside import Inside
@@ -684,8 +684,8 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     spark: SparkSession, archived: Path
 ) -> None:
-    def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> Found:
-        request = Request(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
+    def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> FoundDeliveries:
+        request = BackfillRequest(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
         return find(spark, ArchiveStorage(str(archived)), request, id_prefix=id_prefix, limit=limit)
 
     everything = found()

@@ -21,7 +21,7 @@ from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
@@ -218,7 +218,9 @@ class Run:
                 BackfillContext(spark=spark, storage=self.storage, brokers=brokers, opener=opener),
                 bootstrap_servers=self._broker.bootstrap,
             )
-            plan = job.plan(Request(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms))
+            plan = job.plan(
+                BackfillRequest(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms)
+            )
             job.discard(plan)
         finally:
             brokers.close()

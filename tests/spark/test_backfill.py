@@ -45,7 +45,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     send_parts,
 )
-from chronos.spark.ledger import Attempt, BackfillRun, Report, Request
+from chronos.spark.ledger import Attempt, BackfillReport, BackfillRequest, BackfillRun
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import wait_until
 from tests.integration.flow import read_committed
@@ -74,7 +74,7 @@ class PlanMade(Struct, frozen=True):
 
     target: str
     folder: Path
-    report: Report
+    report: BackfillReport
 
 
 class Lost:
@@ -106,7 +106,7 @@ class Lost:
         )
         self.brokers = self.logs.brokers()
         self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30.0)
-        self.request = Request(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
+        self.request = BackfillRequest(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
 
     def job(self) -> Backfill:
         """A new driver: it knows only the archive and the log."""
@@ -117,7 +117,7 @@ class Lost:
             bootstrap_servers=self.logs.broker.bootstrap,
         )
 
-    def plan(self) -> Report:
+    def plan(self) -> BackfillReport:
         """Plan all messages, or take the plan that was made; nothing is sent."""
         if self.plan_made is not None:
             shutil.copytree(self.plan_made.folder, self.folder(self.plan_made.report))
@@ -126,7 +126,7 @@ class Lost:
         assert planned.messages == self.messages
         return planned
 
-    def folder(self, planned: Report) -> Path:
+    def folder(self, planned: BackfillReport) -> Path:
         """The folder of a plan."""
         return Path(self.storage.path(ledger.run_folder(planned.run)).removeprefix("file://"))
 
@@ -398,7 +398,7 @@ def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_
     is an error."""
     lost = planned_400
     job, run = lost.begin()
-    other = Request(mode="all", options=["x"])
+    other = BackfillRequest(mode="all", options=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
         _end(job, run, other, Format.json, RunOptions(yes=True))
     with (
@@ -565,7 +565,7 @@ def test_the_time_to_answer_the_question_is_not_counted(
 def test_a_direct_replay_carries_the_receipt_of_the_original(make: Callable[[int], Lost]) -> None:
     """It keeps its rate, and does not send again what was recorded as sent."""
     lost = make(600)
-    lost.request = Request(
+    lost.request = BackfillRequest(
         mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0
     )
     job, run = lost.begin()

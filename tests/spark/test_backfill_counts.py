@@ -9,14 +9,14 @@ from pyspark.sql import Row
 
 from chronos.spark.backfill import job
 from chronos.spark.backfill.job import counted
-from chronos.spark.ledger import Report, Request
+from chronos.spark.ledger import BackfillReport, BackfillRequest
 
 pytestmark = pytest.mark.slow
 
-PLANNED = Report(
+PLANNED = BackfillReport(
     run="r",
     state="planned",
-    request=Request(mode="all"),
+    request=BackfillRequest(mode="all"),
     messages=0,
     bytes=0,
     sent_before=4,

@@ -29,7 +29,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     rows_together,
 )
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct:
                 "array<struct<name string, value binary>>"
             ),
         )
-        asked = Request(mode="missing", purpose=job.purpose, direct=direct)
+        asked = BackfillRequest(mode="missing", purpose=job.purpose, direct=direct)
         (estimate,) = planned.select(selection.replay_bytes(asked, job.topic)).collect()[0]
         assert 0 <= estimate - batch_bytes(key, value, headers) < 2_500
 

@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from chronos.cli.spark.backfill import BackfillOptions, request_of
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 
 
-def asked(**changed: Any) -> Request:
+def asked(**changed: Any) -> BackfillRequest:
     """As the command line gives it."""
     usual: dict[str, Any] = {
         "modes": {"missing": False, "all": False, "gone": False, "pending": False},

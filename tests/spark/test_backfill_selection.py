@@ -9,7 +9,7 @@ import pytest
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import selection
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ def every_outcome(spark: SparkSession) -> DataFrame:
 @pytest.mark.parametrize(
     ("request_", "offsets"),
     [
-        (Request(mode="missing"), [1]),
-        (Request(mode="all"), [0, 1, 2, 3, 4, 11]),
-        (Request(mode="gone"), [0, 1, 2, 3, 4, 11]),
-        (Request(mode="pending"), [10, 13]),
-        (Request(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
-        (Request(mode="all", targets=["t"]), []),
-        (Request(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
+        (BackfillRequest(mode="missing"), [1]),
+        (BackfillRequest(mode="all"), [0, 1, 2, 3, 4, 11]),
+        (BackfillRequest(mode="gone"), [0, 1, 2, 3, 4, 11]),
+        (BackfillRequest(mode="pending"), [10, 13]),
+        (BackfillRequest(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
+        (BackfillRequest(mode="all", targets=["t"]), []),
+        (BackfillRequest(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
     ],
 )
 def test_the_requested_messages_are_selected(
-    spark: SparkSession, request_: Request, offsets: list[int]
+    spark: SparkSession, request_: BackfillRequest, offsets: list[int]
 ) -> None:
     """By outcome, target and id; never a message that ended otherwise than by delivery."""
     found = selection.selected(every_outcome(spark), request_, {0: 15, 1: 14})
@@ -71,7 +71,9 @@ def test_the_requested_messages_are_selected(
 
 def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: SparkSession) -> None:
     """Chronos reads their records itself: they must not come twice."""
-    found = selection.selected(every_outcome(spark), Request(mode="pending"), {0: 10, 1: 13})
+    found = selection.selected(
+        every_outcome(spark), BackfillRequest(mode="pending"), {0: 10, 1: 13}
+    )
     assert found.collect() == []
 
 
@@ -206,7 +208,7 @@ def test_a_message_must_have_all_requested_headers(spark: SparkSession) -> None:
         (5, []),
     ]
     records = spark.createDataFrame(rows, "n int, headers array<struct<name string, value binary>>")
-    asked = Request(mode="all", headers=[("tenant", "a"), ("kind", "x")])
+    asked = BackfillRequest(mode="all", headers=[("tenant", "a"), ("kind", "x")])
     assert [
         row["n"] for row in records.where(selection.has_headers(asked)).orderBy("n").collect()
     ] == [0, 2]
@@ -321,7 +323,7 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         [tuple((plain | row)[name] for name in names) for row in rows], PLANNED
     )
 
-    def why(request: Request) -> dict[str, str]:
+    def why(request: BackfillRequest) -> dict[str, str]:
         found = planned.select("name", selection.left_out(request, T, "d").alias("why")).collect()
         return {row["name"]: row["why"] for row in found if row["why"] is not None}
 
@@ -333,7 +335,7 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         "large key": "too-large",
     }
     older = {"older than what the target holds": "compacted"}
-    assert why(Request(mode="missing")) == unsendable | older | {"expired": "expired"}
-    assert why(Request(mode="gone", expired=True)) == unsendable | older
-    assert why(Request(mode="all", expired=True, compacted=True)) == unsendable
-    assert why(Request(mode="pending", expired=True)) == unsendable
+    assert why(BackfillRequest(mode="missing")) == unsendable | older | {"expired": "expired"}
+    assert why(BackfillRequest(mode="gone", expired=True)) == unsendable | older
+    assert why(BackfillRequest(mode="all", expired=True, compacted=True)) == unsendable
+    assert why(BackfillRequest(mode="pending", expired=True)) == unsendable

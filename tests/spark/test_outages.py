@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from tests.integration.flow import now_ms
 from tests.spark.outage import Outage
 
@@ -139,7 +139,7 @@ def test_a_window_is_replayed_in_order_at_the_requested_rate(outage: Outage) -> 
 
     outage.archive()
     # The wider window holds the replays too, whose originals are in it.
-    wider = Request(mode="all", **asked | {"to_ms": now_ms()})
+    wider = BackfillRequest(mode="all", **asked | {"to_ms": now_ms()})
     job = outage.backfill()
     again = job.plan(wider)
     assert (again.sent_before, again.messages) == (len(wanted), len(outside) + len(outage.later))

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Producer
 
 from chronos.core.shard.progress import Progress, pack_progress
-from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
+from chronos.spark.archive.unreadable import OffsetRange, known_ranges, parts_of, skipped
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule
@@ -84,7 +84,7 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
         # A backfill that was begun before a further one reads around it too, as soon as the archive
         # knows it.
         job = outage.backfill()
-        run = job.begin(job.plan(Request(mode="all", from_ms=1, to_ms=now_ms())))
+        run = job.begin(job.plan(BackfillRequest(mode="all", from_ms=1, to_ms=now_ms())))
         assert job._reconciliation.rows_sent(run) == [0] * len(run.rows)
         later = in_nanoseconds(broker, outage.delay)
         outage.deliver(10)
@@ -164,10 +164,14 @@ def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> N
 def test_offsets_are_read_around_ranges() -> None:
     """Also where a range is cut by the ends, or lies behind them."""
     ranges = [(5, 7), (10, 10)]
-    assert parts_of(0, 20, ranges) == [Part(0, 5, True), Part(8, 10, True), Part(11, 20, False)]
-    assert parts_of(6, 10, ranges) == [Part(8, 10, True)]
-    assert parts_of(0, 3, ranges) == [Part(0, 3, True)]
+    assert parts_of(0, 20, ranges) == [
+        OffsetRange(0, 5, True),
+        OffsetRange(8, 10, True),
+        OffsetRange(11, 20, False),
+    ]
+    assert parts_of(6, 10, ranges) == [OffsetRange(8, 10, True)]
+    assert parts_of(0, 3, ranges) == [OffsetRange(0, 3, True)]
     assert parts_of(5, 7, ranges) == []
-    assert parts_of(11, 20, ranges) == [Part(11, 20, False)]
+    assert parts_of(11, 20, ranges) == [OffsetRange(11, 20, False)]
     assert skipped(6, 20, ranges) == [(6, 8), (10, 11)]
     assert skipped(0, 5, ranges) == []

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from chronos.core.cluster.heartbeats import (
     Announcement,
     ClusterRecord,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     RecordUnreadable,
     RolesRecord,
     Submission,
@@ -43,7 +43,7 @@ ROLES_BYTES = (
 
 GOLDEN: list[tuple[ClusterRecord, bytes]] = [
     (
-        Heartbeat(
+        MemberHeartbeat(
             member=MEMBER,
             incarnation="l",
             number=3,
@@ -71,7 +71,7 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
         b'{"type":"request","request":{"kind":"drain","node":"b"}}',
     ),
     (
-        Heartbeat(
+        MemberHeartbeat(
             member=replace(MEMBER, replicas={}), incarnation="l", number=4, generation=1, brief=True
         ),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5},'
@@ -96,9 +96,9 @@ def test_a_roles_record_has_these_bytes_and_is_read_from_them() -> None:
     assert ROLES_RECORD.epoch == 2
 
 
-NEWER: list[tuple[Heartbeat | RolesRecord, bytes]] = [
+NEWER: list[tuple[MemberHeartbeat | RolesRecord, bytes]] = [
     (
-        Heartbeat(member=replace(MEMBER, replicas={}, rules=2), incarnation="l", number=4),
+        MemberHeartbeat(member=replace(MEMBER, replicas={}, rules=2), incarnation="l", number=4),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,"rules":2},'
         b'"life":"l","number":4}',
     ),
@@ -115,7 +115,7 @@ NEWER: list[tuple[Heartbeat | RolesRecord, bytes]] = [
     ("record", "value"), NEWER, ids=[type(record).__name__ for record, _ in NEWER]
 )
 def test_a_rules_number_is_written_where_it_is_not_the_first(
-    record: Heartbeat | RolesRecord, value: bytes
+    record: MemberHeartbeat | RolesRecord, value: bytes
 ) -> None:
     """So the bytes of a cluster without it stay as they are, and a version that does not know the
     field reads the rest."""

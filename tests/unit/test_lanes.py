@@ -24,7 +24,7 @@ from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged
 from chronos.ports import TopicInfo
 from chronos.workers.push import lanes
-from chronos.workers.push.lanes import Batch, LaneTurns, Openings, is_open, lane_for
+from chronos.workers.push.lanes import LaneTurns, Openings, SelectionBounds, is_open, lane_for
 from chronos.workers.push.targets import NOT_YET, Target
 from tests.harness.memory import MemoryStore
 
@@ -94,7 +94,7 @@ class Queues:
                 else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
             )
 
-        batch = Batch(messages=self.messages, bytes=10**6, alone=alone, now_ms=NOW_MS)
+        batch = SelectionBounds(messages=self.messages, bytes=10**6, alone=alone, now_ms=NOW_MS)
         staged = Staged(pull_offset=0, watermark_ms=0)
         if apart:
             self.selection = self.turns.select(staged, batch, select_due, lambda due: True)

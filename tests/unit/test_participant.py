@@ -16,8 +16,8 @@ from chronos.core.cluster.controllership import REPUBLISH_MS, Stage
 from chronos.core.cluster.heartbeats import (
     Announcement,
     ClusterRecord,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     OwnHeartbeats,
     RecordUnreadable,
     RolesRecord,
@@ -98,7 +98,7 @@ class Reader:
     def write(self) -> None:
         for record in self.participant.step(self.case.now_ms):
             self.case.heartbeats.append(record)
-            if isinstance(record, Heartbeat):
+            if isinstance(record, MemberHeartbeat):
                 self.participant.settled(record)
 
     def take_over(self) -> None:
@@ -161,11 +161,11 @@ def case() -> ClusterLog:
     return ClusterLog()
 
 
-def last_heartbeat(case: ClusterLog, incarnation: str) -> Heartbeat:
+def last_heartbeat(case: ClusterLog, incarnation: str) -> MemberHeartbeat:
     return next(
         record
         for record in reversed(case.heartbeats)
-        if isinstance(record, Heartbeat) and record.incarnation == incarnation
+        if isinstance(record, MemberHeartbeat) and record.incarnation == incarnation
     )
 
 
@@ -190,7 +190,7 @@ def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_t
 def test_one_heartbeat_is_in_flight_and_none_is_queued(case: ClusterLog) -> None:
     participant = case.start("a").participant
     (first,) = participant.step(0)
-    assert isinstance(first, Heartbeat)
+    assert isinstance(first, MemberHeartbeat)
     assert participant.step(10_000) == []
     participant.settled(first)
     assert len(participant.step(10_000)) == 1
@@ -497,7 +497,7 @@ def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: ClusterLog)
     case.start("a")
     reporting = Member(node="b", instance="i-b", address="", version="1", started_ms=0)
     case.heartbeats.append(
-        Heartbeat(member=reporting, incarnation="b", number=1, generation=1, epoch=7)
+        MemberHeartbeat(member=reporting, incarnation="b", number=1, generation=1, epoch=7)
     )
     case.run(1_200)
     assert [record.epoch for record in case.roles] == [8]
@@ -542,7 +542,7 @@ def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: Cluster
         written = [
             each
             for each in case.heartbeats[began:]
-            if isinstance(each, Heartbeat) and each.incarnation == "a"
+            if isinstance(each, MemberHeartbeat) and each.incarnation == "a"
         ]
         assert [each.number for each in written if not each.brief] == [
             written[0].number,
@@ -691,7 +691,7 @@ def test_a_report_with_an_absurd_role_epoch_is_ignored(case: ClusterLog) -> None
         node="x", instance="i-x", address="", version="1", started_ms=0, replicas=replicas
     )
     case.heartbeats.append(
-        Heartbeat(member=stranger, incarnation="x", number=1, generation=1, heartbeats_read=1)
+        MemberHeartbeat(member=stranger, incarnation="x", number=1, generation=1, heartbeats_read=1)
     )
     case.run(100)
     assert a.publish("b")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chronos.cli.service import serve
-from chronos.cli.service.serve import PROCESSES_MAX, Place, check, cores, count_of, retiring
+from chronos.cli.service.serve import PROCESSES_MAX, ProcessPlace, check, cores, count_of, retiring
 from chronos.config import Config, load
 from chronos.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ def config(*settings: str) -> Config:
 def of(place: str, *settings: str) -> Config:
     """The configuration of one of the nodes of a machine, as its process loads it."""
     first = config(*settings)
-    return config(*settings, *Place.parse(place).settings(first))
+    return config(*settings, *ProcessPlace.parse(place).settings(first))
 
 
 def test_the_first_node_keeps_its_name_its_port_and_its_directory() -> None:
@@ -82,8 +82,8 @@ def test_nodes_beyond_the_number_retire(tmp_path: Path) -> None:
         (tmp_path / "processes" / name).mkdir(parents=True)
     found = config(f"node.data_dir={tmp_path}")
     assert [retiring(found, count) for count in (1, 2, 3, 10)] == [[2, 3, 10], [3, 10], [10], []]
-    assert Place.parse("3/2").retires
-    assert not Place.parse("2/2").retires
+    assert ProcessPlace.parse("3/2").retires
+    assert not ProcessPlace.parse("2/2").retires
 
 
 VOTERS = (
@@ -113,12 +113,12 @@ def test_a_configuration_for_one_node_only_is_refused(
 ) -> None:
     """A directory of an earlier start is named, where it is the reason."""
     with pytest.raises(ConfigurationError, match=text):
-        check(load(None, {}, settings), [Place.parse("1/2"), Place.parse(place)])
+        check(load(None, {}, settings), [ProcessPlace.parse("1/2"), ProcessPlace.parse(place)])
 
 
 def test_the_first_node_may_be_a_voter() -> None:
     found = load(None, {}, [*VOTERS, "coordinator.raft.peers=n1=a:1,n2=b:1,n3=c:1"])
-    check(found, [Place.parse("1/2"), Place.parse("2/2")])
+    check(found, [ProcessPlace.parse("1/2"), ProcessPlace.parse("2/2")])
 
 
 def test_a_port_beyond_the_last_one_is_refused() -> None:

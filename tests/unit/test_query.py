@@ -17,7 +17,7 @@ from chronos.core.query import (
     PAGE_SCAN_MAX,
     SHARD_SCAN_MIN,
     Filter,
-    Found,
+    FoundMessage,
     MessageRow,
     find,
     next_place_ms,
@@ -42,7 +42,7 @@ def ended(
     played: Played, matching: Filter = EVERYTHING, states: Sequence[str] = STATES, limit: int = 2
 ) -> list[tuple[bytes, str]]:
     """All pages of settled messages: id and state."""
-    found: list[Found] = []
+    found: list[FoundMessage] = []
     begin = None
     while True:
         rows, begin = settled(

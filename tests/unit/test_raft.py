@@ -16,6 +16,7 @@ from chronos.core.cluster.raft.values import (
     BecameFollower,
     BecameLeader,
     Effect,
+    ElectionTiming,
     Event,
     Heartbeat,
     HeartbeatOutcome,
@@ -32,7 +33,6 @@ from chronos.core.cluster.raft.values import (
     TakeLeadership,
     TakeLeadershipResponse,
     Tick,
-    Timing,
     Transfer,
     TransferEnded,
     TransferResult,
@@ -45,7 +45,7 @@ from chronos.core.cluster.raft.values import (
 )
 
 A, B, C, D = (Incarnation(name, 1) for name in "abcd")
-TIMING = Timing()
+TIMING = ElectionTiming()
 
 
 def node(*, peers: str = "abc", end: LogEnd | None = None, preferred: str = "") -> Elector:
@@ -752,4 +752,4 @@ def test_a_shallow_copy_is_a_snapshot() -> None:
 )
 def test_intervals_that_contradict_each_other_are_refused(timing) -> None:
     with pytest.raises(AssertionError):
-        Timing(**timing)
+        ElectionTiming(**timing)

@@ -31,8 +31,8 @@ from chronos.core.cluster.registry import (
     Full,
     Holding,
     Registration,
+    RegistrationTaken,
     Registry,
-    Taken,
     TopicConfig,
     configured,
 )
@@ -187,12 +187,14 @@ def test_a_registration_of_somebody_else_displaces_no_node() -> None:
         node("a", "0*9", 9, address="http://x"),
         node("x", "0*9", 9, address="http://a"),
     ):
-        with pytest.raises(Taken, match="node a of cluster c is registered at http://a"):
+        with pytest.raises(
+            RegistrationTaken, match="node a of cluster c is registered at http://a"
+        ):
             found.register(forged, NOW_MS, by_itself=False)
     assert found.nodes() == before
     assert found.register(node("x", "0*9", 9, address="http://b"), NOW_MS, by_itself=False).accepted
     assert served(found) == {0: ("a", [])}
-    with pytest.raises(Taken, match="node x"):
+    with pytest.raises(RegistrationTaken, match="node x"):
         found.register(node("y", "", 10, address="http://b"), NOW_MS, by_itself=False)
     assert found.register(node("x", "", 10, address="http://b"), NOW_MS, by_itself=False).accepted
     assert not found.register(
@@ -471,7 +473,7 @@ def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
         } == model.nodes
         shards = [shard for shard, holders in model.holders.items() if holders]
         assert found.clusters() == (
-            {"c": registry.Cluster(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))}
+            {"c": registry.ClusterSummary(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))}
             if model.nodes
             else {}
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.http.waiting import Turns
+from chronos.admin.http.waiting import ThreadTurns
 from chronos.admin.messages import targets
 from chronos.admin.messages.targets import TargetTopics, TopicInfos, objection, planned_bytes
 from chronos.core.message import Reason
@@ -42,7 +42,7 @@ class Brokers:
 
 def with_topics(test: Callable[[TargetTopics, Brokers], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        brokers, threads = Brokers(), Turns(2, "test", share=2)
+        brokers, threads = Brokers(), ThreadTurns(2, "test", share=2)
         try:
             await test(TargetTopics(brokers, threads), brokers)  # type: ignore[arg-type]
         finally:

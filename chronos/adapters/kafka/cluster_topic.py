@@ -34,8 +34,8 @@ from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     RecordUnreadable,
     RolesRecord,
     Timing,
@@ -72,7 +72,7 @@ class Forgotten(Exception):
     has read."""
 
 
-class Entry(NamedTuple):
+class TopicEntry(NamedTuple):
     """A record of either partition."""
 
     partition: int
@@ -209,7 +209,7 @@ class ClusterReader:
             position >= end for position, end in zip(self.positions, self._ends, strict=True)
         )
 
-    def poll(self, timeout_s: float) -> list[Entry]:
+    def poll(self, timeout_s: float) -> list[TopicEntry]:
         """Return the next records of both partitions; wait so long for the first. Raises
         Forgotten."""
         first = self._consumer.poll(timeout_s)
@@ -223,7 +223,7 @@ class ClusterReader:
             assert partition is not None
             assert offset is not None
             self.positions[partition] = offset + 1
-            entries.append(Entry(partition, offset, message.value()))
+            entries.append(TopicEntry(partition, offset, message.value()))
         if self._unreadable and time.monotonic() >= self._step_over_s:
             self._step_over()
         return entries
@@ -265,11 +265,11 @@ class ClusterReader:
             partition = message.partition() or 0
             self._unreadable[partition] = max(self.positions[partition], message.offset() or 0)
 
-    def read_all(self, timeout_s: float) -> list[Entry]:
+    def read_all(self, timeout_s: float) -> list[TopicEntry]:
         """Return what both partitions held when this reader began, as far as it comes in time.
         Raises Forgotten."""
         deadline = time.monotonic() + timeout_s
-        entries: list[Entry] = []
+        entries: list[TopicEntry] = []
         while not self.caught_up and (left_s := deadline - time.monotonic()) > 0:
             entries += self.poll(min(left_s, 0.1))
         return entries
@@ -333,7 +333,7 @@ class HeartbeatWriter:
         self._under_way[self._written] = settled
         self._produce(self._producer, self._written, record)
         # A heartbeat that is read twice counts once; a request does not.
-        if self._spare is not None and isinstance(record, Heartbeat):
+        if self._spare is not None and isinstance(record, MemberHeartbeat):
             self._produce(self._spare, self._written, record)
 
     def _produce(self, producer: Producer, number: int, record: ClusterRecord) -> None:
@@ -606,7 +606,7 @@ def _read(topic: ClusterTopic, timing: Timing) -> tuple[dict[str, Member], int, 
         except RecordUnreadable:
             unreadable += 1
             continue
-        if isinstance(record, Heartbeat) and record.generation:
+        if isinstance(record, MemberHeartbeat) and record.generation:
             node = record.member.node
             reports[node] = reports.get(node, record.member) if record.brief else record.member
             if at >= before:

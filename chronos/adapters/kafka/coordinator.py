@@ -23,11 +23,11 @@ from chronos.adapters.kafka.cluster_topic import (
     LINES_S,
     ClusterReader,
     ClusterTopic,
-    Entry,
     Forgotten,
     HeartbeatWriter,
     RolesWriter,
     Settled,
+    TopicEntry,
 )
 from chronos.adapters.kafka.connection import Connection
 from chronos.core.cluster.controllership import Controllership, Stage
@@ -35,7 +35,7 @@ from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
-    Heartbeat,
+    MemberHeartbeat,
     RecordUnreadable,
     Submission,
     Timing,
@@ -356,7 +356,7 @@ class ClusterLoop:
         except Exception as error:
             answer.set_exception(error)
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: TopicEntry) -> None:
         participant = self._participant
         try:
             if entry.partition == HEARTBEATS:
@@ -374,7 +374,7 @@ class ClusterLoop:
         if problem is not None:
             self._ignored(entry, problem)
 
-    def _ignored(self, entry: Entry, why: str) -> None:
+    def _ignored(self, entry: TopicEntry, why: str) -> None:
         """Log a record that is ignored: the first one at once, the next ones together after a
         pause."""
         self._ignored_records += 1
@@ -396,7 +396,7 @@ class ClusterLoop:
         participant = self._participant
 
         def settled(offset: int | None, why: str) -> None:
-            if isinstance(record, Heartbeat):
+            if isinstance(record, MemberHeartbeat):
                 participant.settled(record)
             self._unwritten = why
             if offset is not None and offset < read:

@@ -33,8 +33,8 @@ from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import (
     AloneReader,
     BoundedReader,
-    Client,
     KafkaReader,
+    PartitionConsumer,
     record_bytes_max,
 )
 from chronos.adapters.kafka.shared import QUIET_S, PatientReader, SharedConsumer
@@ -229,7 +229,7 @@ class KafkaLog:
         `quiet_s`: see `shared`."""
         settings = {**self.consumer_settings(topic), **PATIENT_CONSUMER}
 
-        def reader(client: Client, position: int) -> KafkaReader:
+        def reader(client: PartitionConsumer, position: int) -> KafkaReader:
             return KafkaReader(client, topic, partition, position, record_bytes_max(settings))
 
         return PatientReader(

@@ -68,7 +68,7 @@ def record_bytes_max(settings: Mapping[str, Any]) -> int:
     return int(settings["receive.message.max.bytes"])
 
 
-class Client(Protocol):
+class PartitionConsumer(Protocol):
     """The part of a consumer's interface that a reader uses, for one partition."""
 
     def assign(self, partitions: list[TopicPartition], /) -> object:
@@ -91,7 +91,12 @@ class KafkaReader:
     """One partition through one consumer. See `ports.Reader`."""
 
     def __init__(
-        self, consumer: Client, topic: str, partition: int, offset: int, record_bytes_max: int
+        self,
+        consumer: PartitionConsumer,
+        topic: str,
+        partition: int,
+        offset: int,
+        record_bytes_max: int,
     ) -> None:
         """`record_bytes_max`: a record with a larger value is a BatchUnreadable."""
         self._consumer = consumer
@@ -290,7 +295,7 @@ class Frame(Struct, array_like=True):
     """Class, text, and the offset of a BatchUnreadable."""
 
 
-class Target(Protocol):
+class BoundedLog(Protocol):
     """The log that a bounded reader belongs to."""
 
     def consumer_settings(self, topic: str) -> dict[str, Any]:
@@ -303,7 +308,7 @@ class Target(Protocol):
         """Return a plain reader."""
 
 
-class Turns:
+class MemoryTurns:
     """Which reader of this process may take much memory: it has a child, or reads a batch alone.
     Any thread may call."""
 
@@ -356,14 +361,14 @@ class Turns:
                 self._free.notify()
 
 
-_turns = Turns()
+_turns = MemoryTurns()
 
 
 class BoundedReader:
     """See `ports.Reader`. For one thread."""
 
     def __init__(
-        self, log_port: Target, topic: str, partition: int, offset: int, until: int
+        self, log_port: BoundedLog, topic: str, partition: int, offset: int, until: int
     ) -> None:
         """`until`: the end of the stretch."""
         self._log = log_port
@@ -635,7 +640,7 @@ class AloneReader(KafkaReader):
     """Reads a batch of any size, one with each fetch, in this process: it has the turn until it is
     closed."""
 
-    def __init__(self, log: Target, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, log: BoundedLog, topic: str, partition: int, offset: int) -> None:
         """Raises LogUnavailable if other readers do not end their turns in time."""
         deadline = time.monotonic() + ALONE_WAIT_S
         # A turn that has lasted too long is noticed only when it is asked for.

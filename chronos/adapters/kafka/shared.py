@@ -47,8 +47,8 @@ IGNORED_CODES = HARMLESS_READ_CODES | {KafkaError._PARTITION_EOF}
 
 
 class Share:
-    """A partition's share of the shared consumer, see `reader.Client`. `put` and `end` are for the
-    consumer's thread, the rest is for the reader's."""
+    """A partition's share of the shared consumer, see `reader.PartitionConsumer`. `put` and `end`
+    are for the consumer's thread, the rest is for the reader's."""
 
     def __init__(self, shared: "SharedConsumer") -> None:
         self._shared = shared

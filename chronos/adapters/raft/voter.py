@@ -61,6 +61,7 @@ from chronos.core.cluster.raft.values import (
     BecameCandidate,
     BecameFollower,
     BecameLeader,
+    ElectionTiming,
     LogEnd,
     Role,
     Tick,
@@ -69,7 +70,6 @@ from chronos.core.cluster.raft.values import (
     VoteResponse,
     VoteResult,
 )
-from chronos.core.cluster.raft.values import Timing as ElectionTiming
 from chronos.core.cluster.roles import Request, Roles
 from chronos.errors import ConfigurationError, Stop
 from chronos.ports import steady_ms
@@ -236,7 +236,7 @@ class Voter:
         self._timeout_ms = timing.timeout_ms
         self._clock = SystemClock()
         self._tls = voting.tls, client_tls
-        self._voter = register.Voter(
+        self._voter = register.RegisterVoter(
             Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing)
         )
         self.sessions = Sessions(timing.timeout_ms)
@@ -424,7 +424,7 @@ class Voter:
 
     def _act(self, effects: list[register.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, register.Store):
+            if isinstance(effect, register.StoreEffect):
                 self._store(effect.disk)
             elif isinstance(effect, register.Committed):
                 self._resolve_waiters(effect.entry.stamp)

@@ -239,7 +239,7 @@ PASSWORD = re.compile(r"//[^/@]*@")
 """Credentials in a node's address, which are not shown."""
 
 
-class Cluster:
+class ClusterHandlers:
     """The handlers of `/v1/nodes`, `/v1/shards/{shard}/transfer`, `/v1/shards/{shard}/arm` and
     `/v1/failover`."""
 

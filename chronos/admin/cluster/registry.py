@@ -62,7 +62,7 @@ from chronos.core.cluster.registry import (
     OwnRegistration,
     Peer,
     Registration,
-    Taken,
+    RegistrationTaken,
     TopicConfig,
 )
 from chronos.core.cluster.roles import Member
@@ -320,7 +320,7 @@ class RegistryHandlers:
             answer = _in_bounds(
                 lambda: registry.register(registration, monotonic_ms(), by_itself=by_itself)
             )
-        except Taken as error:
+        except RegistrationTaken as error:
             raise ProblemError(
                 409,
                 "node-registered",
@@ -663,7 +663,7 @@ def _shards_info(registration: Registration) -> list[RegisteredShard]:
     ]
 
 
-def _node_info(node: registry.Node, ahead_ms: int) -> RegisteredNode:
+def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
     """`ahead_ms`: this machine's clock less the time of registrations."""
     registration = node.registration
     return RegisteredNode(

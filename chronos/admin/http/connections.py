@@ -117,7 +117,7 @@ class Receiving(Protocol):
     unread: Unread
 
 
-class Hold:
+class BodyShare:
     """The share of one request, given back at its end."""
 
     def __init__(self, budget: BodyBudget) -> None:
@@ -141,7 +141,7 @@ class Hold:
         self.budget.give_back(self._size)
 
 
-async def read_body(request: web.Request, hold: Hold, bytes_max: int) -> bytes:
+async def read_body(request: web.Request, hold: BodyShare, bytes_max: int) -> bytes:
     """The body of a request with JSON. ProblemError for another type, too many bytes, or too much
     time."""
     if request.content_type != "application/json":
@@ -297,9 +297,9 @@ class Listener:
         self._most = most
         self._options = options
         self._count = 0
-        self._new: dict[Connection, float] = {}
-        self._idle: dict[Connection, float] = {}
-        self._of_tokens: dict[str, set[Connection]] = {}
+        self._new: dict[ServerConnection, float] = {}
+        self._idle: dict[ServerConnection, float] = {}
+        self._of_tokens: dict[str, set[ServerConnection]] = {}
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._beginning: set[asyncio.Task[None]] = set()
@@ -336,7 +336,7 @@ class Listener:
     def serving(self, request: web.Request) -> Iterator[None]:
         """While a request is served, its connection is not idle."""
         connection = request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ServerConnection)
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
         try:
@@ -346,7 +346,7 @@ class Listener:
             if connection.transport is not None:
                 self._idle[connection] = time.monotonic() + KEEP_S
 
-    def claim(self, connection: "Connection", sender: Sender) -> None:
+    def claim(self, connection: "ServerConnection", sender: Sender) -> None:
         """Count the connection with the token of its request: for one too many an idle one of the
         same token is closed.
 
@@ -370,7 +370,7 @@ class Listener:
         self._of_tokens.setdefault(name, set()).add(connection)
         connection.token = name
 
-    def _disown(self, connection: "Connection") -> None:
+    def _disown(self, connection: "ServerConnection") -> None:
         name = connection.token
         if name is not None:
             connection.token = None
@@ -417,7 +417,7 @@ class Listener:
 
     def _begin(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Begin a connection; with TLS it may be evicted until its handshake is done."""
-        connection = Connection(self, self._server, self._options)
+        connection = ServerConnection(self, self._server, self._options)
         task = asyncio.get_running_loop().create_task(self._connect(connection, accepted, tls))
         self._count += 1
         encrypted = Unread(self.memory)
@@ -439,7 +439,7 @@ class Listener:
         task.add_done_callback(end)
 
     async def _connect(
-        self, connection: "Connection", accepted: socket.socket, tls: ssl.SSLContext | None
+        self, connection: "ServerConnection", accepted: socket.socket, tls: ssl.SSLContext | None
     ) -> None:
         loop = asyncio.get_running_loop()
         if tls is None:
@@ -466,11 +466,11 @@ class Listener:
         except OSError as error:
             self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: "ServerConnection") -> None:
         """A connection is ready for its first request."""
         self._new[connection] = time.monotonic() + HEADER_S
 
-    def lost(self, connection: "Connection") -> None:
+    def lost(self, connection: "ServerConnection") -> None:
         """A connection is closed."""
         self._count -= 1
         connection.forget()
@@ -478,7 +478,7 @@ class Listener:
         self._idle.pop(connection, None)
         self._disown(connection)
 
-    def flooded(self, connection: "Connection", why: str) -> None:
+    def flooded(self, connection: "ServerConnection", why: str) -> None:
         """A connection has sent more than there is memory for."""
         self._log.warn("connection closed", why=why, bytes=connection.unread.size)
 
@@ -508,7 +508,7 @@ class _Tls(SSLProtocol):
     max_size = RECEIVE_BYTES
 
 
-class Connection(web.RequestHandler):
+class ServerConnection(web.RequestHandler):
     """One connection."""
 
     __slots__ = (

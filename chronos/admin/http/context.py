@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.http.audit import Trail
-from chronos.admin.http.connections import BODIES_BYTES_MAX, BodyBudget, Hold
+from chronos.admin.http.connections import BODIES_BYTES_MAX, BodyBudget, BodyShare
 from chronos.admin.http.encoding import Cursors
 from chronos.admin.http.tokens import Sender, TokenFile
-from chronos.admin.http.waiting import Polls, Turns, Waiter, asker
+from chronos.admin.http.waiting import Polls, ThreadTurns, Waiter, asker
 from chronos.admin.letters.scan import LetterTopic, RecentRejections
-from chronos.admin.messages.scheduling import Appender, Planner
+from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
 from chronos.core.cluster.registry import Registry
 from chronos.core.cluster.roles import Member
@@ -72,7 +72,7 @@ class Call(Struct):
     query: Any
     body: bytes
     sender: Sender
-    hold: Hold
+    hold: BodyShare
     """The request's share of the memory for bodies."""
 
 
@@ -87,13 +87,13 @@ class Context:
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
         self.rules: list[Rules] = [driver.shard.rules for driver in node.shards]
-        self._threads = Turns(THREADS, "http", share=THREADS_SHARE)
-        self._end_threads = Turns(END_THREADS, "http-end", share=END_THREADS_SHARE)
+        self._threads = ThreadTurns(THREADS, "http", share=THREADS_SHARE)
+        self._end_threads = ThreadTurns(END_THREADS, "http-end", share=END_THREADS_SHARE)
         self._poll_threads = ThreadPoolExecutor(POLL_THREADS, "http-poll")
         self._plan_threads = ThreadPoolExecutor(PLAN_THREADS, "http-plan")
         self._shard_threads = ThreadPoolExecutor(len(node.shards), "http-shard")
         self._writer = ThreadPoolExecutor(1, "http-append")
-        self.appender = Appender(node.log, self._writer)
+        self.appender = RequestAppender(node.log, self._writer)
         self.pull_waiters = [_pull_waiter(driver, self._shard_threads) for driver in node.shards]
         """By shard: waits until a record of its delay partition was applied; the position is the
         offset after it."""

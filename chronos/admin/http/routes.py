@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from chronos.admin.cluster.audit import ArchiveAuditReads, AuditReads
-from chronos.admin.cluster.cluster import CheckpointHandlers, Cluster, ReplicaTransfer
+from chronos.admin.cluster.cluster import CheckpointHandlers, ClusterHandlers, ReplicaTransfer
 from chronos.admin.cluster.overview import Overview, RateLimitHandlers
 from chronos.admin.cluster.registry import RegistryHandlers
 from chronos.admin.cluster.topics import TopicReads
@@ -96,7 +96,7 @@ def table(context: Context | None) -> list[Route]:
     messages = Messages(given)
     listing = Listing(given)
     overview = Overview(given)
-    cluster = Cluster(given)
+    cluster = ClusterHandlers(given)
     checkpoints = CheckpointHandlers(given)
     copies = ReplicaTransfer(given)
     topics = TopicReads(given)

@@ -33,9 +33,9 @@ from chronos.admin.http.access import (
 )
 from chronos.admin.http.audit import CHANGES, REQUEST_HEADER, REQUEST_ID, Recorded, Trail
 from chronos.admin.http.connections import (
-    Connection,
-    Hold,
+    BodyShare,
     Listener,
+    ServerConnection,
     SparseLog,
     connections_max,
     read_body,
@@ -337,7 +337,7 @@ class Server:
                 raise
             except ProblemError as error:
                 response = answer(error.problem)
-                if isinstance(request.protocol, Connection) and request.protocol.is_last:
+                if isinstance(request.protocol, ServerConnection) and request.protocol.is_last:
                     response.force_close()
                 return response
             except web.HTTPException as error:
@@ -430,7 +430,7 @@ class _Runner:
         asker.set(None)
         sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
         asker.set(request.headers.get(ASKER_HEADER) if sender.is_member else sender.name)
-        assert isinstance(request.protocol, Connection)
+        assert isinstance(request.protocol, ServerConnection)
         request.protocol.claim(sender)
         query = _query(request, route.query)
         if sender.name is not None and getattr(query, "shards", UNSET) is not UNSET:
@@ -442,7 +442,7 @@ class _Runner:
         if route.handler is None:
             assert self._handler is not None
             return await self._handler(request, sender)
-        with Hold(self._bodies) as hold:
+        with BodyShare(self._bodies) as hold:
             # 2.
             body = (
                 b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)

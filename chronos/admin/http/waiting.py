@@ -40,7 +40,7 @@ class _Account(Struct):
     )
 
 
-class Turns:
+class ThreadTurns:
     """One pool of threads. For one event loop."""
 
     def __init__(self, threads: int, name: str, *, share: int) -> None:

@@ -52,7 +52,7 @@ from chronos.admin.http.schemas import (
     RejectedRecord,
 )
 from chronos.admin.http.tokens import Sender
-from chronos.admin.letters.scan import Found, LetterTopic, Part, Wanted, Window
+from chronos.admin.letters.scan import FoundLetter, LetterTopic, ScanPart, Wanted, Window
 from chronos.admin.messages.messages import id_of
 from chronos.admin.messages.scheduling import time_ms
 from chronos.admin.messages.targets import TopicInfos, delivered_bytes, objection
@@ -118,14 +118,14 @@ class LetterRequests:
         newest_first: bool,
         limit: int,
         whole: bool = False,
-    ) -> Part:
+    ) -> ScanPart:
         """One part, from where the request says, or of everything that is there now."""
         topic = self._topic
         numbers = (
             None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
         )
 
-        def scan() -> Part:
+        def scan() -> ScanPart:
             windows = topic.windows(wanted) if numbers is None else _windows(numbers)
             return topic.scan(
                 windows,
@@ -137,7 +137,7 @@ class LetterRequests:
 
         return await self._context.in_thread(scan)
 
-    def after(self, call: Call, query: Selection, part: Part) -> str | None:
+    def after(self, call: Call, query: Selection, part: ScanPart) -> str | None:
         """The page key of what is still to be read."""
         if part.windows is None:
             return None
@@ -191,11 +191,11 @@ class LetterRequests:
         rest: list[Window] | None = await self._context.in_thread(topic.windows, wanted)
         offsets = sum(end - first for first, end in rest or ())
 
-        def scan(windows: list[Window]) -> Part:
+        def scan(windows: list[Window]) -> ScanPart:
             return topic.scan(windows, wanted, newest_first=True, limit=1)
 
         while rest is not None and loop.time() < deadline_s:
-            part: Part = await self._context.in_thread(scan, rest)
+            part: ScanPart = await self._context.in_thread(scan, rest)
             rest = part.windows
             for found in part.found:
                 letter = await self._context.in_thread(
@@ -248,7 +248,7 @@ def _known_reason(text: str) -> str:
     return text
 
 
-def records_read(call: Call, part: Part) -> int:
+def records_read(call: Call, part: ScanPart) -> int:
     """The records that were read: for a sender with limits only those that it may know of."""
     return len(part.found) if call.sender.is_limited else part.records
 
@@ -270,7 +270,7 @@ FILTERS = ("target", "reason", "since", "until")
 _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
 
 
-class Refused(NamedTuple):
+class RefusedLetter(NamedTuple):
     """A letter that is not replayed, and why."""
 
     letter: Letter
@@ -350,8 +350,8 @@ class DeadLetters:
         self,
         call: Call,
         resolution: str,
-        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[Refused]]],
-        causes_of: Callable[[Sequence[Letter], bool], Awaitable[list[Refused]]] | None = None,
+        records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[RefusedLetter]]],
+        causes_of: Callable[[Sequence[Letter], bool], Awaitable[list[RefusedLetter]]] | None = None,
     ) -> Answer:
         """1. read a part, 2. leave out those whose cause is still there, 3. write the replays, 4.
         write the markers of those that were not refused."""
@@ -374,7 +374,7 @@ class DeadLetters:
         )
         after = None if is_one and part.found else self._requests.after(call, selection, part)
         letters = [found.letter for found in part.found]
-        refused: list[Refused] = []
+        refused: list[RefusedLetter] = []
         if causes_of is not None:
             refused = await causes_of(letters, selection.anyway)
         resolved = 0
@@ -408,7 +408,7 @@ class DeadLetters:
             records=records_read(call, part),
         )
 
-    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[Refused]]:
+    def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[RefusedLetter]]:
         """The records that schedule the letters again, and the letters that cannot be, with the
         reasons."""
         context = self._context
@@ -420,21 +420,21 @@ class DeadLetters:
                 letter = self._read(letter)
             found = replay(letter, context.rules, context.delay_topic, bytes_max, now_ms)
             if isinstance(found, Rejection):
-                refused.append(Refused(letter, found, is_final=True))
+                refused.append(RefusedLetter(letter, found, is_final=True))
                 continue
             shard, key, headers = found
             assert letter.record is not None
             records.append((context.delay_topic, key, letter.record.value, headers, shard))
         return records, refused
 
-    async def _causes(self, letters: Sequence[Letter], anyway: bool) -> list[Refused]:
+    async def _causes(self, letters: Sequence[Letter], anyway: bool) -> list[RefusedLetter]:
         """The letters whose cause is still there, as far as that is known, with the reasons.
 
         `anyway`: only those that the shard would refuse."""
         context = self._context
         rules = context.rules[0]
         refused = [
-            Refused(letter, _forbidden(letter), is_final=True)
+            RefusedLetter(letter, _forbidden(letter), is_final=True)
             for letter in letters
             if letter.target and not rules.allows(letter.target)
         ]
@@ -448,7 +448,7 @@ class DeadLetters:
         for letter in letters:
             cause = _cause(letter, described, context)
             if cause is not None:
-                refused.append(Refused(letter, cause, is_final=False))
+                refused.append(RefusedLetter(letter, cause, is_final=False))
         return refused
 
     def _read(self, letter: Letter) -> Letter:
@@ -491,7 +491,7 @@ def _cause(letter: Letter, described: TopicInfos, context: Context) -> Rejection
     return None if found is None else Rejection(found[0], f"the cause is still there: {found[1]}")
 
 
-def _counts(part: Part) -> list[DeadLetterCount]:
+def _counts(part: ScanPart) -> list[DeadLetterCount]:
     counts = Counter((found.letter.reason, found.letter.target) for found in part.found)
     return [
         DeadLetterCount(reason=reason, topic=target, letters=count)
@@ -504,7 +504,7 @@ def _place(letter: Letter) -> tuple[int, int]:
 
 
 def _markers(
-    topic: str, part: Sequence[Found], left: set[tuple[int, int]], resolution: str
+    topic: str, part: Sequence[FoundLetter], left: set[tuple[int, int]], resolution: str
 ) -> list[Outgoing]:
     """The markers for the letters of a part, without those in `left`; letters that follow each
     other are one range."""
@@ -522,8 +522,8 @@ def _markers(
     return markers
 
 
-def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int, bool]]:
-    def key(found: Found) -> tuple[int, int, bool]:
+def _run_without(left: set[tuple[int, int]]) -> Callable[[FoundLetter], tuple[int, int, bool]]:
+    def key(found: FoundLetter) -> tuple[int, int, bool]:
         return (
             found.letter.partition,
             found.run,
@@ -533,7 +533,7 @@ def _run_without(left: set[tuple[int, int]]) -> Callable[[Found], tuple[int, int
     return key
 
 
-def _refusals(refused: Sequence[Refused]) -> list[DeadLetterRefusal]:
+def _refusals(refused: Sequence[RefusedLetter]) -> list[DeadLetterRefusal]:
     found: dict[tuple[str, bool], DeadLetterRefusal] = {}
     for letter, rejection, is_final in refused:
         kind = rejection.reason.label, is_final

@@ -80,7 +80,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, bytes], ...] = ()
     """All of these headers of their producers; of rejected records only."""
     counted_header: str | None = None
-    """The header whose value each `Found` has; of rejected records only."""
+    """The header whose value each `FoundLetter` has; of rejected records only."""
     reach: Reach
     """They are the sender's own."""
 
@@ -133,7 +133,7 @@ def is_own(letter: Letter, reach: Reach) -> bool:
     )
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundLetter(Struct, frozen=True, kw_only=True):
     """A letter of a part."""
 
     letter: Letter
@@ -146,10 +146,10 @@ class Found(Struct, frozen=True, kw_only=True):
     them."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class ScanPart(Struct, frozen=True, kw_only=True):
     """The answer of one scan."""
 
-    found: list[Found]
+    found: list[FoundLetter]
     windows: list[Window] | None
     """The offsets of each partition that are still to be read; None: everything was read."""
     records: int
@@ -237,7 +237,7 @@ class LetterTopic:
         limit: int,
         bytes_max: int | None = None,
         seconds: float = PART_S,
-    ) -> Part:
+    ) -> ScanPart:
         """Return at most `limit` letters in the order of their times, and the windows that are
         still to be read.
 
@@ -275,7 +275,7 @@ class LetterTopic:
                 ) from None
             rest = [scan.window for scan in scans]
             is_all = all(first >= end for first, end in rest)
-            return Part(found=found, windows=None if is_all else rest, records=budget.records)
+            return ScanPart(found=found, windows=None if is_all else rest, records=budget.records)
 
     def letter(self, partition: int, offset: int) -> Letter | None:
         """Return the whole letter at a position; None if there is none. Raises LogUnavailable."""
@@ -409,7 +409,7 @@ class _Scan:
         self._chunk_records = terms.chunk_records
         self._opened: Reader | None = None
         self._run = 0
-        self.queue: deque[Found] = deque()
+        self.queue: deque[FoundLetter] = deque()
 
     @property
     def window(self) -> Window:
@@ -477,7 +477,7 @@ class _Scan:
             ):
                 self._run += 1
                 continue
-            found = Found(
+            found = FoundLetter(
                 letter=letter,
                 resolution=resolution,
                 header=wanted.header_in(record),
@@ -507,10 +507,10 @@ def _merged(
     limit: int,
     bytes_max: int | None,
     budget: _Budget,
-) -> list[Found]:
+) -> list[FoundLetter]:
     """Return the letters of all partitions in the order of their times, as far as every partition
     was read."""
-    found: list[Found] = []
+    found: list[FoundLetter] = []
     size = 0
     while len(found) < limit:
         for scan in scans:

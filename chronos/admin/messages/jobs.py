@@ -358,7 +358,7 @@ class RemotePart:
             raise PartFailed(f"node {self._member.node}: {self.info.error or self.info.state}")
 
 
-class Job:
+class BulkJob:
     """One bulk operation. For one event loop."""
 
     def __init__(
@@ -491,7 +491,7 @@ class JobHandlers:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[str, BulkJob] = OrderedDict()
 
     async def start(self, call: Call) -> tuple[int, object]:
         """Start a job."""
@@ -513,7 +513,7 @@ class JobHandlers:
                 hint="wait for one to end, or stop one",
             )
         held, missing = context.peers.split(context.peers.requested(query.shards))
-        job = Job(context, request, order, name)
+        job = BulkJob(context, request, order, name)
         parts = await self._start_parts(missing, call.body, call.sender.reach)
         self._jobs[job.id] = job
         ended = [each for each, kept in self._jobs.items() if not kept.running]
@@ -608,7 +608,7 @@ class JobHandlers:
         await _until(job.ended, STOP_S)
         return 202 if job.running else 200, job.info(with_targets=True)
 
-    def _job(self, call: Call) -> Job:
+    def _job(self, call: Call) -> BulkJob:
         job_id = call.request.match_info["job"]
         job = self._jobs.get(job_id)
         if job is None or not job.is_for(call.sender):

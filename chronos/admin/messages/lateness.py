@@ -7,7 +7,7 @@ from chronos.admin.http.context import Context, without_names
 from chronos.admin.http.schemas import MessageInfo
 from chronos.core.cluster.roles import UNREACHABLE
 from chronos.core.keys import LIMITED, lane_state_key
-from chronos.core.query import Found
+from chronos.core.query import FoundMessage
 from chronos.core.rates import rate_text
 from chronos.core.reach import Reach
 from chronos.core.shard.codec import unpack_lane_state
@@ -22,7 +22,7 @@ OVERDUE_MS = 1_000
 
 
 def tell_lateness(
-    answer: MessageInfo, found: Found, context: Context, shard: ShardDriver, reach: Reach
+    answer: MessageInfo, found: FoundMessage, context: Context, shard: ShardDriver, reach: Reach
 ) -> None:
     """Add by how much a pending message is overdue, and what it waits for. Reads the store."""
     now_ms = context.now_ms()
@@ -41,7 +41,7 @@ def tell_lateness(
     )
 
 
-def _planned_ms(found: Found, now_ms: int) -> int:
+def _planned_ms(found: FoundMessage, now_ms: int) -> int:
     """The time from which it is late: that of its position, or, if it is to be tried again later,
     its due time."""
     is_retry = found.failure is not None and found.place_ms > now_ms and found.entry is not None
@@ -87,7 +87,7 @@ def standstill(context: Context, shard: ShardDriver, now_ms: int) -> str | None:
     return None
 
 
-def _own_wait(context: Context, shard: ShardDriver, found: Found, now_ms: int) -> str | None:
+def _own_wait(context: Context, shard: ShardDriver, found: FoundMessage, now_ms: int) -> str | None:
     """Return what only this message, or those of its target, wait for; None if it is nothing of its
     own."""
     if found.lane is not None:

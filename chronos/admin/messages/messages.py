@@ -63,7 +63,7 @@ from chronos.core.cron import next_cron
 from chronos.core.keys import generated_id, parse_generated_id, partition_of
 from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
-from chronos.core.query import Found, find, holds_for
+from chronos.core.query import FoundMessage, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.series import expires_ms, format_repetition, is_paused, upcoming
 from chronos.core.shard.codec import Failure
@@ -508,7 +508,7 @@ class Messages:
             return home, []
         return home, [shard for shard in range(count) if shard != home]
 
-    def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> Found | None:
+    def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> FoundMessage | None:
         return find(
             shard.store,
             shard.state,
@@ -822,7 +822,7 @@ def tell_pause(answer: MessageInfo, entry: Entry | None, now_ms: int) -> None:
 
 
 def tell_state(
-    answer: MessageInfo, found: Found, *, partitions_of: Callable[[str], int | None]
+    answer: MessageInfo, found: FoundMessage, *, partitions_of: Callable[[str], int | None]
 ) -> None:
     """Add the state of a message that was looked up, and why it was not delivered.
 

@@ -95,7 +95,7 @@ Waiting = tuple[Sequence[Outgoing], int, float, asyncio.Future[list[Appended]]]
 """Records, their size in bytes, the deadline by the loop's clock, the result."""
 
 
-class Appender:
+class RequestAppender:
     """The only writer of the HTTP interface. For one event loop."""
 
     def __init__(self, log: RecordLog, executor: Executor) -> None:

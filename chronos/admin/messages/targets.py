@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 import structlog
 from msgspec import Struct
 
-from chronos.admin.http.waiting import Turns, asker
+from chronos.admin.http.waiting import ThreadTurns, asker
 from chronos.core.message import DUE_AT, ID, PREFIX, SOURCE, TARGET_KEY, Headers, Reason
 from chronos.core.size import batch_bytes
 from chronos.errors import ChronosError
@@ -62,7 +62,7 @@ class _Known(Struct):
 class TargetTopics:
     """The descriptions of one server. For one event loop."""
 
-    def __init__(self, log_port: TopicLog, threads: Turns) -> None:
+    def __init__(self, log_port: TopicLog, threads: ThreadTurns) -> None:
         """`threads`: where the requests to the brokers are made."""
         self._log = log_port
         self._threads = threads

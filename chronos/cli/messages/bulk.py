@@ -133,7 +133,7 @@ def _check(found: dict[str, Any]) -> None:
     )
 
 
-def _run(client: Client, request: requests.Request, *, by_delay: bool) -> dict[str, Any]:
+def _run(client: Client, request: requests.HttpRequest, *, by_delay: bool) -> dict[str, Any]:
     """Start a job and show its progress until it has ended; Ctrl-C stops it."""
     try:
         found: dict[str, Any] = client.call(request.as_json())

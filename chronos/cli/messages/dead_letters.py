@@ -413,7 +413,7 @@ def _resolve(
         steps = partial(
             dead_letters.resolve_all, verb, filter_, id=named, positions=places, all=all
         )
-        shown = _Progress("counted")
+        shown = _LetterProgress("counted")
         count = _run(client, steps(dry_run=True, progress=shown), shown)
         if is_named and not count.matched:
             what = f"at {', '.join(positions)}" if id is None else f"of {printable(id)}"
@@ -439,7 +439,7 @@ def _resolve(
             question = f"{verb} {counted(left, 'dead letter')}?"
             confirm(question, yes=yes, shown="counts", done=DONE[verb])
     with connect(server, RETRIES) as client:
-        shown = _Progress(DONE[verb], count.matched)
+        shown = _LetterProgress(DONE[verb], count.matched)
         done = _run(client, steps(rate=rate, anyway=anyway, progress=shown), shown)
     if output is Format.json:
         put_json(done)
@@ -467,7 +467,7 @@ def _tell_refused(refusals: Sequence[DeadLetterRefusal], *, anyway: bool, done: 
 
 
 def _run(
-    client: Client, steps: requests.Steps[DeadLetterTotals], shown: "_Progress"
+    client: Client, steps: requests.Steps[DeadLetterTotals], shown: "_LetterProgress"
 ) -> DeadLetterTotals:
     """Run all parts; an interrupt ends the command between two of them or within one."""
     try:
@@ -516,7 +516,7 @@ def _filter(**which: str | None) -> DeadLetterFilter:
     return filter_
 
 
-class _Progress:
+class _LetterProgress:
     """Shows the totals so far on stderr: one line that changes on a terminal, elsewhere a line now
     and then."""
 

@@ -52,7 +52,7 @@ MEANT = {
 }
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a repetition and of a spread, as they were given."""
 
     every: str | None
@@ -137,7 +137,7 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_conflict: OnConflict | None
     expire_at: str | None
     attempts: int | None
-    series: Series
+    series: SeriesOptions
 
 
 def send(server: str, output: Format, payload: Payload, asked: SendOptions, *, wait: bool) -> None:

@@ -130,7 +130,7 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool, proces
     if count == 1 and not left:
         _run(config, from_checkpoint=from_checkpoint)
         return
-    places = [Place(at, count) for at in [*range(1, count + 1), *left]]
+    places = [ProcessPlace(at, count) for at in [*range(1, count + 1), *left]]
     check(config, places)
     for place in places:
         load(path, os.environ, [*overrides, *place.settings(config)])
@@ -148,7 +148,7 @@ def run_process(
 ) -> None:
     """Serve as one of several nodes of this machine, and exit with RETIRED, or with the code of
     the error, plus STOPPED if no restart helps."""
-    place = Place.parse(process)
+    place = ProcessPlace.parse(process)
     try:
         config = load(path, os.environ, overrides)
         config = load(path, os.environ, [*overrides, *place.settings(config)])
@@ -160,7 +160,7 @@ def run_process(
         sys.exit(RETIRED)
 
 
-def _run(config: "Config", *, from_checkpoint: bool, place: "Place | None" = None) -> bool:
+def _run(config: "Config", *, from_checkpoint: bool, place: "ProcessPlace | None" = None) -> bool:
     """Serve until a signal, or until the node is retired, and return whether it is. `place`: which
     of the nodes of this machine it is."""
     if not __debug__:
@@ -255,14 +255,14 @@ Ctrl-C stops it in order.
     )
 
 
-class Place(Struct, frozen=True):
+class ProcessPlace(Struct, frozen=True):
     """Which of the nodes of a machine a process is: `2/3`."""
 
     at: int
     of: int
 
     @classmethod
-    def parse(cls, text: str) -> "Place":
+    def parse(cls, text: str) -> "ProcessPlace":
         """Read the value of the option of a child."""
         at, _, of = text.partition("/")
         return cls(int(at), int(of))
@@ -343,7 +343,7 @@ def cores() -> int:
 
 
 def supervise(
-    config: Config, command: Sequence[str], places: Sequence[Place], *, from_checkpoint: bool
+    config: Config, command: Sequence[str], places: Sequence[ProcessPlace], *, from_checkpoint: bool
 ) -> int:
     """Run these nodes until a signal, or until all have ended for good; return the exit code.
     `command`: runs the first one alone."""
@@ -352,7 +352,7 @@ def supervise(
     return asyncio.run(supervisor.run())
 
 
-def check(config: Config, places: Sequence[Place]) -> None:
+def check(config: Config, places: Sequence[ProcessPlace]) -> None:
     """Check that there can be several nodes. Raises ConfigurationError."""
     lacks = [
         f"{path} is {kind}"
@@ -392,7 +392,7 @@ class _Supervisor:
         self,
         config: Config,
         command: Sequence[str],
-        places: Sequence[Place],
+        places: Sequence[ProcessPlace],
         *,
         from_checkpoint: bool,
     ) -> None:
@@ -402,7 +402,7 @@ class _Supervisor:
         self._config = config
         self._command = command
         self._places = places
-        self._running: dict[Place, asyncio.subprocess.Process] = {}
+        self._running: dict[ProcessPlace, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -433,7 +433,7 @@ class _Supervisor:
                 process.send_signal(ORDERLY)
         self._stopping.set()
 
-    async def _keep(self, place: Place) -> int:
+    async def _keep(self, place: ProcessPlace) -> int:
         """Run one node, and again after each end that a restart may help against; return its last
         exit code."""
         node, arguments = name(self._config, place.at), self._first
@@ -471,7 +471,7 @@ class _Supervisor:
         else:
             supervisor_log.info("retired, and its directory is deleted", node=node, path=str(path))
 
-    async def _run(self, place: Place, arguments: Sequence[str]) -> int:
+    async def _run(self, place: ProcessPlace, arguments: Sequence[str]) -> int:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             "--process",

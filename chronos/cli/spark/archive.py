@@ -16,7 +16,7 @@ from chronos.errors import ArchiveFailed, ConfigurationError, Retry
 from chronos.logs import set_up
 
 if TYPE_CHECKING:
-    from chronos.spark.audit.job import Found
+    from chronos.spark.audit.job import FoundDeliveries
 
 
 def settings_of(options: JobOptions) -> tuple[Config, str]:
@@ -241,11 +241,11 @@ class FindOptions(NamedTuple):
     end: str | None
 
 
-def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "Found":
+def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "FoundDeliveries":
     """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window
-    from chronos.spark.ledger import Request
+    from chronos.spark.ledger import BackfillRequest
 
     assert options.location is not None
     now_ms = time.time_ns() // 1_000_000
@@ -254,7 +254,7 @@ def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "Found"
     except ValueError as error:
         raise typer.BadParameter(f"ID: {error}") from None
     from_ms, to_ms = parse_window(wanted.start, wanted.end, now_ms)
-    request = Request(
+    request = BackfillRequest(
         mode="all",
         from_ms=from_ms,
         to_ms=to_ms,
@@ -296,7 +296,7 @@ def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "Found"
     return found
 
 
-def put_found(found: "Found", output: Format) -> None:
+def put_found(found: "FoundDeliveries", output: Format) -> None:
     """What was found in the archive; exit code 1 if that is nothing."""
     if output is Format.json:
         put_json(found_json(found))
@@ -306,7 +306,7 @@ def put_found(found: "Found", output: Format) -> None:
         raise typer.Exit(1)
 
 
-def found_json(found: "Found") -> dict[str, object]:
+def found_json(found: "FoundDeliveries") -> dict[str, object]:
     """What was found in the archive, for programs."""
     from chronos.admin.http.encoding import id_text
 
@@ -335,7 +335,7 @@ def found_json(found: "Found") -> dict[str, object]:
     }
 
 
-def show_found(found: "Found") -> None:
+def show_found(found: "FoundDeliveries") -> None:
     """What was found in the archive, for people."""
     from chronos.admin.http.encoding import id_text
 

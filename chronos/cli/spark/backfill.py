@@ -17,7 +17,7 @@ from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.ledger import BackfillRun, Report, Request
+    from chronos.spark.ledger import BackfillReport, BackfillRequest, BackfillRun
 
 TARGETS_SHOWN = 20
 """Targets shown on the terminal; `-o json` has all of the report."""
@@ -57,10 +57,10 @@ class RunOptions(NamedTuple):
     abandon: bool = False
 
 
-def request_of(asked: BackfillOptions) -> "Request":
+def request_of(asked: BackfillOptions) -> "BackfillRequest":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.http.encoding import id_bytes
-    from chronos.spark.ledger import Request
+    from chronos.spark.ledger import BackfillRequest
 
     now_ms = time.time_ns() // 1_000_000
     mode = _mode(asked.modes)
@@ -75,7 +75,7 @@ def request_of(asked: BackfillOptions) -> "Request":
     options = [mode, f"{asked.start}", f"{asked.end}", *asked.targets, *asked.headers, *asked.ids]
     options += [asked.purpose, *map(str, (asked.over, asked.rate, asked.direct, asked.expired))]
     options += ["compacted"] if asked.compacted else []
-    return Request(
+    return BackfillRequest(
         mode=mode,
         from_ms=from_ms,
         to_ms=to_ms,
@@ -190,7 +190,7 @@ def run(output: Format, options: JobOptions, asked: BackfillOptions, course: Run
 def _end(
     job: "Backfill",
     left: "BackfillRun",
-    request: "Request",
+    request: "BackfillRequest",
     output: Format,
     course: RunOptions,
     pause: Callable[[], None] = lambda: None,
@@ -221,7 +221,7 @@ def _end(
 
 def _replay(
     job: "Backfill",
-    request: "Request",
+    request: "BackfillRequest",
     output: Format,
     course: RunOptions,
     pause: Callable[[], None] = lambda: None,
@@ -260,7 +260,7 @@ def _replay(
     _show_end(report, output, plan_s + time.monotonic() - began_s)
 
 
-def check_end(report: "Report", *, beyond_archive: bool) -> None:
+def check_end(report: "BackfillReport", *, beyond_archive: bool) -> None:
     """Raise typer.BadParameter if the window ends after the archive's end: what is due there may
     not be in the plan."""
     if ends_early(report) and not beyond_archive:
@@ -270,7 +270,7 @@ def check_end(report: "Report", *, beyond_archive: bool) -> None:
         )
 
 
-def ends_early(report: "Report") -> bool:
+def ends_early(report: "BackfillReport") -> bool:
     """True if the archive ends before the window of a plan does; the window of --pending is all
     times."""
     request, end_ms = report.request, report.archived_ms
@@ -282,13 +282,13 @@ def ends_early(report: "Report") -> bool:
     )
 
 
-def _archive_end(report: "Report") -> str:
+def _archive_end(report: "BackfillReport") -> str:
     from chronos.spark.audit.job import before_window
 
     return before_window(report.archived_ms or 0)
 
 
-def _how(request: "Request") -> str:
+def _how(request: "BackfillRequest") -> str:
     """The way a replay takes, and its pace, as the end of a question."""
     if request.direct:
         how = " straight to their targets, at least once"
@@ -301,7 +301,7 @@ def _how(request: "Request") -> str:
     return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
 
 
-def as_json(report: "Report") -> dict[str, Any]:
+def as_json(report: "BackfillReport") -> dict[str, Any]:
     """The object that `-o json` prints: times as RFC 3339, ids as text."""
     from chronos.admin.http.encoding import id_text
 
@@ -360,7 +360,7 @@ def _time(at_ms: int | None) -> str | None:
     return None if at_ms is None else format_time(at_ms)
 
 
-def _show_plan(report: "Report") -> None:
+def _show_plan(report: "BackfillReport") -> None:
     from rich.console import Group
     from rich.text import Text
 
@@ -484,7 +484,7 @@ def _show_plan(report: "Report") -> None:
         )
 
 
-def other_modes(report: "Report") -> list[str]:
+def other_modes(report: "BackfillReport") -> list[str]:
     """One line for each kind of message of the window that another mode would find."""
     lines, judged, mode = [], report.judged, report.request.mode
     if mode != "gone":
@@ -515,7 +515,7 @@ def _known(number_: int | None) -> str:
     return "?" if number_ is None else number(number_)
 
 
-def _show_end(report: "Report", output: Format, seconds: float) -> None:
+def _show_end(report: "BackfillReport", output: Format, seconds: float) -> None:
     """`seconds` is the time this command took, without the time it waited for an answer."""
     if output is Format.json:
         put_json(as_json(report))

@@ -9,7 +9,13 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from chronos.core.cluster.heartbeats import Announcement, Heartbeat, RolesRecord, TimeSince, Timing
+from chronos.core.cluster.heartbeats import (
+    Announcement,
+    MemberHeartbeat,
+    RolesRecord,
+    TimeSince,
+    Timing,
+)
 from chronos.core.cluster.roles import Roles
 
 REPUBLISH_MS = 30_000
@@ -133,7 +139,7 @@ class Controllership:
             self.restart()
         self._silence.happened()
 
-    def heartbeat(self, heartbeat: Heartbeat, *, reads_on: bool) -> None:
+    def heartbeat(self, heartbeat: MemberHeartbeat, *, reads_on: bool) -> None:
         """Apply a heartbeat of an incarnation that counts. `reads_on`: it tells that the process
         goes on reading the heartbeats."""
         self.epoch_seen = max(self.epoch_seen, heartbeat.epoch, heartbeat.controls)

@@ -39,7 +39,7 @@ class RecordUnreadable(ValueError):
     over it."""
 
 
-class Heartbeat(
+class MemberHeartbeat(
     Struct,
     frozen=True,
     kw_only=True,
@@ -113,7 +113,7 @@ class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="req
     request: Request
 
 
-ClusterRecord = Heartbeat | Announcement | LeaveRecord | Submission
+ClusterRecord = MemberHeartbeat | Announcement | LeaveRecord | Submission
 """The records of the partition HEARTBEATS."""
 
 
@@ -348,7 +348,7 @@ class SeenIncarnations:
         """Return the nodes that are members now."""
         return {node: known for node, known in self._incarnations.items() if known.present}
 
-    def heard(self, heartbeat: Heartbeat, *, backlog: bool) -> bool:
+    def heard(self, heartbeat: MemberHeartbeat, *, backlog: bool) -> bool:
         """Apply a heartbeat; return whether it tells that an incarnation that counts goes on
         reading.
 

@@ -18,8 +18,8 @@ from chronos.core.cluster.controllership import Controllership, Stage
 from chronos.core.cluster.heartbeats import (
     Announcement,
     ClusterRecord,
-    Heartbeat,
     LeaveRecord,
+    MemberHeartbeat,
     OwnHeartbeats,
     RolesRecord,
     SeenIncarnation,
@@ -46,11 +46,11 @@ def heartbeat_problem(
 
     `offset`: of the record. `epoch`: that of the last roles, not of heartbeats, which would raise
     it step by step. `roles`: the last ones; None without any."""
-    if isinstance(record, Heartbeat | LeaveRecord) and record.generation > offset + 1:
+    if isinstance(record, MemberHeartbeat | LeaveRecord) and record.generation > offset + 1:
         # Each generation is greater by one than another that was written before, or than the first
         # offset that is kept.
         return f"the generation {record.generation} is greater than the number of records before it"
-    if not isinstance(record, Heartbeat):
+    if not isinstance(record, MemberHeartbeat):
         return None
     if record.heartbeats_read > offset:
         return f"it reports to have read up to {record.heartbeats_read}, beyond its own offset"
@@ -157,7 +157,7 @@ class Participant:
         return problem
 
     def _read(self, offset: int, record: ClusterRecord, now_ms: int) -> None:
-        if isinstance(record, Heartbeat):
+        if isinstance(record, MemberHeartbeat):
             self._apply(record, now_ms)
         elif isinstance(record, Announcement):
             if self.incarnations.counts(record.node, record.incarnation):
@@ -168,7 +168,7 @@ class Participant:
         elif isinstance(record, Submission):
             self._requests[offset] = record.request
 
-    def _apply(self, heartbeat: Heartbeat, now_ms: int) -> None:
+    def _apply(self, heartbeat: MemberHeartbeat, now_ms: int) -> None:
         node = heartbeat.member.node
         before = self.incarnations.get(node)
         reads_on = self.incarnations.heard(heartbeat, backlog=not self._own.returned)
@@ -211,7 +211,7 @@ class Participant:
         transaction marker."""
         self.control.position = max(self.control.position, position)
 
-    def settled(self, heartbeat: Heartbeat) -> None:
+    def settled(self, heartbeat: MemberHeartbeat) -> None:
         """The log acknowledged this heartbeat, or refused it, or did not answer in time."""
         self._own.settled(heartbeat.number)
 
@@ -245,11 +245,11 @@ class Participant:
     def _to_tell(self) -> tuple[int, int, int]:
         return self._generation, self.control.controls, self.control.version
 
-    def _heartbeat(self, now_ms: int, *, is_brief: bool = False) -> Heartbeat:
+    def _heartbeat(self, now_ms: int, *, is_brief: bool = False) -> MemberHeartbeat:
         self._told = self._to_tell()
         if not is_brief:
             self._reported, self._reported_ms = self.member, now_ms
-        return Heartbeat(
+        return MemberHeartbeat(
             member=replace(self.member, replicas={}) if is_brief else self.member,
             incarnation=self.incarnation,
             number=self._own.write(now_ms),

@@ -68,7 +68,7 @@ class Full(Exception):
     as large ones."""
 
 
-class Taken(Exception):
+class RegistrationTaken(Exception):
     """A registration that did not come from its node names the node or the address of another one
     that is registered."""
 
@@ -163,7 +163,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """The registered masters of the shards that the node follows."""
 
 
-class Route(Struct, frozen=True, kw_only=True):
+class ShardRoute(Struct, frozen=True, kw_only=True):
     """The nodes that serve one shard of a topic."""
 
     shard: int
@@ -179,13 +179,13 @@ class Routes(Struct, frozen=True, kw_only=True):
 
     partitions: int
     """Number of shards that the topic has, registered or not."""
-    routes: tuple[Route, ...]
+    routes: tuple[ShardRoute, ...]
     """By shard; those without a registered node are missing."""
     order: str | None = None
     """The topic's value in ORDER_NAMESPACE."""
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class KnownNode(Struct, frozen=True, kw_only=True):
     """A registered node."""
 
     registration: Registration
@@ -197,7 +197,7 @@ class Node(Struct, frozen=True, kw_only=True):
     """False: somebody else registered it."""
 
 
-class Cluster(Struct, frozen=True, kw_only=True):
+class ClusterSummary(Struct, frozen=True, kw_only=True):
     """The nodes and shards of a cluster."""
 
     nodes: tuple[str, ...]
@@ -278,7 +278,7 @@ class Registry:
                 continue
             if not by_itself and (other.by_itself or other is not live):
                 held = other.registration
-                raise Taken(
+                raise RegistrationTaken(
                     f"node {held.node} of cluster {held.cluster} is registered at {held.address}"
                 )
             if by_itself and not other.by_itself:
@@ -399,7 +399,7 @@ class Registry:
         self._remove((cluster, node))
         return "removed"
 
-    def expire(self, now_ms: int) -> list[Node]:
+    def expire(self, now_ms: int) -> list[KnownNode]:
         """Remove the nodes whose last registration is older than their time, and return them."""
         expired = [
             (key, self._node(key))
@@ -484,11 +484,11 @@ class Registry:
             order=self._config.get(ORDER_NAMESPACE, {}).get(topic) if self._with_order else None,
         )
 
-    def _route(self, cluster: str, shard: int, config: TopicConfig) -> Route:
+    def _route(self, cluster: str, shard: int, config: TopicConfig) -> ShardRoute:
         holders = self._holders[cluster, shard]
         master = _master_of(holders)
         is_writable = master is not None and self._live[cluster, master].registration.writable
-        return Route(
+        return ShardRoute(
             shard=shard,
             permissions=config.permissions if is_writable else config.permissions & ~WRITE,
             master=None if master is None else self._endpoint((cluster, master)),
@@ -497,7 +497,7 @@ class Registry:
             ),
         )
 
-    def nodes(self, cluster: str | None = None) -> list[Node]:
+    def nodes(self, cluster: str | None = None) -> list[KnownNode]:
         """Return the registered nodes of a cluster, or of all, in the order of their names."""
         return [self._node(key) for key in sorted(self._live) if cluster in (None, key[0])]
 
@@ -509,10 +509,10 @@ class Registry:
             if any(of == cluster for of, _ in shards)
         }
 
-    def clusters(self) -> dict[str, Cluster]:
+    def clusters(self) -> dict[str, ClusterSummary]:
         """Return the registered clusters."""
         return {
-            cluster: Cluster(nodes=tuple(sorted(nodes)), shards=tuple(sorted(shards)))
+            cluster: ClusterSummary(nodes=tuple(sorted(nodes)), shards=tuple(sorted(shards)))
             for cluster, (nodes, shards) in sorted(self._members.items())
         }
 
@@ -537,9 +537,9 @@ class Registry:
 
     # --- parts of answers
 
-    def _node(self, key: _Key) -> Node:
+    def _node(self, key: _Key) -> KnownNode:
         live = self._live[key]
-        return Node(
+        return KnownNode(
             registration=live.registration,
             registered_ms=live.registered_ms,
             writable=live.registration.writable,

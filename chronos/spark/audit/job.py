@@ -36,7 +36,7 @@ from chronos.spark.audit.outcomes import (
     with_replays,
 )
 from chronos.spark.backfill.selection import has_headers, requested
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import BackfillRequest
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables
@@ -370,7 +370,7 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
     delivered_ms: int | None
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundDeliveries(Struct, frozen=True, kw_only=True):
     """What was found, earliest due first."""
 
     span: Span
@@ -381,13 +381,13 @@ class Found(Struct, frozen=True, kw_only=True):
 def find(
     spark: SparkSession,
     storage: ArchiveStorage,
-    request: Request,
+    request: BackfillRequest,
     *,
     id_prefix: str = "",
     limit: int,
     now_ms: int = 0,
     watch: Watch = ignore,
-) -> Found:
+) -> FoundDeliveries:
     """Find the deliveries of the request's window, targets, ids and headers, at most `limit` of
     them.
 
@@ -429,7 +429,7 @@ def find(
         )
         for row in found[:limit]
     ]
-    return Found(span=span, deliveries=deliveries, has_more=len(found) > limit)
+    return FoundDeliveries(span=span, deliveries=deliveries, has_more=len(found) > limit)
 
 
 def _begins_with(id_prefix: str) -> Column:

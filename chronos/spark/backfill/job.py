@@ -47,11 +47,11 @@ from chronos.spark.backfill.sending import (
 )
 from chronos.spark.ledger import (
     PLANNED_COLUMNS,
+    BackfillReport,
+    BackfillRequest,
     BackfillRun,
     GonePartition,
     PlanSample,
-    Report,
-    Request,
 )
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
 from chronos.spark.session import Step, running_tasks
@@ -75,7 +75,7 @@ def counts_of(rows: DataFrame) -> list[Row]:
     return found
 
 
-def counted(report: Report, cells: Iterable[Row]) -> Report:
+def counted(report: BackfillReport, cells: Iterable[Row]) -> BackfillReport:
     """The report with the numbers of `counts_of`: the messages of the plan, and those that are left
     out of it by reason."""
     requested = [cell for cell in cells if cell["is_requested"]]
@@ -178,7 +178,7 @@ class Backfill:
 
     # --- plan
 
-    def plan(self, request: Request) -> Report:
+    def plan(self, request: BackfillRequest) -> BackfillReport:
         """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it
         begins."""
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
@@ -195,7 +195,7 @@ class Backfill:
         deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._context.watch(Step(name="writing the plan"))
-        report = Report(
+        report = BackfillReport(
             run=name,
             state="planned",
             request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
@@ -221,13 +221,13 @@ class Backfill:
         )
         return report
 
-    def _span(self, request: Request, archived_ms: int) -> Span:
+    def _span(self, request: BackfillRequest, archived_ms: int) -> Span:
         if request.mode == "pending":
             return Span(from_ms=request.from_ms or 0, to_ms=request.to_ms or EVERYTHING.to_ms)
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
     def _deliveries(
-        self, request: Request, span: Span, name: str, outcomes: DataFrame
+        self, request: BackfillRequest, span: Span, name: str, outcomes: DataFrame
     ) -> tuple[DataFrame, dict[tuple[str, bool], int], dict[str, int]]:
         """The deliveries to replay, their number by target and whether they were sent before, and
         all messages by outcome.
@@ -258,7 +258,7 @@ class Backfill:
         }
         return written.where(~f.col("is_sent")), by_target, judged
 
-    def _mark_sent(self, request: Request, deliveries: DataFrame, span: Span) -> DataFrame:
+    def _mark_sent(self, request: BackfillRequest, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
         too."""
         rows = ledger.sent_rows(self._context.spark, self._context.storage)
@@ -274,7 +274,7 @@ class Backfill:
         unsent = selection.without_copies(marked.where(~f.col("is_sent")), copies, self.topic)
         return unsent.unionByName(marked.where("is_sent"))
 
-    def _without_present(self, deliveries: DataFrame, request: Request) -> DataFrame:
+    def _without_present(self, deliveries: DataFrame, request: BackfillRequest) -> DataFrame:
         """The deliveries that the targets do not hold now."""
         names = [
             name
@@ -310,7 +310,7 @@ class Backfill:
         """True if the delay topic that the brokers describe is the one in the archive."""
         return info is not None and self._last_of("messages", "topic_id").get(self.topic) == info.id
 
-    def _changed_targets(self, request: Request, judgement: Judgement) -> dict[str, str]:
+    def _changed_targets(self, request: BackfillRequest, judgement: Judgement) -> dict[str, str]:
         """The requested targets that no longer hold what was archived from them, and why, as in the
         table `offsets`."""
         wanted = request.targets or ["*"]
@@ -382,8 +382,8 @@ class Backfill:
         }
 
     def _write_plan(
-        self, report: Report, deliveries: DataFrame, targets: Mapping[str, int], span: Span
-    ) -> Report:
+        self, report: BackfillReport, deliveries: DataFrame, targets: Mapping[str, int], span: Span
+    ) -> BackfillReport:
         """Write the plan's files; the report with the counts and samples of the plan. `targets`:
         deliveries by target."""
         topics, absent = self._topics(report.request, sorted(targets))
@@ -413,7 +413,7 @@ class Backfill:
         return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
     def _records(
-        self, report: Report, deliveries: DataFrame, topics: DataFrame, span: Span | None
+        self, report: BackfillReport, deliveries: DataFrame, topics: DataFrame, span: Span | None
     ) -> DataFrame:
         """`DELIVERY` -> `PLAN` with `is_requested`, true for a record with the requested headers,
         and `left_out`."""
@@ -427,7 +427,9 @@ class Backfill:
             }
         )
 
-    def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
+    def _topics(
+        self, request: BackfillRequest, targets: Sequence[str]
+    ) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `compacted` of the topic to send to, and
         `target_compacted`; and the targets that do not exist."""
         there = self._context.brokers.describe(targets) if targets else {}
@@ -474,13 +476,13 @@ class Backfill:
                     ]
         return []
 
-    def discard(self, report: Report) -> None:
+    def discard(self, report: BackfillReport) -> None:
         """Remove a plan that is not sent."""
         self._context.storage.remove(ledger.run_folder(report.run))
 
     # --- send
 
-    def begin(self, report: Report) -> BackfillRun:
+    def begin(self, report: BackfillReport) -> BackfillRun:
         """Begin the run of a plan: from here on it is unfinished until it is sent or abandoned."""
         info = self._delay_topic()
         files = ledger.plan_files(self._context.storage, report.run)
@@ -505,7 +507,7 @@ class Backfill:
         with self._context.storage.open(f"{ledger.run_folder(run)}/_plan/{path}") as stream:
             return int(pq.read_metadata(stream).num_rows)
 
-    def send(self, run: BackfillRun) -> Report:
+    def send(self, run: BackfillRun) -> BackfillReport:
         """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts; the run stays
         unfinished."""
         for left in range(ATTEMPTS_MAX - 1, -1, -1):
@@ -534,7 +536,7 @@ class Backfill:
             break
         return self._finish(run, done, "done")
 
-    def abandon(self, run: BackfillRun) -> Report:
+    def abandon(self, run: BackfillRun) -> BackfillReport:
         """End a run without sending the rest; if the log cannot tell what was sent, the ledger
         counts all of it as sent."""
         try:
@@ -633,7 +635,7 @@ class Backfill:
 
     # --- finish
 
-    def _finish(self, run: BackfillRun, done: list[int], state: str) -> Report:
+    def _finish(self, run: BackfillRun, done: list[int], state: str) -> BackfillReport:
         """1. write the ledger's rows, 2. write the report, 3. record the end of the run, 4. remove
         its working files."""
         path = ledger.run_folder(run.run)
@@ -654,7 +656,9 @@ class Backfill:
             f"{path}/rows",
             self._context.storage.check_rows(f"{path}/rows", sum(done)),
         )
-        planned = from_builtins(self._context.storage.read_json(f"{path}/report.json"), Report)
+        planned = from_builtins(
+            self._context.storage.read_json(f"{path}/report.json"), BackfillReport
+        )
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)
         )

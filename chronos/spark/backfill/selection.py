@@ -13,7 +13,15 @@ from pyspark.sql import functions as f
 from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, REPEAT, SOURCE, Reason
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
-from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN, Request
+from chronos.spark.ledger import (
+    KEPT,
+    OWN,
+    REPLAY_OF,
+    REPLAY_POSITION,
+    SERIES,
+    TOKEN,
+    BackfillRequest,
+)
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
 """Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is
@@ -34,12 +42,14 @@ HEADER_BYTES = 8
 """Most bytes for the lengths of a header's name and value."""
 
 
-def requested(outcomes: DataFrame, request: Request) -> DataFrame:
+def requested(outcomes: DataFrame, request: BackfillRequest) -> DataFrame:
     """`outcomes` -> those of the requested targets and ids, whatever the outcome."""
     return outcomes.where(_target(request) & _id(request))
 
 
-def selected(outcomes: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
+def selected(
+    outcomes: DataFrame, request: BackfillRequest, lost_below: Mapping[int, int]
+) -> DataFrame:
     """`outcomes` -> `DELIVERY` of the requested messages, by outcome, target and id.
 
     Mode `pending` selects messages that the archive does not prove settled, or that were held to be
@@ -61,14 +71,14 @@ def _outcome(mode: str, lost_below: Mapping[int, int]) -> Column:
     return (outcome == "pending") & reason.isin("not-settled", Reason.HELD.label) & lost
 
 
-def _target(request: Request) -> Column:
+def _target(request: BackfillRequest) -> Column:
     found = f.lit(not request.targets)
     for pattern in request.targets:
         found |= f.col("target").rlike(f"^{translate(pattern)}")
     return found
 
 
-def _id(request: Request) -> Column:
+def _id(request: BackfillRequest) -> Column:
     return (
         f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
     )
@@ -223,7 +233,7 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
     return deliveries.join(records, ["shard", "source_offset"]).withColumns(columns).select(*PLAN)
 
 
-def left_out(request: Request, planned_ms: int, topic: str) -> Column:
+def left_out(request: BackfillRequest, planned_ms: int, topic: str) -> Column:
     """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic
     it goes to, `target_compacted` of its target.
 
@@ -242,7 +252,7 @@ def left_out(request: Request, planned_ms: int, topic: str) -> Column:
     return refused.when(is_older, "compacted").when(is_large, "too-large")
 
 
-def replay_bytes(request: Request, topic: str) -> Column:
+def replay_bytes(request: BackfillRequest, topic: str) -> Column:
     """Most bytes of a batch that holds only the replay of a row: see `core.size`."""
 
     def size(column: str | Column) -> Column:
@@ -270,7 +280,7 @@ def replay_bytes(request: Request, topic: str) -> Column:
     return texts + 2 * len(topic) + len(request.purpose) + ADDED_BYTES_MAX
 
 
-def has_headers(request: Request) -> Column:
+def has_headers(request: BackfillRequest) -> Column:
     """True for a record that has all requested headers."""
     found = f.lit(True)
     for name, value in request.headers:

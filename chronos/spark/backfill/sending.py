@@ -76,7 +76,7 @@ Headers = list[tuple[str, bytes | None]]
 BulkRecord = tuple[str, bytes | None, bytes | None, Headers]
 
 
-class Writer(Protocol):
+class BackfillWriter(Protocol):
     """One producer of bulk records."""
 
     def send(self, records: Sequence[BulkRecord]) -> None:
@@ -90,8 +90,8 @@ class Opener(Protocol):
     """Opens producers; a value that is pickled to the executors."""
 
     def open(self, transactional_id: str | None, batch_bytes: int = ...) -> Any:
-        """A `Writer`; with an id, earlier producers of that id are fenced and their transactions
-        resolved first.
+        """A `BackfillWriter`; with an id, earlier producers of that id are fenced and their
+        transactions resolved first.
 
         A batch of several records has at most `batch_bytes`.
         """
@@ -184,7 +184,7 @@ class _Part:
         finally:
             writer.close()
 
-    def _send_all(self, writer: Writer) -> int:
+    def _send_all(self, writer: BackfillWriter) -> int:
         job, sent = self._job, 0
         started_s = time.monotonic()
         for row, records in self._portions():

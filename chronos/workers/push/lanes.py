@@ -218,7 +218,7 @@ DUE: Lane = ("", -1)
 """Stands for the due messages among the lanes, and comes first."""
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class SelectionBounds(Struct, frozen=True, kw_only=True):
     """The bounds of one selection."""
 
     messages: int
@@ -290,7 +290,7 @@ class LaneTurns:
     def select(
         self,
         staged: Staged,
-        batch: Batch,
+        batch: SelectionBounds,
         select_due: Callable[[int, int], Selection],
         apart: Callable[[Selection], bool] = lambda due: due.entries[0].attempt > 1,
     ) -> Selection:
@@ -316,7 +316,7 @@ class LaneTurns:
             self._next_look_ms = 0
 
     def _select_lane(
-        self, lane: Lane, staged: Staged, batch: Batch, messages_max: int, bytes_max: int
+        self, lane: Lane, staged: Staged, batch: SelectionBounds, messages_max: int, bytes_max: int
     ) -> Leaving | None:
         """Return the first messages of the lane within both limits and its topic's rate; None if
         there are none."""
@@ -332,7 +332,7 @@ class LaneTurns:
         self,
         order: list[Lane],
         staged: Staged,
-        batch: Batch,
+        batch: SelectionBounds,
         select_due: Callable[[int, int], Selection],
     ) -> Selection:
         """Return messages of the first queue that has any."""
@@ -354,7 +354,7 @@ class LaneTurns:
         self,
         order: list[Lane],
         staged: Staged,
-        batch: Batch,
+        batch: SelectionBounds,
         select_due: Callable[[int, int], Selection],
         apart: Callable[[Selection], bool],
     ) -> Selection:

@@ -46,7 +46,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     """It may end by itself within ELECTION_MS."""
 
 
-class LetterTopic(Struct, kw_only=True):
+class LetterTopicState(Struct, kw_only=True):
     """One of the two topics, as one shard finds it, or a partition that records are forwarded
     to."""
 
@@ -134,24 +134,24 @@ class LetterTopic(Struct, kw_only=True):
 class LetterTopics(Struct, kw_only=True):
     """Both topics, and the other partitions of the delay topic."""
 
-    rejected: LetterTopic = field(default_factory=LetterTopic)
-    dead_letter: LetterTopic = field(default_factory=LetterTopic)
-    homes: dict[int, LetterTopic] = field(default_factory=dict)
+    rejected: LetterTopicState = field(default_factory=LetterTopicState)
+    dead_letter: LetterTopicState = field(default_factory=LetterTopicState)
+    homes: dict[int, LetterTopicState] = field(default_factory=dict)
     """Those of the other partitions that records were forwarded to."""
 
-    def of(self, destination: int) -> LetterTopic:
+    def of(self, destination: int) -> LetterTopicState:
         """Return that of a destination of held records."""
         return (
             self.rejected
             if destination == REJECTED
-            else self.homes.setdefault(destination, LetterTopic())
+            else self.homes.setdefault(destination, LetterTopicState())
         )
 
     def bound(self, now_ms: int) -> int:
         """Return the most bytes of a step whose records may all be rejected or forwarded."""
         return min(topic.bound(now_ms) for topic in (self.rejected, *self.homes.values()))
 
-    def closed(self, destinations: Iterable[int], now_ms: int) -> list[LetterTopic]:
+    def closed(self, destinations: Iterable[int], now_ms: int) -> list[LetterTopicState]:
         """Return those of the destinations that take no records."""
         return [topic for topic in map(self.of, destinations) if not topic.is_open(now_ms)]
 

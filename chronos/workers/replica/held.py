@@ -16,8 +16,8 @@ from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Prefix, Staged
 from chronos.workers.push.letter_topics import (
     DESCRIBED_PAUSE_MS,
-    LetterTopic,
     LetterTopics,
+    LetterTopicState,
     Refusal,
 )
 from chronos.workers.push.planned import Limits
@@ -151,7 +151,7 @@ class HeldQueues:
 
     # --- in between
 
-    def pausing(self, now_ms: int) -> list[LetterTopic] | None:
+    def pausing(self, now_ms: int) -> list[LetterTopicState] | None:
         """Return the destinations for which nothing is pulled until they take records; empty if
         they take some, and nothing is pulled until enough is written on; None if records are
         pulled."""

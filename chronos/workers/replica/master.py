@@ -35,12 +35,12 @@ from chronos.errors import (
 )
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Writer
 from chronos.workers.push.decisions import within_cron, within_targets
-from chronos.workers.push.lanes import Batch, LaneTurns
+from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
 from chronos.workers.replica.held import HeldQueues
-from chronos.workers.replica.poison import Failure, PoisonSearch
+from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import Horizon
@@ -389,7 +389,9 @@ class Master:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
-        batch = Batch(messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
+        batch = SelectionBounds(
+            messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms
+        )
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
         return self.lanes.select(staged, batch, select_due, is_apart)
 
@@ -453,7 +455,7 @@ class Master:
                     produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms)
                 )
         except (TransactionAborted, ProducerLost) as error:
-            failure = Failure(
+            failure = StepFailure(
                 error=error, staged=staged, selection=selection, plan=plan, now_ms=now_ms
             )
             search.failed(

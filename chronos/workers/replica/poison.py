@@ -22,7 +22,7 @@ POISON_FAILURES = 2
 one after an abort may be OUT_OF_ORDER_SEQUENCE_NUMBER, which no message causes (measured)."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class StepFailure(Struct, frozen=True, kw_only=True):
     """A transaction that failed, and its contents."""
 
     error: TransactionAborted | ProducerLost
@@ -54,7 +54,7 @@ class PoisonSearch(Struct, kw_only=True):
     """The targets of the poison records found."""
 
     def failed(
-        self, failure: Failure, *, letters: LetterTopics, pusher: Pusher, shard: int
+        self, failure: StepFailure, *, letters: LetterTopics, pusher: Pusher, shard: int
     ) -> None:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
@@ -93,7 +93,7 @@ class PoisonSearch(Struct, kw_only=True):
             self.poison = attempt
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
-    def _may_be_letters(self, failure: Failure, letters: LetterTopics, pusher: Pusher) -> bool:
+    def _may_be_letters(self, failure: StepFailure, letters: LetterTopics, pusher: Pusher) -> bool:
         """Return whether records for the rejected or the dead-letter topic, or forwarded ones, may
         have failed the transaction.
 

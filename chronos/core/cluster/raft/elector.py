@@ -27,6 +27,7 @@ from chronos.core.cluster.raft.values import (
     BecameFollower,
     BecameLeader,
     Effect,
+    ElectionTiming,
     Event,
     Heartbeat,
     HeartbeatOutcome,
@@ -43,7 +44,6 @@ from chronos.core.cluster.raft.values import (
     TakeLeadership,
     TakeLeadershipResponse,
     Tick,
-    Timing,
     Transfer,
     TransferEnded,
     TransferResult,
@@ -82,7 +82,7 @@ class Elector(Struct, kw_only=True):
     """All nodes, this one included."""
     preferred: tuple[str, ...] = ()
     """Nodes to which another leader transfers the leadership."""
-    timing: Timing = Timing()
+    timing: ElectionTiming = ElectionTiming()
 
     now_ms: int = 0
     role: Role = Role.CANDIDATE

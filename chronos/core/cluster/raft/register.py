@@ -1,7 +1,7 @@
 """The replicated register: one value that the leader of an election replaces as a whole, on every
 voter.
 
-A `Voter` is an `Elector` with this register. It has no clock and no I/O either.
+A `RegisterVoter` is an `Elector` with this register. It has no clock and no I/O either.
 
 Guarantees, for values that `Committed` named:
 
@@ -35,7 +35,7 @@ from chronos.core.cluster.raft.values import (
 )
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class RegisterEntry(Struct, frozen=True, kw_only=True):
     """One value of the register."""
 
     stamp: LogEnd
@@ -48,7 +48,7 @@ class Disk(Struct, frozen=True, kw_only=True):
     under the same name."""
 
     saved: Saved = Saved()
-    entry: Entry | None = None
+    entry: RegisterEntry | None = None
 
 
 class Proposal(Struct, frozen=True, kw_only=True, tag=True):
@@ -56,7 +56,7 @@ class Proposal(Struct, frozen=True, kw_only=True, tag=True):
 
     sender: Incarnation
     to: str
-    entry: Entry
+    entry: RegisterEntry
 
 
 class Acceptance(Struct, frozen=True, kw_only=True, tag=True):
@@ -93,7 +93,7 @@ class Offer(Struct, frozen=True):
 Event = Begin | Stored | Offer | Proposal | Acceptance | values.Event
 
 
-class Store(Struct, frozen=True):
+class StoreEffect(Struct, frozen=True):
     """Effect: write this, then give `Stored`. Writes may be combined, but never reordered."""
 
     disk: Disk
@@ -103,20 +103,20 @@ class Committed(Struct, frozen=True):
     """Effect, of a leader: a quorum has this entry; every later leader begins with it or with a
     later one."""
 
-    entry: Entry
+    entry: RegisterEntry
 
 
-Effect = Store | Committed | Proposal | Acceptance | values.Effect
+Effect = StoreEffect | Committed | Proposal | Acceptance | values.Effect
 
 
-class Voter:
+class RegisterVoter:
     """One voter. `step` takes one event and returns its effects, as `Elector.step` does."""
 
     def __init__(self, elector: Elector) -> None:
         self.elector = elector
-        self.latest: Entry | None = None
+        self.latest: RegisterEntry | None = None
         """The last entry accepted or proposed, perhaps not durable yet."""
-        self.committed: Entry | None = None
+        self.committed: RegisterEntry | None = None
         """The last entry that this node committed as a leader."""
         self._durable = LogEnd()
         self._accepted: dict[str, LogEnd] = {}
@@ -155,7 +155,7 @@ class Voter:
             if isinstance(event, HeartbeatResponse):
                 self._on_heartbeat_response(event)
         if self._changed:
-            self._effects.append(Store(Disk(saved=self.elector.saved, entry=self.latest)))
+            self._effects.append(StoreEffect(Disk(saved=self.elector.saved, entry=self.latest)))
         return self._effects
 
     # --------------------------------------------------------------------------------- the election
@@ -228,7 +228,7 @@ class Voter:
         """Write a value under the own term, and send it to all; it is sent again to those that lack
         it (heartbeats)."""
         version = 0 if self.latest is None else self.latest.stamp.applied + 1
-        self.latest = Entry(stamp=LogEnd(self.elector.term, version), value=value)
+        self.latest = RegisterEntry(stamp=LogEnd(self.elector.term, version), value=value)
         self._changed = True
         for peer in self.elector.peers:
             self._send_latest(peer)

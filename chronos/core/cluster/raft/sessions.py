@@ -56,7 +56,7 @@ class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Session(Struct, kw_only=True):
+class VoterSession(Struct, kw_only=True):
     """One member."""
 
     incarnation: str
@@ -77,7 +77,7 @@ class Sessions:
         self.revision: RegistrationNumber = (0, 0)
         """Grows with every change of `members`; the first number is the term."""
         self._timeout_ms = timeout_ms
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, VoterSession] = {}
         self._ended: dict[str, None] = {}
         self._began_ms = 0
         self._ticked_ms = 0
@@ -167,7 +167,7 @@ class Sessions:
         if known is None or known.incarnation != incarnation:
             self._seats += 1
             self._take(
-                Session(
+                VoterSession(
                     incarnation=incarnation,
                     registration_number=(self.revision[0], self._seats),
                     member=member,
@@ -201,7 +201,7 @@ class Sessions:
             or self._had_the_name(member, known, now_ms)
         ):
             self._take(
-                Session(
+                VoterSession(
                     incarnation=incarnation,
                     registration_number=registration_number,
                     member=member,
@@ -214,7 +214,7 @@ class Sessions:
             return False
         return True
 
-    def _had_the_name(self, member: Member, known: Session, now_ms: int) -> bool:
+    def _had_the_name(self, member: Member, known: VoterSession, now_ms: int) -> bool:
         """Return whether a member had its name before another data directory took it.
 
         For a session timeout a new leader does not know all members: a node that joins in that time
@@ -235,13 +235,13 @@ class Sessions:
         if node is not None:
             self._end(node)
 
-    def _hear(self, session: Session, member: Member, now_ms: int) -> None:
+    def _hear(self, session: VoterSession, member: Member, now_ms: int) -> None:
         session.heard_ms = now_ms
         if session.member != member:
             session.member = member
             self._changed()
 
-    def _take(self, session: Session) -> None:
+    def _take(self, session: VoterSession) -> None:
         node = session.member.node
         if node in self._sessions:
             self._end(node)

@@ -15,7 +15,7 @@ from enum import Enum, StrEnum, auto
 from msgspec import Struct
 
 
-class Timing(Struct, frozen=True, kw_only=True):
+class ElectionTiming(Struct, frozen=True, kw_only=True):
     """All intervals of an election; the defaults are DLedger's."""
 
     tick_ms: int = 10
