@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.unit.settings import CHOSEN
 
@@ -45,6 +46,8 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+Service.forked = True
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 

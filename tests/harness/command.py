@@ -1,11 +1,11 @@
-"""Commands in processes of their own, forked from one that has loaded the command line: a tenth of
+"""Commands and nodes in processes of their own, forked from one that has loaded Chronos: a tenth of
 the cost of a new Python.
 
     done = run("get", "x", server=service.url)
     assert (done.code, done.out) == (0, "...")
 
-The forked process runs `chronos.cli.main` on the files that it is given and ends as an interpreter
-does, flushing included."""
+The forked process runs `chronos.__main__` on the files that it is given. A command ends as an
+interpreter does, flushing included; a node ends the interpreter."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import atexit
 import gc
 import json
 import os
+import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,8 +35,44 @@ TIMEOUT_S = 60.0
 """A command that takes longer is ended."""
 
 
-class Commands:
-    """One process that has loaded the command line, and forks for each command."""
+class Forked:
+    """A forked process, with the part of the interface of `subprocess.Popen` that is used."""
+
+    def __init__(self, reports: int) -> None:
+        """`reports`: the end of a pipe that gives the process id, and in the end the exit code."""
+        self._reports = os.fdopen(reports, "rb")
+        self.pid = int(self._reports.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code, negative for a signal. Raises
+        subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._reports], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = int(self._reports.readline())
+            self._reports.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code; None before the end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """One process that has loaded Chronos, and forks for each command and node. Any thread may
+    call."""
 
     def __init__(self) -> None:
         self._socket, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -45,53 +84,66 @@ class Commands:
             cwd=ROOT,
         )
         others.close()
-        self._socket.settimeout(TIMEOUT_S)
 
-    def run(
+    def start(
         self,
         arguments: Sequence[str | bytes],
         environ: Mapping[str, str],
         cwd: Path | None,
         files: Sequence[int],
-    ) -> int:
-        """Run a command to its end and return its exit code. `files`: stdin, stdout and stderr."""
+        *,
+        ends_quickly: bool = False,
+    ) -> Forked:
+        """Fork a process that runs `chronos` with these arguments. `files`: stdin, stdout and
+        stderr. `ends_quickly`: it does not free its memory at its end."""
         request = {
             "arguments": [os.fsdecode(one) for one in arguments],
             "environ": dict(environ),
             "cwd": str(cwd or Path.cwd()),
+            "ends_quickly": ends_quickly,
         }
-        socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-        pid = int(self._socket.recv(100))
+        reports, written = os.pipe()
         try:
-            return int(self._socket.recv(100))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [*files, written])
+        finally:
+            os.close(written)
+        return Forked(reports)
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork for each request; return in the forked process, and exit once there are no more
-    requests."""
+def _serve(requests: socket.socket) -> bool:
+    """Fork for each request; return in the forked process whether it ends quickly, and exit once
+    there are no more requests.
+
+    Another process is forked for each, which waits for its end and reports it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        data, files, _, _ = socket.recv_fds(requests, 1_000_000, 3)
+        data, files, _, _ = socket.recv_fds(requests, 1_000_000, 4)
         if not data:
             sys.exit()
-        pid = os.fork()
-        if pid == 0:
-            requests.close()
-            for number, file in enumerate(files):
-                os.dup2(file, number)
+        if os.fork():
+            for file in files:
                 os.close(file)
-            request = json.loads(data)
-            os.environ.clear()
-            os.environ.update(request["environ"])
-            os.chdir(request["cwd"])
-            sys.argv = ["chronos", *request["arguments"]]
-            return
-        for file in files:
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        requests.close()
+        *streams, reports = files
+        pid = os.fork()
+        if pid:
+            for file in (0, 1, 2, *streams):
+                os.close(file)
+            os.write(reports, b"%d\n" % pid)
+            os.write(reports, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            os._exit(0)
+        os.close(reports)
+        for number, file in enumerate(streams):
+            os.dup2(file, number)
             os.close(file)
-        requests.send(b"%d" % pid)
-        requests.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        request = json.loads(data)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        os.chdir(request["cwd"])
+        sys.argv = ["chronos", *request["arguments"]]
+        return bool(request["ends_quickly"])
 
 
 def _end(main: Callable[[], object]) -> NoReturn:
@@ -135,9 +187,9 @@ class Done(Struct):
 
 
 @cache
-def _commands() -> Commands:
-    """The process that commands are forked from; it ends with this one."""
-    return Commands()
+def forks() -> Forks:
+    """The process that others are forked from; it ends with this one."""
+    return Forks()
 
 
 def run(
@@ -158,28 +210,42 @@ def run(
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
-        code = _commands().run(
-            texts,
-            environ,
-            cwd,
-            [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()],
-        )
+        files = [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
+        forked = forks().start(texts, environ, cwd, files, ends_quickly=True)
+        try:
+            code = forked.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            forked.kill()
+            raise
         out.seek(0)
         err.seek(0)
         return Done(code, out.read(), err.read().decode())
 
 
+def _main() -> None:
+    """As `python -m chronos`, for programs that ask for the main module too."""
+    runpy.run_module("chronos", run_name="__main__", alter_sys=True)
+
+
 if __name__ == "__main__":
     from importlib import import_module
-    from pkgutil import iter_modules
+    from pkgutil import walk_packages
 
     from chronos import cli
 
-    for module in iter_modules(cli.__path__, "chronos.cli."):
+    for module in walk_packages(cli.__path__, "chronos.cli."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    for name in ("chronos.client", "chronos.config"):
-        import_module(name)
+    for name in (
+        "admin",
+        "client",
+        "config",
+        "node",
+        "adapters.kafka.log",
+        "adapters.embedded.log",
+    ):
+        import_module(f"chronos.{name}")
     gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    _end(cli.main)
+    if _serve(socket.socket(fileno=int(sys.argv[1]))):
+        _end(_main)
+    _main()

@@ -40,7 +40,7 @@ DryRun = Annotated[
 ]
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="ChangeOptions the messages of the filter without asking."),
+    typer.Option("--yes", "-y", help="Change the messages of the filter without asking."),
 ]
 
 
