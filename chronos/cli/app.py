@@ -261,7 +261,7 @@ def send_message(
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
     """  # noqa: E501
-    from chronos.cli.messages.send import Payload, SendOptions, SeriesOptions, send
+    from chronos.cli.messages.send import PayloadOptions, SendOptions, SeriesOptions, send
 
     series = SeriesOptions(
         every=every,
@@ -285,7 +285,7 @@ def send_message(
         attempts=attempts,
         series=series,
     )
-    send(server, output, Payload(value=value, lines=lines, null=null), asked, wait=wait)
+    send(server, output, PayloadOptions(value=value, lines=lines, null=null), asked, wait=wait)
 
 
 @app.command()

@@ -9,10 +9,11 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import typer
+from msgspec import Struct
 
 from chronos.cli.output import Format, note
 from chronos.client.connection import CA, CERT, CERT_KEY
@@ -310,7 +311,7 @@ FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
 """The same, for verbs that pause or resume."""
 
 
-class ChangeOptions(NamedTuple):
+class ChangeOptions(Struct, frozen=True):
     """A change of messages, as it was asked for."""
 
     verb: Literal["cancel", "reschedule", "fire", "pause", "resume"]
@@ -320,16 +321,25 @@ class ChangeOptions(NamedTuple):
     """Of a pause: when the series goes on."""
 
 
-class JobOptions(NamedTuple):
-    """The options that jobs of Spark share."""
+class SparkOptions(Struct, frozen=True, kw_only=True):
+    """The options of Spark, and the archive that its job reads or writes."""
 
-    location: str | None
+    location: str
     master: str
     conf: list[str]
-    config: str | None = None
-    settings: Sequence[str] = ()
-    reader: Sequence[str] = ()
-    other_cluster: bool = False
+    """`KEY=VALUE`."""
+
+
+class ClusterOptions(Struct, frozen=True, kw_only=True):
+    """The options of a job that reads or writes the Kafka cluster."""
+
+    config: str | None
+    """The path of the configuration."""
+    settings: list[str]
+    """`KEY=VALUE` over the configuration."""
+    reader: list[str]
+    """`KEY=VALUE` for Spark's Kafka source."""
+    other_cluster: bool
 
 
 def filter_of(

@@ -89,7 +89,13 @@ def clusters() -> HttpRequest:
 
 def remove_topic(topic: str, cluster: str | None = None) -> HttpRequest:
     """Remove a topic from the registry asked."""
-    return _change("DELETE", f"topics/{quote(topic, safe='')}", cluster)
+    path, query = f"/v1/registry/topics/{quote(topic, safe='')}", _given(cluster=cluster)
+    return HttpRequest(
+        method="DELETE",
+        path=path + (f"?{urlencode(query)}" if query else ""),
+        decode=json.loads,
+        repeatable=False,
+    )
 
 
 def config(namespace: str | None = None, key: str | None = None) -> HttpRequest:
@@ -114,12 +120,6 @@ def delete_config(namespace: str, key: str) -> HttpRequest:
 
 def _given(**query: Any) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
-
-
-def _change(method: str, path: str, cluster: str | None) -> HttpRequest:
-    query = _given(cluster=cluster)
-    full = f"/v1/registry/{path}" + (f"?{urlencode(query)}" if query else "")
-    return HttpRequest(method=method, path=full, decode=json.loads, repeatable=False)
 
 
 def _config_path(*names: str) -> str:

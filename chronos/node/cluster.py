@@ -212,7 +212,7 @@ def reassigned(before: Roles | None, roles: Roles | None, shards: int) -> Collec
     return [shard for shard in range(shards) if was.get(shard) != now.get(shard)]
 
 
-class LocalNode(Struct, frozen=True, kw_only=True):
+class NodeCallbacks(Struct, frozen=True, kw_only=True):
     """The functions of this node that its membership calls."""
 
     describe: Callable[[], Member]
@@ -238,7 +238,7 @@ class ClusterNode:
         *,
         log: Log,
         clock: Clock,
-        node: LocalNode,
+        callbacks: NodeCallbacks,
     ) -> None:
         self._mode = config.failover.on_unhealthy
         planner = RolePlanner()
@@ -257,9 +257,9 @@ class ClusterNode:
             coordinator,
             node=config.node.id,
             clock=clock,
-            describe=node.describe,
+            describe=callbacks.describe,
             plan=planned,
-            changed=node.changed,
+            changed=callbacks.changed,
         )
         self.in_sync = InSyncWatch(
             replication_rules(config),
@@ -271,7 +271,7 @@ class ClusterNode:
         self._coordinator = coordinator
         self._node = config.node.id
         self._shards = config.shards
-        self._assigned = node.assigned
+        self._assigned = callbacks.assigned
         self._clock = clock
         self._leaving = threading.Event()
         self._steadiness = Steadiness(timeout_ms=unreachable_ms(config), clock=clock)
@@ -287,11 +287,11 @@ class ClusterNode:
                 health_rules(config),
                 clock=clock,
                 snapshot=self.membership.snapshot,
-                look=node.look,
+                look=callbacks.look,
             )
         # Separate threads, because a probe may take long and must not delay the membership.
-        self._membership_thread = _thread("membership", self._run_membership, node.failed)
-        self._health_thread = _thread("health", self._run_health, node.failed)
+        self._membership_thread = _thread("membership", self._run_membership, callbacks.failed)
+        self._health_thread = _thread("health", self._run_health, callbacks.failed)
 
     def join(self) -> None:
         """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""

@@ -30,7 +30,7 @@ from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBootstrap
-from chronos.node.cluster import ClusterNode, LocalNode, open_coordinator, unreachable_ms
+from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator, unreachable_ms
 from chronos.node.opening import (
     DataDirectory,
     audit_topics,
@@ -326,7 +326,7 @@ class Node:
             config,
             log=self.log,
             clock=self.clock,
-            node=LocalNode(
+            callbacks=NodeCallbacks(
                 describe=self.describe,
                 changed=self._take_changed,
                 look=lambda shard, master: look(

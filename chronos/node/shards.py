@@ -39,9 +39,10 @@ from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import CATCHING_UP, Replica
-from chronos.workers.replica.state import Assignment, ReplicaContext, ReplicaSettings, ReplicaState
+from chronos.workers.replica.state import Assignment, ReplicaState
 from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, StallJudge, facts_of
 
 log = structlog.get_logger("chronos.shard")
@@ -164,7 +165,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     """The rate limits in force; None: those of the configuration."""
     selector: Selector | None = None
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """See `workers.replica.replica.Replica`."""
+    """See `workers.replica.master.ReplicaContext`."""
     tracing: Tracing | None = None
     """Observes the committed steps; None: tracing is off."""
 
@@ -440,7 +441,7 @@ def make_shard(
     bounded: bool = False,
 ) -> ShardDriver:
     """Return the driver, not started yet. `assigned`, `restore`, `bounded`: see
-    `workers.replica.replica.Replica`."""
+    `workers.replica.master.ReplicaContext`."""
     config, clock = shared.config, shared.clock
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(

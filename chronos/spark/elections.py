@@ -18,7 +18,7 @@ TOLERANCE_MS = 2 * CLOCK_TOLERANCE_MS
 """Difference in ms of the clocks of two brokers or nodes."""
 
 
-class ElectionBatch(Protocol):
+class HeaderOfBatch(Protocol):
     """The header of a batch."""
 
     @property
@@ -59,7 +59,7 @@ class Loss(Struct, frozen=True):
 
 
 def find_loss(
-    header: Callable[[int], ElectionBatch], ends: Ends, since: int, epoch: int | None, now_ms: int
+    header: Callable[[int], HeaderOfBatch], ends: Ends, since: int, epoch: int | None, now_ms: int
 ) -> Loss | None:
     """The times between which the elections since an offset may have cost records; None if there
     was none.
@@ -89,8 +89,8 @@ def find_loss(
 
 
 def _last_until(
-    header: Callable[[int], ElectionBatch], begin: int, ends: Ends, epoch: int
-) -> ElectionBatch | None:
+    header: Callable[[int], HeaderOfBatch], begin: int, ends: Ends, epoch: int
+) -> HeaderOfBatch | None:
     """The last batch before the stable end that was appended by that epoch; None if it is not in
     the log any more."""
     low, high, found = begin, ends.stable, None

@@ -20,7 +20,7 @@ from chronos.adapters.machine import SystemClock
 from chronos.config import load
 from chronos.core.cluster.heartbeats import LeaveRecord
 from chronos.errors import LogUnavailable
-from chronos.node.cluster import ClusterNode, LocalNode, open_coordinator
+from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator
 from chronos.node.opening import open_kafka
 from chronos.node.tls import Tls
 from chronos.ports import TopicSpec
@@ -103,7 +103,7 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
         config,
         log=log,
         clock=SystemClock(),
-        node=LocalNode(
+        callbacks=NodeCallbacks(
             describe=lambda: pytest.fail("it has not joined"),
             look=lambda shard, master: here,
             changed=lambda: True,

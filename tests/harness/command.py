@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import math
 import os
 import runpy
 import select
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -36,22 +38,40 @@ TIMEOUT_S = 60.0
 
 
 class Forked:
-    """A forked process, with the part of the interface of `subprocess.Popen` that is used."""
+    """A forked process, with the part of the interface of `subprocess.Popen` that is used. Any
+    thread may call. The process is killed when this value is gone."""
 
     def __init__(self, reports: int) -> None:
         """`reports`: the end of a pipe that gives the process id, and in the end the exit code."""
-        self._reports = os.fdopen(reports, "rb")
-        self.pid = int(self._reports.readline())
+        self._reports = os.fdopen(reports, "rb", 0)
+        self._lock = threading.Lock()
         self.returncode: int | None = None
+        self.pid = self._report(TIMEOUT_S)
+
+    def __del__(self) -> None:
+        self._reports.close()
+
+    def _report(self, timeout_s: float | None) -> int:
+        ready = select.poll()  # select is for the first 1,024 files only
+        ready.register(self._reports, select.POLLIN)
+        if not ready.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000)):
+            raise subprocess.TimeoutExpired("chronos", timeout_s or 0.0)
+        line = self._reports.readline()
+        if not line:
+            raise ChildProcessError("the process that forks has ended; its error is on stderr")
+        return int(line)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code, negative for a signal. Raises
         subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._reports], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            self.returncode = int(self._reports.readline())
-            self._reports.close()
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left_s = 0.1 if deadline_s is None else min(0.1, deadline_s - time.monotonic())
+            with self._lock, suppress(subprocess.TimeoutExpired):
+                if self.returncode is None:
+                    self.returncode = self._report(max(0.0, left_s))
+            if self.returncode is None and left_s <= 0:
+                raise subprocess.TimeoutExpired("chronos", timeout or 0.0)
         return self.returncode
 
     def poll(self) -> int | None:
@@ -62,8 +82,9 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):
+            if self.returncode is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9."""
@@ -105,17 +126,20 @@ class Forks:
         reports, written = os.pipe()
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [*files, written])
+        except OSError:
+            os.close(reports)
+            raise
         finally:
             os.close(written)
         return Forked(reports)
 
 
 def _serve(requests: socket.socket) -> bool:
-    """Fork for each request; return in the forked process whether it ends quickly, and exit once
-    there are no more requests.
-
-    Another process is forked for each, which waits for its end and reports it."""
+    """Fork a monitor for each request, which forks the process of the request; return in that
+    process whether it ends quickly, and exit once there are no more requests."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Ctrl-C is for the tests, and for the processes that they started.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         data, files, _, _ = socket.recv_fds(requests, 1_000_000, 4)
         if not data:
@@ -129,11 +153,8 @@ def _serve(requests: socket.socket) -> bool:
         *streams, reports = files
         pid = os.fork()
         if pid:
-            for file in (0, 1, 2, *streams):
-                os.close(file)
-            os.write(reports, b"%d\n" % pid)
-            os.write(reports, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            os._exit(0)
+            _monitor(pid, streams, reports)
+        signal.signal(signal.SIGINT, interrupt)
         os.close(reports)
         for number, file in enumerate(streams):
             os.dup2(file, number)
@@ -144,6 +165,23 @@ def _serve(requests: socket.socket) -> bool:
         os.chdir(request["cwd"])
         sys.argv = ["chronos", *request["arguments"]]
         return bool(request["ends_quickly"])
+
+
+def _monitor(pid: int, streams: Sequence[int], reports: int) -> NoReturn:
+    """Report the id of a process and its exit code; kill it once nobody reads the report."""
+    try:
+        for file in (0, 1, 2, *streams):
+            os.close(file)
+        os.write(reports, b"%d\n" % pid)
+        ended = os.pidfd_open(pid)
+        watched = select.poll()
+        watched.register(ended, select.POLLIN)
+        watched.register(reports, 0)  # tells of an error: the reader is gone
+        if all(file != ended for file, _ in watched.poll()):
+            os.kill(pid, signal.SIGKILL)
+        os.write(reports, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    finally:
+        os._exit(0)
 
 
 def _end(main: Callable[[], object]) -> NoReturn:

@@ -34,8 +34,8 @@ class Service:
     """One node of Chronos in a separate process. Its data is kept in `data_dir` across restarts."""
 
     forked = False
-    """Fork the process from one that has loaded Chronos, which saves most of its start. Its memory
-    is not that of a node then."""
+    """Fork the process of the first start from one that has loaded Chronos, which saves most of it.
+    It has some more memory than a node, and the seed of hashes of other forked nodes."""
 
     def __init__(
         self,
@@ -84,7 +84,8 @@ class Service:
         for path, value in self.settings.items():
             arguments += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:
-            if self.forked and (self._module, self.source, self._environ) == ("chronos", None, {}):
+            is_usual = (self._module, self.source, self._environ) == ("chronos", None, {})
+            if self.forked and is_usual and self._process is None:
                 with open(os.devnull) as nothing:
                     files = [nothing.fileno(), output.fileno(), output.fileno()]
                     self._process = forks().start(arguments, os.environ, None, files)
@@ -188,7 +189,12 @@ class Service:
 
     def thaw(self) -> None:
         """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, unless it has ended."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def close(self) -> None:
         """Kill the process in any state."""

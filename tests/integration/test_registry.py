@@ -67,7 +67,7 @@ def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_kill
     )
     assert routes(nodes["n1"])[0]["master"]["address"] in {node.url for node in nodes.values()}
     # A drained node registers without the permission to write, everywhere.
-    nodes["n1"].ask("POST", "/v1/nodes/n3/drain")
+    nodes["n1"].post_until_done("/v1/nodes/n3/drain")
 
     def writable(name: str) -> list[bool]:
         return [
@@ -81,7 +81,7 @@ def test_every_registry_routes_to_every_node_until_it_is_drained_stopped_or_kill
     nodes["n1"].wait_until(
         lambda: "n3" not in fleet.masters().values(), "hand over the shards of the drained node"
     )
-    nodes["n2"].ask("POST", "/v1/nodes/n3/undrain")
+    assert nodes["n2"].ask("POST", "/v1/nodes/n3/undrain")[0] == 202
     nodes["n1"].wait_until(lambda: writable("n3") == [True] * 3, "be told of the end of the drain")
     # A node that stops leaves at once, one that is killed after its time; the masters change at
     # once.

@@ -4,7 +4,6 @@ codes."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -822,8 +821,8 @@ def test_a_second_ctrl_c_ends_it_at_once(service):
         running.start()
         done = run("send", "--to", "t", "--in", "0ms", "x", server=running.url)
         assert done.code == 0
-        os.kill(running.pid, signal.SIGINT)
-        os.kill(running.pid, signal.SIGINT)
+        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGINT)
         assert running.wait_exit() in (0, 1)
 
 

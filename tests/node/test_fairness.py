@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from chronos.admin.http.tokens import TokenLimits, digest, parse_tokens
+from chronos.admin.http.tokens import SenderLimits, digest, parse_tokens
 from chronos.admin.http.waiting import ThreadTurns, asker
 from chronos.core.reach import EVERYTHING
 from tests.harness.inside import Inside, wait_until
@@ -65,7 +65,7 @@ def test_long_polls_of_one_token_leave_room_for_others(service: Inside) -> None:
         polls = [poll(service, "greedy", stack) for _ in range(500)]
         context = service.server._context
         assert context is not None
-        wait_until(lambda: context.polls._count == TokenLimits().polls)
+        wait_until(lambda: context.polls._count == SenderLimits().polls)
         refused = service.ask("GET", "/v1/topics/never/records?wait=60s", token="greedy")
         assert (refused.status, refused.problem, refused.headers["retry-after"]) == (
             429,
@@ -240,7 +240,7 @@ def test_limits_need_the_format_that_has_them() -> None:
         (found,) = parse_tokens(
             f"{{format: {version}, tokens: [{entry % ''}]}}".encode()
         ).senders.values()
-        assert found.limits == TokenLimits()
+        assert found.limits == SenderLimits()
     with pytest.raises(ValueError, match="begin the file with `format: 2`"):
         parse_tokens(f"{{tokens: [{entry % ', limits: {jobs: 2}'}]}}".encode())
 

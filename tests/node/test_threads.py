@@ -17,7 +17,7 @@ from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node import Node, cluster
-from chronos.node.cluster import ClusterNode, LocalNode, reassigned
+from chronos.node.cluster import ClusterNode, NodeCallbacks, reassigned
 from chronos.ports import Coordinator
 from tests.harness.files import no_more_files
 from tests.harness.inside import wait_until
@@ -55,7 +55,7 @@ def made_cluster_node(
         load(None, {}, settings),
         log=no_log,
         clock=SystemClock(),
-        node=LocalNode(
+        callbacks=NodeCallbacks(
             describe=describe,
             look=lambda shard, master: None,
             changed=lambda: True,

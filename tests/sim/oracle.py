@@ -28,8 +28,9 @@ from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
+from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.retention import id_states_kept_ms, unpulled_ms
-from chronos.workers.replica.state import Assignment, ReplicaContext, ReplicaSettings, ReplicaState
+from chronos.workers.replica.state import Assignment, ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service

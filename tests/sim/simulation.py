@@ -22,7 +22,7 @@ from chronos.core.shard.progress import RULES
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.state import IN_PLACE, ReplicaSettings
+from chronos.workers.replica.state import IN_PLACE
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
 from tests.sim.checker import RateBound
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
@@ -408,17 +408,9 @@ class Simulation(ClusterPart):
             shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
-            settings = ReplicaSettings(
-                limits=self.cluster.settings.limits,
-                delay_topic=DELAY,
-                progress_topic=PROGRESS,
-                cluster=CLUSTER,
-                node="",
-                instance="",
-                delivered_ms=None,
-                deduplication_ms=0,
+            follower = Follower(
+                log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS
             )
-            follower = Follower(log, store, shard_state, settings)
             while follower.step():
                 pass
             steps = self.checker.steps[shard]

@@ -15,9 +15,10 @@ from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.push.lanes import ShardRates
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
+from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
-from chronos.workers.replica.state import ReplicaContext, ReplicaSettings, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog

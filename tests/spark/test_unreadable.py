@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from chronos.core.shard.progress import Progress, pack_progress
-from chronos.spark.archive.unreadable import OffsetRange, known_ranges, parts_of, skipped
+from chronos.spark.archive.unreadable import ReadablePart, known_ranges, parts_of, skipped
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
@@ -165,13 +165,13 @@ def test_offsets_are_read_around_ranges() -> None:
     """Also where a range is cut by the ends, or lies behind them."""
     ranges = [(5, 7), (10, 10)]
     assert parts_of(0, 20, ranges) == [
-        OffsetRange(0, 5, True),
-        OffsetRange(8, 10, True),
-        OffsetRange(11, 20, False),
+        ReadablePart(0, 5, True),
+        ReadablePart(8, 10, True),
+        ReadablePart(11, 20, False),
     ]
-    assert parts_of(6, 10, ranges) == [OffsetRange(8, 10, True)]
-    assert parts_of(0, 3, ranges) == [OffsetRange(0, 3, True)]
+    assert parts_of(6, 10, ranges) == [ReadablePart(8, 10, True)]
+    assert parts_of(0, 3, ranges) == [ReadablePart(0, 3, True)]
     assert parts_of(5, 7, ranges) == []
-    assert parts_of(11, 20, ranges) == [OffsetRange(11, 20, False)]
+    assert parts_of(11, 20, ranges) == [ReadablePart(11, 20, False)]
     assert skipped(6, 20, ranges) == [(6, 8), (10, 11)]
     assert skipped(0, 5, ranges) == []

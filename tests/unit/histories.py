@@ -251,13 +251,14 @@ class Producers:
         )
 
     def _hop_ms(self, sent: Sent) -> int | None:
-        """How long before its own time the first timestamp of a record is; the clock of the
-        partition that it came to first never steps back either."""
+        """How long before its own time the first timestamp of a record is. The clock of the
+        partition that it came to first steps back by at most SKEW_MS: it has another leader
+        then."""
         if sent.hop_ms is None:
             return None
         hop_ms = abs(sent.hop_ms) if self.number == 1 else sent.hop_ms
         latest_ms = self._firsts_ms.get(sent.hop_from, 0)
-        hop_ms = min(hop_ms, self._timestamp_ms - latest_ms)
+        hop_ms = min(hop_ms, self._timestamp_ms - latest_ms + SKEW_MS)
         first_ms = self._timestamp_ms - (hop_ms if hop_ms >= -SKEW_MS else 0)
         self._firsts_ms[sent.hop_from] = max(latest_ms, first_ms)
         return hop_ms

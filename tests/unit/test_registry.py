@@ -234,7 +234,7 @@ def test_clients_do_not_write_to_a_node_that_is_drained() -> None:
     assert writable() == [True, True]
     found.register(node("a", "0*1 1", 2, writable=False), NOW_MS)
     assert writable() == [False, True]
-    assert [each.writable for each in found.nodes()] == [False, True]
+    assert [each.registration.writable for each in found.nodes()] == [False, True]
     found.register(node("a", "0*1 1", 3), NOW_MS)
     assert writable() == [True, True]
 

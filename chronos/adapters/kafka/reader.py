@@ -295,7 +295,7 @@ class Frame(Struct, array_like=True):
     """Class, text, and the offset of a BatchUnreadable."""
 
 
-class BoundedLog(Protocol):
+class ReaderLog(Protocol):
     """The log that a bounded reader belongs to."""
 
     def consumer_settings(self, topic: str) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class BoundedReader:
     """See `ports.Reader`. For one thread."""
 
     def __init__(
-        self, log_port: BoundedLog, topic: str, partition: int, offset: int, until: int
+        self, log_port: ReaderLog, topic: str, partition: int, offset: int, until: int
     ) -> None:
         """`until`: the end of the stretch."""
         self._log = log_port
@@ -640,7 +640,7 @@ class AloneReader(KafkaReader):
     """Reads a batch of any size, one with each fetch, in this process: it has the turn until it is
     closed."""
 
-    def __init__(self, log: BoundedLog, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, log: ReaderLog, topic: str, partition: int, offset: int) -> None:
         """Raises LogUnavailable if other readers do not end their turns in time."""
         deadline = time.monotonic() + ALONE_WAIT_S
         # A turn that has lasted too long is noticed only when it is asked for.

@@ -41,7 +41,7 @@ Read = Callable[[Context, ShardDriver], float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeSeries:
+class ShardMetric:
     """One metric with the label `shard`."""
 
     name: str
@@ -51,8 +51,8 @@ class TimeSeries:
     histogram: Callable[[ShardDriver], Histogram] | None = None
 
 
-def _total(name: str, meaning: str, field: str) -> TimeSeries:
-    return TimeSeries(
+def _total(name: str, meaning: str, field: str) -> ShardMetric:
+    return ShardMetric(
         name=f"chronos_messages_{name}_total",
         kind="counter",
         meaning=meaning,
@@ -98,7 +98,7 @@ def _in_sync_missing(context: Context, shard: ShardDriver) -> float | None:
     return None if watch is None else float(watch.missing(shard.number))
 
 
-METRICS: tuple[TimeSeries, ...] = (
+METRICS: tuple[ShardMetric, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
     _total("delivered", "Messages delivered.", "delivered"),
     _total("rejected", "Records rejected, sent to the rejected topic.", "rejected"),
@@ -139,13 +139,13 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         "ignored",
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_pending_messages",
         kind="gauge",
         meaning="Messages accepted and not settled yet.",
         read=lambda _, shard: shard.state.pending,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_parked_messages",
         kind="gauge",
         meaning=(
@@ -154,7 +154,7 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=lambda _, shard: shard.state.parked,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_held_records",
         kind="gauge",
         meaning=(
@@ -163,7 +163,7 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=lambda _, shard: shard.state.held,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_oldest_overdue_seconds",
         kind="gauge",
         meaning=(
@@ -172,31 +172,31 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=_overdue_s,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_lateness_seconds",
         kind="histogram",
         meaning="Delivered minus due, of delivered messages.",
         histogram=lambda shard: shard.lateness,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_step_seconds",
         kind="histogram",
         meaning="Duration of the steps that committed something.",
         histogram=lambda shard: shard.steps,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_transactions_committed_total",
         kind="counter",
         meaning="Transactions with messages or records in them.",
         read=lambda _, shard: shard.commits,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_transactions_aborted_total",
         kind="counter",
         meaning="Transactions aborted, or lost with their producer.",
         read=lambda _, shard: shard.aborts,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_pull_lag_records",
         kind="gauge",
         meaning=(
@@ -206,7 +206,7 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=_lag,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_held_back_records",
         kind="gauge",
         meaning=(
@@ -215,19 +215,19 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=lambda context, shard: _held_back(context, shard)[0],
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_held_back_seconds",
         kind="gauge",
         meaning="How long that transaction has been open; 0 when there is none.",
         read=lambda context, shard: _held_back(context, shard)[1],
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_cursor_timestamp_seconds",
         kind="gauge",
         meaning="Time up to which everything is settled, as Unix time.",
         read=lambda _, shard: shard.state.cursor_due_ms / 1_000,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_progress_timestamp_seconds",
         kind="gauge",
         meaning=(
@@ -236,19 +236,19 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=lambda _, shard: shard.state.progress_ms / 1_000,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_master",
         kind="gauge",
         meaning="1 if this node is master of the shard.",
         read=lambda _, shard: shard.role == "master",
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_paused",
         kind="gauge",
         meaning="1 while the shard is paused; `/v1/shards` has the reason.",
         read=lambda _, shard: shard.paused is not None,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_stalled_seconds",
         kind="gauge",
         meaning=(
@@ -257,13 +257,13 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=lambda _, shard: shard.stalled_ms / 1_000,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_stalls_total",
         kind="counter",
         meaning="How often the shard stood still for 30 s or more, since the process started.",
         read=lambda _, shard: shard.stalls,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_master_unhealthy",
         kind="gauge",
         meaning=(
@@ -272,7 +272,7 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=_unhealthy,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_in_sync_replicas",
         kind="gauge",
         meaning=(
@@ -282,7 +282,7 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=_in_sync,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_in_sync_missing",
         kind="gauge",
         meaning=(
@@ -291,13 +291,13 @@ METRICS: tuple[TimeSeries, ...] = (
         ),
         read=_in_sync_missing,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_epoch",
         kind="gauge",
         meaning="Epoch of the last master in the progress log.",
         read=lambda _, shard: shard.state.log_epoch,
     ),
-    TimeSeries(
+    ShardMetric(
         name="chronos_store_bytes",
         kind="gauge",
         meaning="Size of the store on disk.",
@@ -589,7 +589,7 @@ class Exposition(Collector):
             family.add_metric([topic], waited_ms / 1_000)
         yield family
 
-    def _family(self, series: TimeSeries) -> Metric:
+    def _family(self, series: ShardMetric) -> Metric:
         if series.histogram is not None:
             histograms = HistogramMetricFamily(series.name, series.meaning, labels=["shard"])
             for shard in self._context.shards:

@@ -674,7 +674,7 @@ def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
         announced=node.by_itself,
         version=registration.version,
         state_version=registration.state_version,
-        writable=node.writable,
+        writable=node.registration.writable,
         registered_at=format_time(node.registered_ms + ahead_ms),
         shards=_shards_info(registration),
     )

@@ -141,7 +141,7 @@ class BodyShare:
         self.budget.give_back(self._size)
 
 
-async def read_body(request: web.Request, hold: BodyShare, bytes_max: int) -> bytes:
+async def read_body(request: web.Request, share: BodyShare, bytes_max: int) -> bytes:
     """The body of a request with JSON. ProblemError for another type, too many bytes, or too much
     time."""
     if request.content_type != "application/json":
@@ -158,10 +158,10 @@ async def read_body(request: web.Request, hold: BodyShare, bytes_max: int) -> by
     request.content.set_read_chunk_size(READ_BYTES)
     unread.is_read = True
     try:
-        async with hold.budget.arriving():
+        async with share.budget.arriving():
             while chunk := await request.content.readany():
                 unread.set(0)
-                hold.grow(len(chunk))
+                share.grow(len(chunk))
                 body += chunk
                 if len(body) > bytes_max:
                     raise web.HTTPRequestEntityTooLarge(bytes_max)

@@ -72,7 +72,7 @@ class Call(Struct):
     query: Any
     body: bytes
     sender: Sender
-    hold: BodyShare
+    share: BodyShare
     """The request's share of the memory for bodies."""
 
 

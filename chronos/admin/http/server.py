@@ -442,15 +442,15 @@ class _Runner:
         if route.handler is None:
             assert self._handler is not None
             return await self._handler(request, sender)
-        with BodyShare(self._bodies) as hold:
+        with BodyShare(self._bodies) as share:
             # 2.
             body = (
-                b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
+                b"" if route.body is None else await read_body(request, share, self._body_bytes_max)
             )
             # 3.
             await recorded.begin(query, body)
             # 4.
-            result = await route.handler(Call(request, query, body, sender, hold))
+            result = await route.handler(Call(request, query, body, sender, share))
         if isinstance(result, web.StreamResponse):
             return result
         status, content = result

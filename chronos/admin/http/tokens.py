@@ -21,7 +21,7 @@ tokens:
     sha256: <64 hexadecimal digits: the SHA-256 of the token>
     roles: [read, payload, write]
     targets: ["orders.*"]       # optional; without it, all
-    limits: {polls: 100}        # optional; see `TokenLimits`
+    limits: {polls: 100}        # optional; see `SenderLimits`
     ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
   - name: billing
     certificate: uri:spiffe://example.org/billing     # instead of `sha256`: see `chronos.admin.http.tokens`
@@ -390,7 +390,7 @@ SUBJECT_MAX = 200
 """Most characters of the subject of a token of the issuer in the name of its sender."""
 
 
-class TokenLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SenderLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much one token may have at a time on one node, so that something is left for the
     others."""
 
@@ -413,7 +413,7 @@ class Sender(Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] = ALL_IDS
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its
     target."""
-    limits: TokenLimits | None = None
+    limits: SenderLimits | None = None
     """None: only those of all senders together."""
 
     @property
@@ -456,7 +456,7 @@ class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     certificate: str | None = None
     claims: Annotated[dict[str, Any], Meta(min_length=1)] | None = None
-    limits: TokenLimits | None = None
+    limits: SenderLimits | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -600,7 +600,7 @@ def _sender(token: _Token, file_format: int) -> Sender:
         roles=roles,
         targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
         ids=ALL_IDS if token.ids is None else tuple(token.ids),
-        limits=token.limits or TokenLimits(),
+        limits=token.limits or SenderLimits(),
     )
 
 

@@ -386,7 +386,7 @@ class DeadLetters:
             refused += more
             if records:
                 size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
-                call.hold.grow(size_bytes)
+                call.share.grow(size_bytes)
                 await context.appender.append(records, size_bytes)
             left = {_place(each.letter) for each in refused}
             markers = _markers(context.dead_letters.topic, part.found, left, resolution)

@@ -255,7 +255,9 @@ class LetterTopic:
                 newest_first=newest_first,
                 whole=bytes_max is not None,
                 budget=budget,
-                chunk_records=min(max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX),
+                chunk_records=min(
+                    max(limit // max(1, len(windows)), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX
+                ),
             )
             scans = [
                 _Scan(self, readers, partition, window, terms)

@@ -142,7 +142,7 @@ class Messages:
         context.targets.request(topics)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
-        call.hold.grow(size_bytes)
+        call.share.grow(size_bytes)
         try:
             appended = await context.appender.append(records, size_bytes)
         except LogUnavailable as error:
@@ -607,7 +607,7 @@ class Messages:
         record = plan_action(
             message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms()
         )
-        call.hold.grow(ACTION_BYTES)
+        call.share.grow(ACTION_BYTES)
         try:
             (appended,) = await context.appender.append([record], ACTION_BYTES)
         except LogUnavailable as error:

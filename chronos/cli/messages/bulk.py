@@ -3,7 +3,7 @@ count them; and the jobs of a node."""
 
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import typer
@@ -34,8 +34,6 @@ from chronos.client import (
     requests,
 )
 from chronos.client.requests import FilterOptions
-
-Verb = Literal["cancel", "reschedule", "fire", "pause", "resume"]
 
 DONE = {
     "cancel": "cancelled",
@@ -70,7 +68,7 @@ def act(
     yes: bool,
 ) -> None:
     """Count, ask, act. Exit code 0 once every message was looked at and no action failed."""
-    verb, delay, at, until = change
+    verb, delay, at, until = change.verb, change.delay, change.at, change.until
     if verb == "reschedule" and not (dry_run and at is None and delay is None):
         check_when(at, delay)
     if not (dry_run or yes or sys.stdin.isatty()):

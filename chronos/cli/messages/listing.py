@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from chronos.cli.options import JobOptions
+from chronos.cli.options import SparkOptions
 from chronos.cli.output import (
     NOT_SHOWN,
     Format,
@@ -166,7 +166,7 @@ def _from_archive(
         start=None if start is None else str(start),
         end=None if end is None else str(end),
     )
-    found = ask_archive(JobOptions(location, "auto", []), wanted, limit)
+    found = ask_archive(SparkOptions(location=location, master="auto", conf=[]), wanted, limit)
     if output is Format.text:
         show_found(found)
     return found_json(found)

@@ -117,7 +117,7 @@ class SeriesOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
+class PayloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the payload, as they were given."""
 
     value: str | None
@@ -126,7 +126,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The other options of a message, as they were given."""
+    """The options of a message without those of its payload, as they were given."""
 
     topic: str
     delay: str | None
@@ -140,7 +140,9 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     series: SeriesOptions
 
 
-def send(server: str, output: Format, payload: Payload, asked: SendOptions, *, wait: bool) -> None:
+def send(
+    server: str, output: Format, payload: PayloadOptions, asked: SendOptions, *, wait: bool
+) -> None:
     """Send, and print the id; with `wait` only once the shard has applied the message, and was it
     not accepted, exit code 1."""
     series, at, delay, id = asked.series, asked.at, asked.delay, asked.id
@@ -226,7 +228,7 @@ def _warn(texts: Mapping[str, int]) -> None:
         )
 
 
-def _check_payload(payload: Payload) -> None:
+def _check_payload(payload: PayloadOptions) -> None:
     value, lines, null = payload.value, payload.lines, payload.null
     if lines and value not in (None, "-"):
         raise typer.BadParameter("--lines reads the messages from stdin; leave out VALUE")

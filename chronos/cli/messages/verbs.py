@@ -139,7 +139,7 @@ def _rhythm(repetition: Repetition) -> str:
 def act(server: str, output: Format, change: ChangeOptions, id: str) -> None:
     """cancel, reschedule, fire, pause or resume: exit code 0 if it was done, 1 if it was too late
     or is not applied, 4 if no message has the id."""
-    named, (verb, delay, at, until) = given(id), change
+    named, verb, delay, at, until = given(id), change.verb, change.delay, change.at, change.until
     if verb == "reschedule":
         check_when(at, delay)
         request = requests.reschedule(named, at, delay)

@@ -27,7 +27,6 @@ ClusterOption = Annotated[
 OnlyClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="Only this cluster.")
 ]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a registered node.")]
 Namespace = Annotated[
     str, typer.Argument(metavar="NAMESPACE", help="Namespace of the configuration.")
 ]

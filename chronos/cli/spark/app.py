@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import ConfigFile, JobOptions, Output, Settings
+from chronos.cli.options import ClusterOptions, ConfigFile, Output, Settings, SparkOptions
 from chronos.cli.output import Format
 
 Location = Annotated[
@@ -165,12 +165,18 @@ def archive(
 ) -> None:
     if context.invoked_subcommand is not None:
         return
+    if location is None:
+        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
     from chronos.cli.spark.archive import run
 
     run(
         output,
-        JobOptions(
-            location, master, conf or [], config, settings or [], reader or [], other_cluster
+        SparkOptions(location=location, master=master, conf=conf or []),
+        ClusterOptions(
+            config=config,
+            settings=settings or [],
+            reader=reader or [],
+            other_cluster=other_cluster,
         ),
         targets=targets,
         all_records=all_records,
@@ -201,9 +207,8 @@ def compact(
     """
     from chronos.cli.spark.archive import compact_archive
 
-    compact_archive(
-        output, location=location, file_bytes=file_bytes, master=master, conf=conf or []
-    )
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    compact_archive(output, options, file_bytes=file_bytes)
 
 
 @archive_app.command()
@@ -253,8 +258,16 @@ def find(
     """  # noqa: E501
     from chronos.cli.spark.archive import FindOptions, ask_archive, put_found
 
-    wanted = FindOptions(ids or [], id_prefix, targets or [], headers or [], start, end)
-    found = ask_archive(JobOptions(location, master, conf or []), wanted, limit)
+    wanted = FindOptions(
+        ids=ids or [],
+        id_prefix=id_prefix,
+        targets=targets or [],
+        headers=headers or [],
+        start=start,
+        end=end,
+    )
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    found = ask_archive(options, wanted, limit)
     put_found(found, output)
 
 
@@ -300,7 +313,7 @@ def audit(
 
     run(
         output,
-        JobOptions(location, master, conf or []),
+        SparkOptions(location=location, master=master, conf=conf or []),
         start=start,
         end=end,
         details=details,
@@ -462,10 +475,11 @@ def backfill(
         expired=ignore_expiry,
         compacted=compacted,
     )
-    course = RunOptions(
+    run_options = RunOptions(
         yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume, abandon=abandon
     )
-    options = JobOptions(
-        location, master, conf or [], config, settings or [], reader or [], other_cluster
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    cluster = ClusterOptions(
+        config=config, settings=settings or [], reader=reader or [], other_cluster=other_cluster
     )
-    run(output, options, asked, course)
+    run(output, options, cluster, asked, run_options)

@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec import Struct
 
-from chronos.cli.options import JobOptions
+from chronos.cli.options import ClusterOptions, SparkOptions
 from chronos.cli.output import Format, local, note, number, printable, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
@@ -19,12 +20,9 @@ if TYPE_CHECKING:
     from chronos.spark.audit.job import FoundDeliveries
 
 
-def settings_of(options: JobOptions) -> tuple[Config, str]:
-    """The cluster's configuration and the archive's location; ConfigurationError if the log is not
-    Kafka."""
-    if options.location is None:
-        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
-    config = load(options.config, os.environ, list(options.settings))
+def settings_of(options: ClusterOptions) -> Config:
+    """The cluster's configuration; ConfigurationError if the log is not Kafka."""
+    config = load(options.config, os.environ, options.settings)
     if config.log.kind != "kafka":
         raise ConfigurationError(
             [
@@ -33,7 +31,7 @@ def settings_of(options: JobOptions) -> tuple[Config, str]:
             ]
         )
     set_up("warning", config.logging.format)
-    return config, options.location
+    return config
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:
@@ -61,7 +59,8 @@ def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 def run(
     output: Format,
-    options: JobOptions,
+    options: SparkOptions,
+    cluster: ClusterOptions,
     *,
     targets: str | None,
     all_records: bool,
@@ -69,9 +68,9 @@ def run(
     batch_records: int,
 ) -> None:
     """Run the archive once, or again and again with a pause of `every`."""
-    config, location = settings_of(options)
+    config = settings_of(cluster)
     pause_s = None if every is None else _pause_s(every)
-    reading = {f"kafka.{key}": value for key, value in pairs(options.reader, "--kafka").items()}
+    reading = {f"kafka.{key}": value for key, value in pairs(cluster.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
     need_spark()
@@ -91,15 +90,15 @@ def run(
         targets=None if targets is None else [name for name in targets.split(",") if name],
         all_records=all_records,
         batch_records=batch_records,
-        other_cluster=options.other_cluster,
+        other_cluster=cluster.other_cluster,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
-    storage = ArchiveStorage(location)
+    storage = ArchiveStorage(options.location)
     brokers = open_kafka(config)
     try:
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
-        with spark_job("archive", options.master, pairs(options.conf, "--conf")) as (
+        with spark_job("archive", options) as (
             spark,
             display,
             log,
@@ -157,9 +156,7 @@ def _show(done: list[Any], output: Format) -> None:
         )
 
 
-def compact_archive(
-    output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]
-) -> None:
+def compact_archive(output: Format, options: SparkOptions, *, file_bytes: str) -> None:
     """Compact the archive: a few large files in place of many small ones."""
     try:
         wanted = size_bytes(file_bytes)
@@ -173,9 +170,9 @@ def compact_archive(
     from chronos.spark.archive.compact import compact
     from chronos.spark.storage import ArchiveStorage
 
-    storage = ArchiveStorage(location)
+    storage = ArchiveStorage(options.location)
     try:
-        with spark_job("archive compact", master, pairs(conf, "--conf"), kafka=False) as (
+        with spark_job("archive compact", options, kafka=False) as (
             spark,
             display,
             _,
@@ -230,7 +227,7 @@ def verify_archive(output: Format, *, location: str) -> None:
         raise typer.Exit(1)
 
 
-class FindOptions(NamedTuple):
+class FindOptions(Struct, frozen=True, kw_only=True):
     """The conditions of the messages that are looked for, as they were given."""
 
     ids: list[str]
@@ -241,13 +238,12 @@ class FindOptions(NamedTuple):
     end: str | None
 
 
-def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "FoundDeliveries":
+def ask_archive(options: SparkOptions, wanted: FindOptions, limit: int) -> "FoundDeliveries":
     """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window
     from chronos.spark.ledger import BackfillRequest
 
-    assert options.location is not None
     now_ms = time.time_ns() // 1_000_000
     try:
         ids = [id_bytes(each).hex() for each in wanted.ids]
@@ -271,9 +267,7 @@ def ask_archive(options: JobOptions, wanted: FindOptions, limit: int) -> "FoundD
     from chronos.spark.storage import ArchiveStorage
 
     try:
-        with spark_job(
-            "archive find", options.master, pairs(options.conf, "--conf"), kafka=False
-        ) as (
+        with spark_job("archive find", options, kafka=False) as (
             spark,
             display,
             _,

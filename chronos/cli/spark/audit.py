@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chronos.cli.options import JobOptions
+from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
-from chronos.cli.spark.archive import pairs
 from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
 from chronos.errors import ArchiveFailed
 from chronos.logs import set_up
@@ -59,7 +58,7 @@ def parse_window(start: str | None, end: str | None, now_ms: int) -> tuple[int |
 
 def run(
     output: Format,
-    options: JobOptions,
+    options: SparkOptions,
     *,
     start: str | None,
     end: str | None,
@@ -68,7 +67,6 @@ def run(
 ) -> None:
     """Audit and show the result; exit code 1 if a promise was broken, NOT_PROVED if not every
     outcome is proved."""
-    assert options.location is not None
     now_ms = time.time_ns() // 1_000_000
     from_ms, to_ms = parse_window(start, end, now_ms)
     set_up("warning", "auto")
@@ -83,7 +81,7 @@ def run(
     if details is not None:
         check_details(details)  # before Spark starts, which takes seconds
     try:
-        with spark_job("audit", options.master, pairs(options.conf, "--conf"), kafka=False) as (
+        with spark_job("audit", options, kafka=False) as (
             spark,
             display,
             _,

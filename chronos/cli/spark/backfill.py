@@ -4,11 +4,12 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec import Struct
 
-from chronos.cli.options import JobOptions, confirm
+from chronos.cli.options import ClusterOptions, SparkOptions, confirm
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
@@ -30,7 +31,7 @@ _confirm = partial(confirm, shown="plan", done="sent")
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-class BackfillOptions(NamedTuple):
+class BackfillOptions(Struct, frozen=True, kw_only=True):
     """The options that say what is sent, and how, as they were given."""
 
     modes: dict[str, bool]
@@ -47,7 +48,7 @@ class BackfillOptions(NamedTuple):
     compacted: bool = False
 
 
-class RunOptions(NamedTuple):
+class RunOptions(Struct, frozen=True, kw_only=True):
     """The options that say how far the command goes."""
 
     yes: bool = False
@@ -117,12 +118,18 @@ def _check(mode: str, asked: BackfillOptions) -> None:
         raise typer.BadParameter("--rate: give more than 0 messages per second")
 
 
-def run(output: Format, options: JobOptions, asked: BackfillOptions, course: RunOptions) -> None:
+def run(
+    output: Format,
+    options: SparkOptions,
+    cluster: ClusterOptions,
+    asked: BackfillOptions,
+    run_options: RunOptions,
+) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
-    if course.resume and course.abandon:
+    if run_options.resume and run_options.abandon:
         raise typer.BadParameter("choose one of --resume and --abandon")
-    config, location = settings_of(options)
-    reading = {f"kafka.{key}": value for key, value in pairs(options.reader, "--kafka").items()}
+    config, location = settings_of(cluster), options.location
+    reading = {f"kafka.{key}": value for key, value in pairs(cluster.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
     need_spark()
@@ -139,7 +146,7 @@ def run(output: Format, options: JobOptions, asked: BackfillOptions, course: Run
     try:
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
-        with spark_job("backfill", options.master, pairs(options.conf, "--conf")) as (
+        with spark_job("backfill", options) as (
             spark,
             display,
             _,
@@ -156,7 +163,7 @@ def run(output: Format, options: JobOptions, asked: BackfillOptions, course: Run
                 bootstrap_servers=kafka.bootstrap_servers,
                 delay_topic=config.topics.delay,
                 reader={**java_properties(kafka.properties), **reading},
-                other_cluster=options.other_cluster,
+                other_cluster=cluster.other_cluster,
             )
             if request.mode != "pending" and (job.cluster, job.topic) != (
                 config.cluster,
@@ -171,12 +178,12 @@ def run(output: Format, options: JobOptions, asked: BackfillOptions, course: Run
                 left = job.unfinished()
                 if left is not None:
                     display.pause()
-                    _end(job, left, request, output, course, display.pause)
-                elif course.resume or course.abandon:
+                    _end(job, left, request, output, run_options, display.pause)
+                elif run_options.resume or run_options.abandon:
                     display.pause()
                     note("there is no unfinished run")
-                if not (course.resume or course.abandon):
-                    _replay(job, request, output, course, display.pause)
+                if not (run_options.resume or run_options.abandon):
+                    _replay(job, request, output, run_options, display.pause)
     except KeyboardInterrupt:
         note(
             "stopped; the archive records what was sent: the same command sends the rest, "
@@ -192,27 +199,27 @@ def _end(
     left: "BackfillRun",
     request: "BackfillRequest",
     output: Format,
-    course: RunOptions,
+    run_options: RunOptions,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
     what = f"run {left.run} of {number(left.total)} messages is unfinished"
-    if course.dry_run:
+    if run_options.dry_run:
         note(f"{what}; it would be resumed first")
         return
-    if course.abandon:
-        _confirm(f"{what}: leave the rest unsent?", yes=course.yes)
+    if run_options.abandon:
+        _confirm(f"{what}: leave the rest unsent?", yes=run_options.yes)
         began_s = time.monotonic()
         report = job.abandon(left)
         pause()
         _show_end(report, output, time.monotonic() - began_s)
         return
-    if not course.resume and left.request.options != request.options:
+    if not run_options.resume and left.request.options != request.options:
         raise typer.BadParameter(
             f"{what}, and was started with other options; end it first: --resume sends the rest, "
             "--abandon leaves it unsent"
         )
-    _confirm(f"{what}: send the rest?", yes=course.yes)
+    _confirm(f"{what}: send the rest?", yes=run_options.yes)
     began_s = time.monotonic()
     report = job.send(left)
     pause()
@@ -223,7 +230,7 @@ def _replay(
     job: "Backfill",
     request: "BackfillRequest",
     output: Format,
-    course: RunOptions,
+    run_options: RunOptions,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Plan, ask and send; the time that is shown is that of planning and sending, without the time
@@ -240,15 +247,15 @@ def _replay(
     try:
         if output is Format.text:
             _show_plan(planned)
-        if not course.dry_run:
-            check_end(planned, beyond_archive=course.beyond_archive)
-        if course.dry_run or not planned.messages:
+        if not run_options.dry_run:
+            check_end(planned, beyond_archive=run_options.beyond_archive)
+        if run_options.dry_run or not planned.messages:
             if output is Format.json:
                 put_json(as_json(planned))
             job.discard(planned)
             return
         _confirm(
-            f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=course.yes
+            f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=run_options.yes
         )
         began_s = time.monotonic()
         run = job.begin(planned)

@@ -13,13 +13,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TextIO
 
 import typer
 
+from chronos.cli.options import SparkOptions
 from chronos.cli.output import note, number, span
+from chronos.cli.spark.archive import pairs
 from chronos.errors import ChronosError
 from chronos.spark.session import Step, running_tasks
 
@@ -268,7 +270,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 @contextmanager
 def spark_job(
-    name: str, master: str, conf: Mapping[str, str], *, kafka: bool = True
+    name: str, options: SparkOptions, *, kafka: bool = True
 ) -> Iterator[tuple[Any, ProgressDisplay, SparkLog]]:
     """A session for one job, the display of its progress, and Spark's log, which is named if the
     job fails.
@@ -281,7 +283,9 @@ def spark_job(
     try:
         display(Step(name="starting Spark"))
         with log.take_warnings():
-            spark = open_session(name, master, conf, log.file, kafka=kafka)
+            spark = open_session(
+                name, options.master, pairs(options.conf, "--conf"), log.file, kafka=kafka
+            )
             try:
                 display.count_tasks(spark)
                 with _interruptible():

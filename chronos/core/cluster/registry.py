@@ -163,7 +163,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """The registered masters of the shards that the node follows."""
 
 
-class ShardRoute(Struct, frozen=True, kw_only=True):
+class RegistryRoute(Struct, frozen=True, kw_only=True):
     """The nodes that serve one shard of a topic."""
 
     shard: int
@@ -179,7 +179,7 @@ class Routes(Struct, frozen=True, kw_only=True):
 
     partitions: int
     """Number of shards that the topic has, registered or not."""
-    routes: tuple[ShardRoute, ...]
+    routes: tuple[RegistryRoute, ...]
     """By shard; those without a registered node are missing."""
     order: str | None = None
     """The topic's value in ORDER_NAMESPACE."""
@@ -191,8 +191,6 @@ class KnownNode(Struct, frozen=True, kw_only=True):
     registration: Registration
     registered_ms: int
     """Time of its last registration."""
-    writable: bool
-    """False: it is drained."""
     by_itself: bool = True
     """False: somebody else registered it."""
 
@@ -260,7 +258,7 @@ class Registry:
     def register(
         self, registration: Registration, now_ms: int, *, by_itself: bool = True
     ) -> Answer:
-        """Replace what is known of a node. Raises Full, Taken.
+        """Replace what is known of a node. Raises Full, RegistrationTaken.
 
         `by_itself`: the registration came from the node. Others displace neither a node that
         registered itself, nor the holder of their address, nor as masters a node that registered
@@ -484,11 +482,11 @@ class Registry:
             order=self._config.get(ORDER_NAMESPACE, {}).get(topic) if self._with_order else None,
         )
 
-    def _route(self, cluster: str, shard: int, config: TopicConfig) -> ShardRoute:
+    def _route(self, cluster: str, shard: int, config: TopicConfig) -> RegistryRoute:
         holders = self._holders[cluster, shard]
         master = _master_of(holders)
         is_writable = master is not None and self._live[cluster, master].registration.writable
-        return ShardRoute(
+        return RegistryRoute(
             shard=shard,
             permissions=config.permissions if is_writable else config.permissions & ~WRITE,
             master=None if master is None else self._endpoint((cluster, master)),
@@ -542,7 +540,6 @@ class Registry:
         return KnownNode(
             registration=live.registration,
             registered_ms=live.registered_ms,
-            writable=live.registration.writable,
             by_itself=live.by_itself,
         )
 

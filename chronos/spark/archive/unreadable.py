@@ -147,7 +147,7 @@ def _merged(ranges: Ranges, more: Sequence[tuple[int, int, int]]) -> Ranges:
     return merged
 
 
-class OffsetRange(Struct, frozen=True):
+class ReadablePart(Struct, frozen=True):
     """Offsets of a partition to read."""
 
     begin: int
@@ -156,17 +156,17 @@ class OffsetRange(Struct, frozen=True):
     """A range begins behind them, so that nothing may be read ahead."""
 
 
-def parts_of(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[OffsetRange]:
+def parts_of(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[ReadablePart]:
     """The offsets from `begin` to `end`, exclusive, that are in none of the ranges."""
     parts = []
     for first, last in ranges:
         if last < begin or first >= end + READ_AHEAD:
             continue
         if begin < min(first, end):
-            parts.append(OffsetRange(begin, min(first, end), before_range=True))
+            parts.append(ReadablePart(begin, min(first, end), before_range=True))
         begin = max(begin, last + 1)
     if begin < end:
-        parts.append(OffsetRange(begin, end, before_range=False))
+        parts.append(ReadablePart(begin, end, before_range=False))
     return parts
 
 
@@ -185,7 +185,7 @@ def is_near(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> bool:
 
 def parts_around(
     spans: Mapping[str, tuple[int, int]], ranges: Ranges
-) -> dict[str, list[OffsetRange]] | None:
+) -> dict[str, list[ReadablePart]] | None:
     """The parts to read of these offsets (begin, end) by partition; None if no range is near: they
     can be read as they are."""
     if not any(is_near(*span, ranges.get(part, ())) for part, span in spans.items()):
@@ -197,7 +197,7 @@ def records_around(
     spark: SparkSession,
     brokers: ArchiveBrokers,
     topic: str,
-    parts: Mapping[str, Sequence[OffsetRange]],
+    parts: Mapping[str, Sequence[ReadablePart]],
     options: Mapping[str, str],
     nothing: DataFrame,
 ) -> DataFrame:
@@ -226,7 +226,7 @@ def records_around(
 def _read(
     spark: SparkSession,
     topic: str,
-    parts: Mapping[str, OffsetRange],
+    parts: Mapping[str, ReadablePart],
     ends: Mapping[str, int],
     options: Mapping[str, str],
     *,
@@ -247,7 +247,7 @@ def _read(
     return spark.read.format("kafka").options(**wanted).load()
 
 
-def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: OffsetRange) -> int:
+def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: ReadablePart) -> int:
     """The end of the part without the markers and aborted records at its end.
 
     Spark looks for a record at each offset: at theirs its consumer would go on to the next one,

@@ -153,8 +153,11 @@ class Backfill:
     ) -> None:
         """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless
         `other_cluster` accepts it."""
-        self._context = context
-        storage = context.storage
+        self._spark = context.spark
+        self._storage = storage = context.storage
+        self._brokers = context.brokers
+        self._opener = context.opener
+        self._watch = context.watch
         self._tables, self.cluster, self.topic = open_tables(context.spark, storage)
         self.to = delay_topic or self.topic
         claim = check_format(storage) or {}
@@ -169,12 +172,12 @@ class Backfill:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other backfills of this archive out; ArchiveInUse if one runs."""
-        with ArchiveStorage(self._context.storage.path(ledger.SENT)).locked():
+        with ArchiveStorage(self._storage.path(ledger.SENT)).locked():
             yield
 
     def unfinished(self) -> BackfillRun | None:
         """The run that began to send and has not ended; None if there is none."""
-        return ledger.unfinished(self._context.storage)
+        return ledger.unfinished(self._storage)
 
     # --- plan
 
@@ -186,15 +189,15 @@ class Backfill:
         needs_window = (
             request.mode != "pending" and request.to_ms is None and request.from_ms is None
         )
-        self._context.watch(Step(name="reading the coverage of the archive"))
+        self._watch(Step(name="reading the coverage of the archive"))
         covered = coverage(self._tables.offsets)
-        archived_ms = archive_end(covered, self._context.storage.uri, needs_window=needs_window)
+        archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)
-        self._context.watch(Step(name="auditing the window"))
+        self._watch(Step(name="auditing the window"))
         judgement = judge(self._tables, covered, self.topic, span)
         deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
-        self._context.watch(Step(name="writing the plan"))
+        self._watch(Step(name="writing the plan"))
         report = BackfillReport(
             run=name,
             state="planned",
@@ -216,9 +219,7 @@ class Backfill:
             gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
         )
         report = self._write_plan(report, deliveries, targets, span)
-        self._context.storage.write_json(
-            f"{ledger.run_folder(name)}/report.json", to_builtins(report)
-        )
+        self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
     def _span(self, request: BackfillRequest, archived_ms: int) -> Span:
@@ -242,16 +243,16 @@ class Backfill:
         deliveries = selection.selected(
             outcomes, request, self._log_starts() if request.mode == "pending" else {}
         )
-        selected = self._context.storage.path(ledger.run_folder(name), "_selected")
+        selected = self._storage.path(ledger.run_folder(name), "_selected")
         deliveries.write.mode("overwrite").parquet(selected)
         judged = {outcome: count for outcome, count in counted.get.items() if count}
-        deliveries = self._context.spark.read.parquet(selected)
+        deliveries = self._spark.read.parquet(selected)
         if request.mode == "gone":
             deliveries = self._without_present(deliveries, request)
         marked = self._mark_sent(request, deliveries, span)
-        path = self._context.storage.path(ledger.run_folder(name), "_units")
+        path = self._storage.path(ledger.run_folder(name), "_units")
         marked.write.mode("overwrite").parquet(path)
-        written = self._context.spark.read.parquet(path)
+        written = self._spark.read.parquet(path)
         by_target = {
             (row["target"], row["is_sent"]): row["count"]
             for row in written.groupBy("target", "is_sent").count().collect()
@@ -261,8 +262,8 @@ class Backfill:
     def _mark_sent(self, request: BackfillRequest, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
         too."""
-        rows = ledger.sent_rows(self._context.spark, self._context.storage)
-        if not ledger.runs(self._context.storage):
+        rows = ledger.sent_rows(self._spark, self._storage)
+        if not ledger.runs(self._storage):
             return selection.marked(deliveries, rows, request.purpose)
         copies = selection.replays(self._tables.messages, span)
         if request.mode == "all":
@@ -278,16 +279,16 @@ class Backfill:
         """The deliveries that the targets do not hold now."""
         names = [
             name
-            for name in self._context.brokers.names()
+            for name in self._brokers.names()
             if any(fnmatchcase(name, each) for each in request.targets)
         ]
-        infos = self._context.brokers.describe(names)
+        infos = self._brokers.describe(names)
         partitions = {name: info.partitions for name, info in infos.items() if info is not None}
-        self._context.watch(Step(name=f"reading {len(partitions)} targets"))
+        self._watch(Step(name=f"reading {len(partitions)} targets"))
         runs = (
             None
-            if self._is_archived_topic(self._context.brokers.describe([self.topic])[self.topic])
-            else ledger.runs(self._context.storage)
+            if self._is_archived_topic(self._brokers.describe([self.topic])[self.topic])
+            else ledger.runs(self._storage)
         )
         if runs is not None:
             log.warning(
@@ -321,14 +322,13 @@ class Backfill:
         }
         changed = {name: why for name, why in seen.items() if why in (RECREATED, TRUNCATED)}
         ids, ends = self._last_of("deliveries", "topic_id"), self._archived_ends()
-        for name, info in (self._context.brokers.describe(sorted(seen)) if seen else {}).items():
+        for name, info in (self._brokers.describe(sorted(seen)) if seen else {}).items():
             if info is None:
                 changed[name] = DELETED
             elif info.id != ids.get(name):
                 changed[name] = RECREATED
             elif any(
-                self._context.brokers.watermarks(name, partition).high
-                < ends.get((name, partition), 0)
+                self._brokers.watermarks(name, partition).high < ends.get((name, partition), 0)
                 for partition in set(range(info.partitions)) - info.leaderless
             ):
                 changed[name] = TRUNCATED
@@ -350,12 +350,12 @@ class Backfill:
         apart from lost ones."""
         ids = self._last_of("deliveries", "topic_id")
         starts = [
-            (name, partition, self._context.brokers.watermarks(name, partition).start)
-            for name, info in self._context.brokers.describe(targets).items()
+            (name, partition, self._brokers.watermarks(name, partition).start)
+            for name, info in self._brokers.describe(targets).items()
             if info is not None and info.id == ids.get(name)
             for partition in range(info.partitions)
         ]
-        partitions = self._context.spark.createDataFrame(
+        partitions = self._spark.createDataFrame(
             starts, "target string, partition int, log_start long"
         )
         archived = self._tables.deliveries.where(
@@ -371,15 +371,13 @@ class Backfill:
     def _log_starts(self) -> dict[int, int]:
         """The offset each shard's log begins at; greater than any if the cluster no longer reads
         the archived topic."""
-        info = self._context.brokers.describe([self.topic])[self.topic]
+        info = self._brokers.describe([self.topic])[self.topic]
         shards = [
             row["shard"] for row in self._tables.messages.select("shard").distinct().collect()
         ]
         if not self._is_archived_topic(info) or self.to != self.topic:
             return dict.fromkeys(shards, 2**62)
-        return {
-            shard: self._context.brokers.watermarks(self.topic, shard).start for shard in shards
-        }
+        return {shard: self._brokers.watermarks(self.topic, shard).start for shard in shards}
 
     def _write_plan(
         self, report: BackfillReport, deliveries: DataFrame, targets: Mapping[str, int], span: Span
@@ -394,7 +392,7 @@ class Backfill:
             # Some records were first due outside the window.
             rows = self._records(report, deliveries, topics, None)
             cells = counts_of(rows)
-        least = self._context.spark.sparkContext.defaultParallelism if count > PART_ROWS else 1
+        least = self._spark.sparkContext.defaultParallelism if count > PART_ROWS else 1
         parts = min(PARTS_MAX, max(least, -(-count // PART_ROWS)))
         order = ["due_ms", *ledger.TOKEN]
         (
@@ -403,12 +401,12 @@ class Backfill:
             .repartitionByRange(parts, *order)
             .sortWithinPartitions(*order)
             .write.mode("overwrite")
-            .parquet(self._context.storage.path(ledger.run_folder(report.run), "_plan"))
+            .parquet(self._storage.path(ledger.run_folder(report.run), "_plan"))
         )
         for working in ("_units", "_selected"):
-            self._context.storage.remove(f"{ledger.run_folder(report.run)}/{working}")
+            self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
         report = counted(report, cells)
-        found = self._context.brokers.describe(sorted(report.targets)) if report.targets else {}
+        found = self._brokers.describe(sorted(report.targets)) if report.targets else {}
         absent = absent or sorted(name for name in report.targets if found[name] is None)
         return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
@@ -432,7 +430,7 @@ class Backfill:
     ) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `compacted` of the topic to send to, and
         `target_compacted`; and the targets that do not exist."""
-        there = self._context.brokers.describe(targets) if targets else {}
+        there = self._brokers.describe(targets) if targets else {}
         was = self._last_of("deliveries", "compacted")
         found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [
@@ -445,21 +443,21 @@ class Backfill:
             for name in targets
             for info, now in [(found[name], there[name])]
         ]
-        topics = self._context.spark.createDataFrame(
+        topics = self._spark.createDataFrame(
             rows, "target string, bytes_max long, compacted boolean, target_compacted boolean"
         )
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
-        info = self._context.brokers.describe([self.to])[self.to]
+        info = self._brokers.describe([self.to])[self.to]
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
 
     def _samples(self, run: str) -> list[PlanSample]:
-        for path in ledger.plan_files(self._context.storage, run):
-            with self._context.storage.open(f"{ledger.run_folder(run)}/_plan/{path}") as stream:
+        for path in ledger.plan_files(self._storage, run):
+            with self._storage.open(f"{ledger.run_folder(run)}/_plan/{path}") as stream:
                 for batch in pq.ParquetFile(stream).iter_batches(SAMPLES):
                     sizes = batch.column("bytes").to_pylist()
                     outcomes = batch.column("outcome").to_pylist()
@@ -478,14 +476,14 @@ class Backfill:
 
     def discard(self, report: BackfillReport) -> None:
         """Remove a plan that is not sent."""
-        self._context.storage.remove(ledger.run_folder(report.run))
+        self._storage.remove(ledger.run_folder(report.run))
 
     # --- send
 
     def begin(self, report: BackfillReport) -> BackfillRun:
         """Begin the run of a plan: from here on it is unfinished until it is sent or abandoned."""
         info = self._delay_topic()
-        files = ledger.plan_files(self._context.storage, report.run)
+        files = ledger.plan_files(self._storage, report.run)
         run = BackfillRun(
             run=report.run,
             state="sending",
@@ -495,16 +493,16 @@ class Backfill:
             topic=self.to,
             topic_id=info.id,
             begin={
-                str(shard): self._context.brokers.watermarks(self.to, shard).stable
+                str(shard): self._brokers.watermarks(self.to, shard).stable
                 for shard in range(info.partitions)
             },
             rows=[self._rows(report.run, path) for path in files],
         )
-        ledger.save_run(self._context.storage, run)
+        ledger.save_run(self._storage, run)
         return run
 
     def _rows(self, run: str, path: str) -> int:
-        with self._context.storage.open(f"{ledger.run_folder(run)}/_plan/{path}") as stream:
+        with self._storage.open(f"{ledger.run_folder(run)}/_plan/{path}") as stream:
             return int(pq.read_metadata(stream).num_rows)
 
     def send(self, run: BackfillRun) -> BackfillReport:
@@ -548,15 +546,15 @@ class Backfill:
 
     def _attempt(self, run: BackfillRun, done: list[int]) -> None:
         request, left = run.request, run.total - sum(done)
-        files = ledger.plan_files(self._context.storage, run.run)
-        tasks = min(len(files), self._context.spark.sparkContext.defaultParallelism)
+        files = ledger.plan_files(self._storage, run.run)
+        tasks = min(len(files), self._spark.sparkContext.defaultParallelism)
         pace_ms = 0.0
         if request.rate is not None:
             pace_ms = 1_000 / request.rate
         elif request.over_ms is not None:
             pace_ms = request.over_ms / run.total
         job = SendingJob(
-            location=self._context.storage.uri,
+            location=self._storage.uri,
             cluster=self.cluster,
             topic=self.topic,
             to=run.topic,
@@ -570,11 +568,11 @@ class Backfill:
             done=done,
             base_ms=_now_ms(),
             pace_ms=pace_ms * (tasks if request.direct else 1),
-            opener=self._context.opener,
+            opener=self._opener,
             batch_bytes=self._batch_bytes(run),
         )
         log.info("sending", run=run.run, attempt=job.attempt, messages=left)
-        work = self._context.spark.range(0, len(files), 1, len(files)).mapInArrow(
+        work = self._spark.range(0, len(files), 1, len(files)).mapInArrow(
             send_parts(job, job.rank(run.rows)), SENT_COLUMNS
         )
         with self._reporting(run, sum(done)):
@@ -585,14 +583,12 @@ class Backfill:
         """Most bytes of a batch that every topic of the run accepts."""
         topics = [run.topic]
         if run.request.direct:
-            plan = self._context.spark.read.parquet(
-                self._context.storage.path(ledger.run_folder(run.run), "_plan")
-            )
+            plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
         return min(
             (
                 info.bytes_max
-                for info in self._context.brokers.describe(topics).values()
+                for info in self._brokers.describe(topics).values()
                 if info is not None
             ),
             default=1,
@@ -603,14 +599,14 @@ class Backfill:
         """Report the number of messages sent while the block runs, from a thread of its own."""
         ended = threading.Event()
         step = Step(name="sending", done=before, total=run.total, unit="messages")
-        self._context.watch(step)
+        self._watch(step)
 
         def report() -> None:
             done = before
             while not ended.wait(POLL_S):
                 with suppress(ArchiveFailed):  # a count that cannot be read now is read next time
                     done = max(done, self._sent(run, before))
-                self._context.watch(structs.replace(step, done=done))
+                self._watch(structs.replace(step, done=done))
 
         thread = threading.Thread(target=report, name="backfill-progress", daemon=True)
         thread.start()
@@ -619,14 +615,14 @@ class Backfill:
         finally:
             ended.set()
             thread.join(5)
-        self._context.watch(structs.replace(step, done=run.total))
+        self._watch(structs.replace(step, done=run.total))
 
     def _sent(self, run: BackfillRun, before: int) -> int:
         """Messages sent so far: exact for direct runs, by ended tasks of the running stage for
         others."""
         if run.request.direct:
-            return sum(ledger.sent_directly(self._context.storage, run))
-        ended, tasks = running_tasks(self._context.spark)
+            return sum(ledger.sent_directly(self._storage, run))
+        ended, tasks = running_tasks(self._spark)
         return (
             before + round(ended / tasks * (run.total - before))
             if tasks == len(run.rows)
@@ -639,33 +635,27 @@ class Backfill:
         """1. write the ledger's rows, 2. write the report, 3. record the end of the run, 4. remove
         its working files."""
         path = ledger.run_folder(run.run)
-        files = ledger.plan_files(self._context.storage, run.run)
-        named = self._context.spark.range(
-            0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX))
-        )
+        files = ledger.plan_files(self._storage, run.run)
+        named = self._spark.range(0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX)))
         sent = named.mapInArrow(
-            rows_before(self._context.storage.uri, run.run, files, done), PLANNED_COLUMNS
+            rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS
         )
         rows = ledger.ledger_rows(sent, run)
-        inventory.forget(
-            self._context.storage, f"{path}/rows"
-        )  # of an attempt at the end that was killed
-        rows.write.mode("overwrite").parquet(self._context.storage.path(path, "rows"))
+        inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
+        rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
         inventory.record(
-            self._context.storage,
+            self._storage,
             f"{path}/rows",
-            self._context.storage.check_rows(f"{path}/rows", sum(done)),
+            self._storage.check_rows(f"{path}/rows", sum(done)),
         )
-        planned = from_builtins(
-            self._context.storage.read_json(f"{path}/report.json"), BackfillReport
-        )
+        planned = from_builtins(self._storage.read_json(f"{path}/report.json"), BackfillReport)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)
         )
-        self._context.storage.write_json(f"{path}/report.json", to_builtins(report))
+        self._storage.write_json(f"{path}/report.json", to_builtins(report))
         run.state = state
-        ledger.save_run(self._context.storage, run)
-        ledger.remove_working_files(self._context.storage, run.run)
+        ledger.save_run(self._storage, run)
+        ledger.remove_working_files(self._storage, run.run)
         return report
 
 

@@ -417,7 +417,11 @@ class Reconciliation:
         self, context: BackfillContext, tables: Tables, *, cluster: str, source: Mapping[str, str]
     ) -> None:
         """`source`: options of Spark's Kafka source."""
-        self._context = context
+        self._spark = context.spark
+        self._storage = context.storage
+        self._brokers = context.brokers
+        self._opener = context.opener
+        self._watch = context.watch
         self._tables = tables
         self._cluster = cluster
         self._source = source
@@ -428,26 +432,26 @@ class Reconciliation:
         before = list(run.attempts)
         number = before[-1].number + 1 if before else 1
         run.attempts.append(Attempt(number=number, began_ms=_now_ms()))
-        ledger.save_run(self._context.storage, run)
+        ledger.save_run(self._storage, run)
         if not before:
             return [0] * len(run.rows)
-        self._context.watch(Step(name="reading how much was sent before"))
+        self._watch(Step(name="reading how much was sent before"))
         if run.request.direct:
-            return ledger.sent_directly(self._context.storage, run)
+            return ledger.sent_directly(self._storage, run)
         for attempt in before:
             if not attempt.is_fenced:
-                for part in ledger.started_parts(self._context.storage, run.run, attempt.number):
+                for part in ledger.started_parts(self._storage, run.run, attempt.number):
                     transactional_id = ledger.transactional_id(
                         self._cluster, run.run, attempt.number, part
                     )
-                    self._context.opener.open(transactional_id).close()
+                    self._opener.open(transactional_id).close()
                 attempt.is_fenced = True
-        ledger.save_run(self._context.storage, run)
+        ledger.save_run(self._storage, run)
         return self._in_log(run)
 
     def _in_log(self, run: BackfillRun) -> list[int]:
         """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
-        info = self._context.brokers.describe([run.topic])[run.topic]
+        info = self._brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = (
             info is not None and info.id == run.topic_id
@@ -487,9 +491,7 @@ class Reconciliation:
         """The committed records of the run's delay topic between these offsets, without those in
         ranges that the archive knows to be unreadable."""
         ranges = (
-            known_ranges(
-                self._context.spark, self._context.brokers, self._context.storage, run.topic
-            )
+            known_ranges(self._spark, self._brokers, self._storage, run.topic)
             if run.topic == run.source
             else {}
         )
@@ -498,7 +500,7 @@ class Reconciliation:
             return self._source_of({run.topic: begin}, {run.topic: stable})
         nothing = self._source_of({run.topic: begin}, {run.topic: begin})
         return records_around(
-            self._context.spark, self._context.brokers, run.topic, parts, self._options(), nothing
+            self._spark, self._brokers, run.topic, parts, self._options(), nothing
         )
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
@@ -521,7 +523,7 @@ class Reconciliation:
         self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
     ) -> DataFrame:
         if not begin:
-            return self._context.spark.createDataFrame([], columns_of(DELIVERIES)).select(
+            return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(
                 *(name for name, *_ in RAW)
             )
         return raw(self._source_of(begin, until))
@@ -535,7 +537,7 @@ class Reconciliation:
             "startingOffsets": json.dumps(begin),
             "endingOffsets": json.dumps(until),
         }
-        return self._context.spark.read.format("kafka").options(**options).load()
+        return self._spark.read.format("kafka").options(**options).load()
 
     def _options(self) -> dict[str, str]:
         return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
@@ -546,7 +548,7 @@ class Reconciliation:
         high: int | None = None
         deadline = time.monotonic() + STABLE_S
         while True:
-            watermarks = self._context.brokers.watermarks(topic, shard)
+            watermarks = self._brokers.watermarks(topic, shard)
             high = watermarks.high if high is None else high
             if watermarks.stable >= high:
                 return watermarks

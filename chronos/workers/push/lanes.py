@@ -290,7 +290,7 @@ class LaneTurns:
     def select(
         self,
         staged: Staged,
-        batch: SelectionBounds,
+        bounds: SelectionBounds,
         select_due: Callable[[int, int], Selection],
         apart: Callable[[Selection], bool] = lambda due: due.entries[0].attempt > 1,
     ) -> Selection:
@@ -303,9 +303,9 @@ class LaneTurns:
         queues = sorted([DUE, *self._open])
         behind = [queue for queue in queues if queue > self._last]
         order = behind + [queue for queue in queues if queue <= self._last]
-        if batch.alone or batch.messages == 1:
-            return self._select_one(order, staged, batch, select_due)
-        return self._select_all(order, staged, batch, select_due, apart)
+        if bounds.alone or bounds.messages == 1:
+            return self._select_one(order, staged, bounds, select_due)
+        return self._select_all(order, staged, bounds, select_due, apart)
 
     def committed(self, spent: Mapping[str, int]) -> None:
         """End the turn: another queue comes first in the next step. `spent`: see `spend` of the
@@ -316,23 +316,23 @@ class LaneTurns:
             self._next_look_ms = 0
 
     def _select_lane(
-        self, lane: Lane, staged: Staged, batch: SelectionBounds, messages_max: int, bytes_max: int
+        self, lane: Lane, staged: Staged, bounds: SelectionBounds, messages_max: int, bytes_max: int
     ) -> Leaving | None:
         """Return the first messages of the lane within both limits and its topic's rate; None if
         there are none."""
         allowed = self._left.get(lane[0])
         found = self._shard.lanes.select(
-            lane, staged, messages_max, bytes_max, allowed, batch.now_ms
+            lane, staged, messages_max, bytes_max, allowed, bounds.now_ms
         )
         if found is not None and allowed is not None:
-            self._left[lane[0]] = allowed - count_live(found.entries, batch.now_ms)
+            self._left[lane[0]] = allowed - count_live(found.entries, bounds.now_ms)
         return found
 
     def _select_one(
         self,
         order: list[Lane],
         staged: Staged,
-        batch: SelectionBounds,
+        bounds: SelectionBounds,
         select_due: Callable[[int, int], Selection],
     ) -> Selection:
         """Return messages of the first queue that has any."""
@@ -340,11 +340,11 @@ class LaneTurns:
         for queue in order:
             self._first = queue
             if queue == DUE:
-                due = select_due(batch.messages, batch.bytes)
+                due = select_due(bounds.messages, bounds.bytes)
                 if due.items:
                     return self._joined(due, [])
             elif (
-                leaving := self._select_lane(queue, staged, batch, batch.messages, batch.bytes)
+                leaving := self._select_lane(queue, staged, bounds, bounds.messages, bounds.bytes)
             ) is not None:
                 return self._joined(self._no_due(), [leaving])
         assert due is not None, "due messages have no turn"
@@ -354,7 +354,7 @@ class LaneTurns:
         self,
         order: list[Lane],
         staged: Staged,
-        batch: SelectionBounds,
+        bounds: SelectionBounds,
         select_due: Callable[[int, int], Selection],
         apart: Callable[[Selection], bool],
     ) -> Selection:
@@ -364,13 +364,13 @@ class LaneTurns:
         A message that failed before comes only when its queue is first, and then alone; so do
         messages that are apart."""
         first = self._first = order[0]
-        due = select_due(batch.messages - batch.messages // 2, batch.bytes - batch.bytes // 2)
+        due = select_due(bounds.messages - bounds.messages // 2, bounds.bytes - bounds.bytes // 2)
         if due.entries and apart(due):
             if first == DUE:
                 return self._joined(due, [])
             due = self._no_due()
-        messages_left = batch.messages - len(due.items)
-        bytes_left = batch.bytes - sum(len(data) for _, _, data in due.items)
+        messages_left = bounds.messages - len(due.items)
+        bytes_left = bounds.bytes - sum(len(data) for _, _, data in due.items)
         lanes = [lane for lane in order if lane != DUE][:LANES_MAX]
         leaving: list[Leaving] = []
         for at, lane in enumerate(lanes):
@@ -378,7 +378,7 @@ class LaneTurns:
                 break
             share = len(lanes) - at
             found = self._select_lane(
-                lane, staged, batch, -(-messages_left // share), -(-bytes_left // share)
+                lane, staged, bounds, -(-messages_left // share), -(-bytes_left // share)
             )
             if found is None:
                 continue
@@ -390,7 +390,7 @@ class LaneTurns:
             messages_left -= len(found.items)
             bytes_left -= sum(len(data) for _, _, data in found.items)
         if not due.items and not leaving:
-            return self._select_one(order, staged, batch, select_due)
+            return self._select_one(order, staged, bounds, select_due)
         return self._joined(due, leaving)
 
     def _no_due(self) -> Selection:

@@ -117,7 +117,7 @@ class CheckpointSettings(Struct, frozen=True, kw_only=True):
 
 
 class Trimming(Struct, frozen=True, kw_only=True):
-    """The positions up to which a shard's logs are needed elsewhere."""
+    """The facts on which the trimming of a shard's logs depends."""
 
     replicas: Callable[[], Sequence[LogPosition | None]]
     """Returns the positions of all registered replicas of the shard, this one included; None: not

@@ -17,7 +17,6 @@ from chronos.core.shard.step import Staged
 from chronos.core.timefmt import format_time
 from chronos.errors import BatchUnreadable, LogMismatch
 from chronos.ports import Log, Reader, Store
-from chronos.workers.replica.state import ReplicaSettings
 
 PROGRESS_RECORDS = 100
 """Progress records read at once."""
@@ -57,21 +56,23 @@ class Follower:
         log: Log,
         store: Store,
         shard: Shard,
-        settings: ReplicaSettings,
         *,
+        cluster: str,
+        delay_topic: str,
+        progress_topic: str,
         bounded: bool = False,
     ) -> None:
-        """Only progress records of the cluster of `settings` are applied. `bounded`: see
+        """`cluster`: the only cluster whose progress records are applied. `bounded`: see
         `ports.ReaderMode`."""
         self._log = log
         self._store = store
         self._shard = shard
-        self._cluster = settings.cluster
+        self._cluster = cluster
         self._bounded = bounded
-        self._progress_topic = settings.progress_topic
-        self._delay_topic = settings.delay_topic
+        self._progress_topic = progress_topic
+        self._delay_topic = delay_topic
         self._partition = shard.rules.shard
-        self._progress = log.reader(self._progress_topic, self._partition, shard.state.applied)
+        self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
         self._is_patient = False
         """The reader of the progress partition is a patient one."""
         self._delay: Reader | None = None

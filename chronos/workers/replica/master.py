@@ -22,9 +22,10 @@ from chronos.core.shard.progress import (
     pack_progress,
 )
 from chronos.core.shard.queues import unreadable_record
+from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
-from chronos.core.timefmt import format_time
+from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import (
     ApplyFailed,
     BatchUnreadable,
@@ -33,18 +34,19 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Writer
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Log, Store, Tracing, Writer
 from chronos.workers.push.decisions import within_cron, within_targets
 from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
+from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
 from chronos.workers.replica.held import HeldQueues
 from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
+from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import Horizon
-from chronos.workers.replica.state import ReplicaContext, WriterEpoch
+from chronos.workers.replica.state import Assignment, WriterEpoch
 from chronos.workers.watch.log import HELD_BACK_MS
 
 log = structlog.get_logger("chronos.master")
@@ -66,6 +68,48 @@ LINGERING_MAX = 50
 """Records pulled and messages delivered in a step from which on the next one follows at once: what
 a transaction costs is shared by so many then. A shard with 5,000 messages a second has more in each
 step, and its lateness stays as it is."""
+
+
+class ReplicaSettings(Struct, frozen=True, kw_only=True):
+    """The settings of a replica, from the configuration."""
+
+    limits: Limits
+    delay_topic: str
+    progress_topic: str
+    cluster: str
+    """The name that progress records carry."""
+    node: str
+    instance: str
+    """Id of the node's data directory."""
+    delivered_ms: int | None
+    """Retention of settled messages; None: no deleter."""
+    deduplication_ms: int
+
+
+class ReplicaContext(Struct, frozen=True, kw_only=True):
+    """The parts of a node that a replica and its master work with."""
+
+    log: Log
+    store: Store
+    clock: Clock
+    rules: Rules
+    settings: ReplicaSettings
+    pusher: Callable[[], Pusher]
+    """Makes the pusher of one leadership."""
+    guard: Callable[[], str | None]
+    """Returns why no step may begin now; None if one may."""
+    assigned: Callable[[], Assignment]
+    """Returns the assignment as of now."""
+    restore: Callable[[RecoveryCost], bool] = lambda cost: False
+    """Replaces the store's contents by a checkpoint where that is needed or cheaper than the
+    replay; returns whether it did, and raises Retry while it cannot be done."""
+    bounded: bool = False
+    """Read the delay partition in bounded memory, see `ports.ReaderMode`."""
+    elsewhere: Callable[[int], int] = lambda shard: MS_MAX
+    """Returns a time (epoch ms) that no record lies before that other shards may still forward to
+    this one."""
+    tracing: Tracing | None = None
+    """Observes the committed steps; None: tracing is off."""
 
 
 class MasterParts(Struct, frozen=True, kw_only=True):
@@ -389,11 +433,11 @@ class Master:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
-        batch = SelectionBounds(
+        bounds = SelectionBounds(
             messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms
         )
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
-        return self.lanes.select(staged, batch, select_due, is_apart)
+        return self.lanes.select(staged, bounds, select_due, is_apart)
 
     def _select_due(
         self,

@@ -42,7 +42,7 @@ from chronos.ports import READING_BOUNDED, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.master import Master, MasterParts
+from chronos.workers.replica.master import Master, MasterParts, ReplicaContext
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import (
@@ -58,7 +58,6 @@ from chronos.workers.replica.state import (
     TRANSITIONS,
     Assignment,
     Claim,
-    ReplicaContext,
     ReplicaState,
     WriterEpoch,
 )
@@ -133,6 +132,9 @@ class Replica:
         self._role = ReplicaState.STARTING
         self._paused: str | None = None
         self._context = context
+        self._settings = context.settings
+        self._log = context.log
+        self._clock = context.clock
         self._poison_search = PoisonSearch(messages_max=self.limits.messages)
         self._letters = LetterTopics()
         self._backoff = Backoff()
@@ -349,9 +351,9 @@ class Replica:
         progress, delay = self._watermarks()
         self.shard.state = begun(
             self.state,
-            self._context.log,
+            self._log,
             self.number,
-            self._context.settings.progress_topic,
+            self._settings.progress_topic,
             progress,
             delay,
         )
@@ -368,15 +370,17 @@ class Replica:
             progress,
             delay,
             self.number,
-            self._context.settings.progress_topic,
-            self._context.settings.delay_topic,
+            self._settings.progress_topic,
+            self._settings.delay_topic,
         )
         self._replay.end = progress.stable
         self._follower = Follower(
-            self._context.log,
+            self._log,
             self.store,
             self.shard,
-            self._context.settings,
+            cluster=self._settings.cluster,
+            delay_topic=self._settings.delay_topic,
+            progress_topic=self._settings.progress_topic,
             bounded=self._context.bounded,
         )
         self._become(ReplicaState.RECOVERING)
@@ -398,17 +402,17 @@ class Replica:
             last = follower.last_ahead(stable)
             if (
                 last is not None
-                and last.instance == self._context.settings.instance
-                and last.cluster == self._context.settings.cluster
+                and last.instance == self._settings.instance
+                and last.cluster == self._settings.cluster
             ):
                 self._fence(assignment)
 
     def _fence(self, assignment: Assignment) -> None:
         """Open the writer, which fences every earlier one."""
-        self._take_over_ms = [self._context.clock.now_ms()]
-        self._writer = self._context.log.writer(self.number)
+        self._take_over_ms = [self._clock.now_ms()]
+        self._writer = self._log.writer(self.number)
         self._leadership = assignment
-        self._take_over_ms.append(self._context.clock.now_ms())
+        self._take_over_ms.append(self._clock.now_ms())
 
     def _follow(self, now_ms: int) -> int:
         """1. Apply everything that can be read. Records after an open transaction are left to
@@ -428,7 +432,7 @@ class Replica:
         if assignment.predecessor_active:
             return self._sleep_until(now_ms + PREDECESSOR_POLL_MS)
         if not follower.has_reached(
-            self._context.log.watermarks(self._context.settings.progress_topic, self.number).stable
+            self._log.watermarks(self._settings.progress_topic, self.number).stable
         ):
             follower.set_patient(False)
             return now_ms + POLL_MS
@@ -455,11 +459,9 @@ class Replica:
                 replayed=self._replay.records,
             )
         elif follower.last is not self._arrived:
-            self._arrivals.add(
-                follower.written_ms, self._context.clock.now_ms(), self._context.clock.stepped_ms()
-            )
+            self._arrivals.add(follower.written_ms, self._clock.now_ms(), self._clock.stepped_ms())
         self._arrived = follower.last
-        self._paused = self._arrivals.problem(self._context.clock.stepped_ms())
+        self._paused = self._arrivals.problem(self._clock.stepped_ms())
         self._delete(now_ms)
         return now_ms + FOLLOWING_MS
 
@@ -474,13 +476,11 @@ class Replica:
             return now_ms
         if self._leadership_ended():
             return now_ms
-        watermarks = self._context.log.watermarks(
-            self._context.settings.progress_topic, self.number
-        )
+        watermarks = self._log.watermarks(self._settings.progress_topic, self.number)
         if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):
             if watermarks.stable < watermarks.high and follower.has_reached(watermarks.stable):
                 self._paused = (
-                    f"{self._context.settings.progress_topic}/{self.number} ends in a transaction "
+                    f"{self._settings.progress_topic}/{self.number} ends in a transaction "
                     "that is not resolved yet"
                 )
             follower.set_patient(False)
@@ -495,8 +495,8 @@ class Replica:
         if self._replay.needs_flush:
             self.store.flush()
         puller = Puller(
-            self._context.log,
-            self._context.settings.delay_topic,
+            self._log,
+            self._settings.delay_topic,
             self.number,
             self.state.pull_offset,
             mode="bounded" if self._context.bounded else "patient",
@@ -507,12 +507,12 @@ class Replica:
         self._follower = None
         follower.close()
         self._make_master(writer, puller, leadership)
-        self._take_over_ms.append(self._context.clock.now_ms())
+        self._take_over_ms.append(self._clock.now_ms())
         return now_ms
 
     def _make_master(self, writer: Writer, puller: Puller, leadership: Assignment) -> None:
         self._pusher = self._context.pusher()
-        settings = self._context.settings
+        settings = self._settings
         parts = MasterParts(
             writer=writer,
             puller=puller,
@@ -572,7 +572,7 @@ class Replica:
             replayed=self._replay.records,
             fence_ms=fenced_ms - begun_ms,
             resolve_ms=resolved_ms - fenced_ms,
-            commit_ms=self._context.clock.now_ms() - resolved_ms,
+            commit_ms=self._clock.now_ms() - resolved_ms,
         )
         return now_ms
 
@@ -639,12 +639,12 @@ class Replica:
         self.known = True
         shard = Shard(rules=self._context.rules, state=state, view=self.store, keeps_cancelled=True)
         self._deleter = None
-        if self._context.settings.delivered_ms is not None:
+        if self._settings.delivered_ms is not None:
             self._deleter = Deleter(
                 self.store,
                 shard,
-                delivered_ms=self._context.settings.delivered_ms,
-                deduplication_ms=self._context.settings.deduplication_ms,
+                delivered_ms=self._settings.delivered_ms,
+                deduplication_ms=self._settings.deduplication_ms,
             )
         return shard
 
@@ -681,9 +681,9 @@ class Replica:
 
     def _watermarks(self) -> tuple[Watermarks, Watermarks]:
         """Return the watermarks of the progress and of the delay partition."""
-        watermarks = self._context.log.watermarks
-        return watermarks(self._context.settings.progress_topic, self.number), watermarks(
-            self._context.settings.delay_topic, self.number
+        watermarks = self._log.watermarks
+        return watermarks(self._settings.progress_topic, self.number), watermarks(
+            self._settings.delay_topic, self.number
         )
 
     def _restore_store(self, cost: RecoveryCost, progress: Watermarks) -> bool:
@@ -702,8 +702,8 @@ class Replica:
         Deposed."""
         claim = Claim(
             shard=self.number,
-            node=self._context.settings.node,
-            instance=self._context.settings.instance,
+            node=self._settings.node,
+            instance=self._settings.instance,
             led_epoch=self._led_epoch,
         )
         wait_ms = claim.wait_ms(self.state, assignment, now_ms)

@@ -1,5 +1,4 @@
-"""The states of a replica, which of them may follow which, its assignment, and the parts that it is
-made of.
+"""The states of a replica, and which of them may follow which.
 
     state          may become
     starting       none, restoring, recovering, stopped, failed
@@ -22,7 +21,7 @@ A replica that meets a Retry before it is master keeps its state, closes what it
 again from its store; `Replica.paused` holds the reason meanwhile. So none of the states promises
 that anything is open."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -33,14 +32,8 @@ from chronos.core.shard.codec import State
 from chronos.core.shard.lanes import cursors
 from chronos.core.shard.progress import RULES, Decision, Progress, count_outcomes
 from chronos.core.shard.queues import holds, written
-from chronos.core.shard.rules import Rules
 from chronos.core.shard.step import Selection, Staged
-from chronos.core.timefmt import MS_MAX
 from chronos.errors import Deposed, LogUnavailable, RoleStale
-from chronos.ports import Clock, Log, Store, Tracing
-from chronos.workers.push.planned import Limits
-from chronos.workers.push.push import Pusher
-from chronos.workers.replica.recovery import RecoveryCost
 
 
 class ReplicaState(StrEnum):
@@ -157,48 +150,6 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 STANDALONE = Assignment(kind="master")
 """The assignment of every replica of a standalone node."""
-
-
-class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """The settings of a replica, from the configuration."""
-
-    limits: Limits
-    delay_topic: str
-    progress_topic: str
-    cluster: str
-    """The name that progress records carry."""
-    node: str
-    instance: str
-    """Id of the node's data directory."""
-    delivered_ms: int | None
-    """Retention of settled messages; None: no deleter."""
-    deduplication_ms: int
-
-
-class ReplicaContext(Struct, frozen=True, kw_only=True):
-    """The parts of a node that a replica works with."""
-
-    log: Log
-    store: Store
-    clock: Clock
-    rules: Rules
-    settings: ReplicaSettings
-    pusher: Callable[[], Pusher]
-    """Makes the pusher of one leadership."""
-    guard: Callable[[], str | None]
-    """Returns why no step may begin now; None if one may."""
-    assigned: Callable[[], Assignment]
-    """Returns the assignment as of now."""
-    restore: Callable[[RecoveryCost], bool] = lambda cost: False
-    """Replaces the store's contents by a checkpoint where that is needed or cheaper than the
-    replay; returns whether it did, and raises Retry while it cannot be done."""
-    bounded: bool = False
-    """Read the delay partition in bounded memory, see `ports.ReaderMode`."""
-    elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """Returns a time (epoch ms) that no record lies before that other shards may still forward to
-    this one."""
-    tracing: Tracing | None = None
-    """Observes the committed steps; None: tracing is off."""
 
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
