@@ -124,6 +124,7 @@ class Logs:
             properties={},
             progress_topic=self.progress,
             transaction_timeout_s=10,
+            request_timeout_s=30,  # beside other tests, on a machine that is overloaded
         )
 
 
