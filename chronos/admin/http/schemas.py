@@ -13,7 +13,7 @@ from chronos.core.rates import PATTERN
 from chronos.core.series import CRON_CHARACTERS_MAX
 from chronos.core.shard.parsing import TIMES_MAX
 from chronos.core.shard.rules import ATTEMPTS_MAX, TOPIC_NAME
-from chronos.core.timefmt import BARE_MS_MIN
+from chronos.core.timefmt import BARE_MS_MIN, MS_MAX
 
 BATCH_MAX = 10_000
 """Messages in one request."""
@@ -23,9 +23,6 @@ FAULTS_MAX = 100
 
 DEAD_CASES_MAX = 10
 """Cases of recent dead letters that are listed."""
-
-MS_MAX = 10**15 - 1
-"""Greatest time or duration in milliseconds (`core.timefmt.MS_MAX`)."""
 
 HEADER_NAME_MAX = 1_000
 """Longest name of a header, in characters."""
