@@ -51,11 +51,11 @@ class Forked:
     def __del__(self) -> None:
         self._reports.close()
 
-    def _report(self, timeout_s: float | None) -> int:
+    def _report(self, timeout_s: float) -> int:
         ready = select.poll()  # select is for the first 1,024 files only
         ready.register(self._reports, select.POLLIN)
-        if not ready.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000)):
-            raise subprocess.TimeoutExpired("chronos", timeout_s or 0.0)
+        if not ready.poll(math.ceil(timeout_s * 1_000)):
+            raise subprocess.TimeoutExpired("chronos", timeout_s)
         line = self._reports.readline()
         if not line:
             raise ChildProcessError("the process that forks has ended; its error is on stderr")

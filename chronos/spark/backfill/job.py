@@ -644,9 +644,7 @@ class Backfill:
         inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
         rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
         inventory.record(
-            self._storage,
-            f"{path}/rows",
-            self._storage.check_rows(f"{path}/rows", sum(done)),
+            self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done))
         )
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), BackfillReport)
         report = structs.replace(

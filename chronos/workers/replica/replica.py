@@ -350,12 +350,7 @@ class Replica:
         self.shard = self._load()
         progress, delay = self._watermarks()
         self.shard.state = begun(
-            self.state,
-            self._log,
-            self.number,
-            self._settings.progress_topic,
-            progress,
-            delay,
+            self.state, self._log, self.number, self._settings.progress_topic, progress, delay
         )
         if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
@@ -480,8 +475,8 @@ class Replica:
         if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):
             if watermarks.stable < watermarks.high and follower.has_reached(watermarks.stable):
                 self._paused = (
-                    f"{self._settings.progress_topic}/{self.number} ends in a transaction "
-                    "that is not resolved yet"
+                    f"{self._settings.progress_topic}/{self.number} ends in a transaction that is "
+                    "not resolved yet"
                 )
             follower.set_patient(False)
             return now_ms + POLL_MS
