@@ -26,7 +26,6 @@ from chronos.core.timefmt import MS_MAX
 from chronos.errors import Stop
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
-from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.retention import id_states_kept_ms, unpulled_ms
@@ -40,7 +39,7 @@ from tests.sim.oracle_values import SKEW_MS, TOLERANCE_MS, Message, Step, Terms,
 from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, MAX_PAST_MS, Producers
 from tests.sim.simulation import quiet
 from tests.sim.store import Disk, SimStore
-from tests.sim.thread import DeletingReplica
+from tests.sim.thread import DeletingReplica, sim_pusher
 from tests.sim.world import CRASH, LIVENESS, START_MS, Crashed, Finding, World
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -165,17 +164,11 @@ class OracleReplica:
                     delivered_ms=settings.delivered_ms,
                     deduplication_ms=settings.deduplication_ms,
                 ),
-                pusher=lambda: Pusher(
+                pusher=lambda: sim_pusher(
                     self.log,
                     rules,
-                    PushSettings(
-                        delay_topic=DELAY,
-                        rejected_topic=REJECTED,
-                        dead_letter_topic=DEAD_LETTER,
-                        create_topics=False,
-                        retries=Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
-                    ),
-                    rates=ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
+                    Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
+                    ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
                 ),
                 guard=lambda: None,
                 assigned=lambda: node.seen[shard],

@@ -57,6 +57,22 @@ class DeletingReplica(Replica):
         return super()._delete(now_ms)
 
 
+def sim_pusher(log: SimLog, rules: Rules, retries: Retries, rates: ShardRates) -> Pusher:
+    """Return a pusher to the simulated topics."""
+    return Pusher(
+        log,
+        rules,
+        PushSettings(
+            delay_topic=DELAY,
+            rejected_topic=REJECTED,
+            dead_letter_topic=DEAD_LETTER,
+            create_topics=False,
+            retries=retries,
+        ),
+        rates=rates,
+    )
+
+
 class ReplicaThread:
     """The thread of one replica."""
 
@@ -115,21 +131,15 @@ class ReplicaThread:
                     delivered_ms=settings.delivered_ms,
                     deduplication_ms=settings.deduplication_ms,
                 ),
-                pusher=lambda: Pusher(
+                pusher=lambda: sim_pusher(
                     self.log,
                     rules,
-                    PushSettings(
-                        delay_topic=DELAY,
-                        rejected_topic=REJECTED,
-                        dead_letter_topic=DEAD_LETTER,
-                        create_topics=False,
-                        retries=Retries(
-                            attempts_max=settings.attempts_max,
-                            base_ms=settings.retry_base_ms,
-                            cap_ms=RETRY_CAP_MS,
-                        ),
+                    Retries(
+                        attempts_max=settings.attempts_max,
+                        base_ms=settings.retry_base_ms,
+                        cap_ms=RETRY_CAP_MS,
                     ),
-                    rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
+                    ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
                 ),
                 guard=lambda: "the disk is below its reserve" if node.disk.low else None,
                 assigned=lambda: process.role(shard),
