@@ -167,15 +167,30 @@ class Reader(Protocol):
         """Release the client."""
 
 
+Verify = Callable[[int, Sequence[Record]], None]
+"""Checks a step that is written and not committed yet: the broker's timestamp of its progress
+record (epoch ms), and the committed records that others wrote to the progress partition since
+`Writer.begin_at`."""
+
+
 class Writer(Protocol):
     """The transactional producer of one shard; creating one fences every earlier one of the same
-    shard. For one thread."""
+    shard. For one thread.
+
+    Kafka fences by the transactional id, and forgets an id that was not used for
+    `transactional.id.expiration.ms`: then the producer of a process that was frozen longer is
+    refused nothing. So a writer compares, at each commit, the place of its record with the place
+    that it expects."""
 
     @property
     def sent(self) -> Sequence[Sent]:
         """Some records of the last transaction, evenly spread, the progress record and the first
         message among them; empty if the log has no brokers. The answers are entered as they come;
         any thread may read."""
+
+    def begin_at(self, end: int) -> None:
+        """Expect the first progress record at this offset or behind it: every record before it was
+        applied, and no transaction is open. Without this call a writer expects none."""
 
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         """Begin a transaction and hand over the messages and one progress record; does not wait for
@@ -185,14 +200,14 @@ class Writer(Protocol):
         abort. Raises TransactionAborted (nothing is written, this writer may go on) or
         ProducerLost."""
 
-    def commit(
-        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
-    ) -> Appended:
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
         """Commit what was sent, all of it or nothing, and return the position of the progress
         record.
 
-        `verify` is called once before the commit, on any thread, with the broker's timestamp of the
-        progress record; if it raises, the transaction is aborted and the exception passed on.
+        `verify` is called once before the commit, on any thread; if it raises, the transaction is
+        aborted and the exception passed on. What others wrote is read only where the progress
+        record is not at the offset that follows from this writer's own transactions; if it cannot
+        be read in 5 s, the transaction is aborted, and the producer is lost.
         `meanwhile` is called once, on the caller's thread, while a log with brokers waits for them.
         Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (only
         the progress log shows whether the transaction committed; make a new writer)."""

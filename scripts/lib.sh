@@ -134,8 +134,15 @@ need_maven() {
             "Without Maven: ./scripts/test fast"
 }
 
-# set_up_kafka: .cache/kafka-<version> with what scripts/kafka/pom.xml names.
-set_up_kafka() { set_up_jars Kafka kafka; }
+# set_up_kafka [VERSION]: .cache/kafka-<version> with what scripts/kafka/pom.xml names. The jars of another version than the one in
+# there are not checked: the lock has the hashes of that one only.
+set_up_kafka() {
+    if [[ $# -eq 0 || "$1" == "$(jars_version kafka)" ]]; then
+        set_up_jars Kafka kafka
+    else
+        fetch_jars "Kafka $1" kafka "$CACHE/kafka-$1" "-Dkafka.version=$1"
+    fi
+}
 
 # set_up_zookeeper: .cache/zookeeper-<version> with what scripts/zookeeper/pom.xml names.
 set_up_zookeeper() { set_up_jars ZooKeeper zookeeper; }
@@ -193,10 +200,11 @@ jars_version() {
     printf '%s\n' "$version"
 }
 
-# fetch_jars TITLE NAME INTO: what scripts/NAME/pom.xml names, not checked.
+# fetch_jars TITLE NAME INTO [OPTION]...: what scripts/NAME/pom.xml names, with these options of Maven, not checked.
 fetch_jars() {
     local title=$1 name=$2 into=$3 pom=$ROOT/scripts/$2/pom.xml named
     named=$(digest "$pom")
+    shift 3
     need_java
     if is_current "$into/.made-from" "$named"; then return; fi
 
@@ -205,7 +213,7 @@ fetch_jars() {
     mkdir -p "$CACHE"
     local partial
     partial=$(mktemp -d "$CACHE/$name-partial.XXXXXX")
-    if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" </dev/null >&2; then
+    if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" "$@" </dev/null >&2; then
         rm -rf "$partial"
         fail "Maven could not fetch $title; its reason is above."
     fi

@@ -10,12 +10,11 @@ with the transaction open and its messages sent, as under a debugger. All other 
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chronos.ports import Appended
+    from chronos.ports import Appended, Verify
 
 ENVIRONMENT = "STEPPED_CLOCK"
 
@@ -41,7 +40,7 @@ def hang_commits(path: Path) -> None:
 
     finish = KafkaWriter._finish
 
-    def hang(writer: "KafkaWriter", verify: Callable[[int], None]) -> "Appended":
+    def hang(writer: "KafkaWriter", verify: "Verify") -> "Appended":
         while path.exists():
             time.sleep(0.02)
         return finish(writer, verify)

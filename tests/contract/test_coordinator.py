@@ -283,7 +283,7 @@ class KafkaCluster(RealCluster):
             small_batch_topics={},
         )
         writer.send([], value)
-        writer.commit(lambda _: None)
+        writer.commit(lambda timestamp_ms, others: None)
         writer.close()
         topic.close()
 

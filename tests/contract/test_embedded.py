@@ -168,7 +168,7 @@ def test_a_closed_log_wakes_its_readers_and_refuses_every_call(bench):
         bench.append("own", b"late")
     writer.send([], b"late")
     with pytest.raises(LogUnavailable, match="closed"):
-        writer.commit(lambda timestamp_ms: None)
+        writer.commit(lambda timestamp_ms, others: None)
 
 
 def test_nothing_is_written_while_the_clock_of_the_host_is_stepped(tmp_path):
@@ -182,10 +182,10 @@ def test_nothing_is_written_while_the_clock_of_the_host_is_stepped(tmp_path):
         log.append([message("target", b"a")], TIMEOUT_S)
     writer.send([message("target", b"b")], b"")
     with pytest.raises(ClockDisagrees):
-        writer.commit(lambda timestamp_ms: None)
+        writer.commit(lambda timestamp_ms, others: None)
     clock.shift(700)
     writer.send([message("target", b"c")], b"")
-    writer.commit(lambda timestamp_ms: None)
+    writer.commit(lambda timestamp_ms, others: None)
     assert log.watermarks("target", 0).stable == 1
     log.close()
 
@@ -197,7 +197,7 @@ def test_a_target_is_created_by_the_first_record_for_it(bench):
     """With the default number of partitions at that time, in a transaction or by an append."""
     writer = bench.log.writer(0)
     writer.send([message("delivered", b"a")], b"")
-    writer.commit(lambda timestamp_ms: None)
+    writer.commit(lambda timestamp_ms, others: None)
     bench.append("appended", b"b")
     infos = bench.reopen(partitions_default=5).topics()
     assert infos["delivered"].partitions == infos["appended"].partitions == 2

@@ -107,7 +107,7 @@ def readable(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
 
 def commit(writer: Writer, messages: list[Outgoing], progress: bytes = b"progress") -> Appended:
     writer.send(messages, progress)
-    return writer.commit(lambda timestamp_ms: None)
+    return writer.commit(lambda timestamp_ms, others: None)
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | None]]:
@@ -251,7 +251,7 @@ def test_a_transaction_is_readable_only_once_it_is_committed(case):
     partitions = ((first, 0), (second, 3), (case.progress, 2))
     assert [readable(case, *place) for place in partitions] == [[], [], []]
 
-    appended = writer.commit(lambda timestamp_ms: None)
+    appended = writer.commit(lambda timestamp_ms, others: None)
     assert [values(committed(case, *place)) for place in partitions] == [
         [b"a", b"c"],
         [b"b"],
@@ -271,7 +271,7 @@ def test_a_transaction_whose_verification_raises_is_never_readable(case):
     class ClockIsWrong(Exception):
         pass
 
-    def refuse(timestamp_ms: int) -> None:
+    def refuse(timestamp_ms: int, others: object) -> None:
         raise ClockIsWrong
 
     writer.send([outgoing(topic, b"aborted")], b"aborted")
@@ -289,7 +289,7 @@ def test_verification_is_given_the_timestamp_of_the_progress_record(case):
     writer = case.log.writer(0)
     before_ms = case.clock.now_ms()
     writer.send([], b"progress")
-    appended = writer.commit(seen.append)
+    appended = writer.commit(lambda timestamp_ms, others: seen.append(timestamp_ms))
     after_ms = case.clock.now_ms() + 1
     assert seen == [appended.timestamp_ms]
     assert before_ms - 5 <= seen[0] <= after_ms
@@ -322,7 +322,7 @@ def test_a_new_writer_of_a_shard_fences_the_older_one(case):
     older.send([outgoing(topic, b"zombie")], b"zombie")
     newer = case.connect().writer(1)
     with pytest.raises(ProducerLost):
-        older.commit(lambda timestamp_ms: None)
+        older.commit(lambda timestamp_ms, others: None)
     with pytest.raises(ProducerLost):
         commit(older, [outgoing(topic, b"zombie again")], b"zombie again")
     commit(newer, [outgoing(topic, b"newer")])
@@ -478,7 +478,7 @@ def test_an_open_transaction_is_not_trimmed(case):
     writer = case.log.writer(0)
     writer.send([outgoing(topic, b"open")], b"progress")
     case.log.trim(topic, 0, stable + 1)
-    writer.commit(lambda timestamp_ms: None)
+    writer.commit(lambda timestamp_ms, others: None)
     assert [record.value for record in committed(case, topic)] == [b"open"]
     writer.close()
 
@@ -622,7 +622,7 @@ def test_watermarks_follow_what_is_written(case):
     writer = case.log.writer(0)
     writer.send([outgoing(topic)], b"")
     assert case.log.stable_end(topic, 0) == 3
-    writer.commit(lambda timestamp_ms: None)
+    writer.commit(lambda timestamp_ms, others: None)
     assert settled_end(case, topic) >= 4
     assert case.log.stable_end(topic, 0) == settled_end(case, topic)
     writer.close()
@@ -689,7 +689,7 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
         before = ends()
         with pusher.partitions.following(writer, case.clock):
             writer.send(plan.messages, b"progress")
-            writer.commit(lambda timestamp_ms: None)
+            writer.commit(lambda timestamp_ms, others: None)
         return [after - earlier for after, earlier in zip(ends(), before, strict=True)]
 
     if case.bootstrap:
@@ -750,5 +750,5 @@ def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_ha
     assert elsewhere.read_ms(0) == now_ms + 60_000 - UNPULLED_BEFORE_MS
 
 
-def refuse(timestamp_ms: int) -> None:
+def refuse(timestamp_ms: int, others: object) -> None:
     raise ClockDisagrees("the broker's clock is wrong", aborted=True)

@@ -231,6 +231,19 @@ class Clients:
         if not wait_until(is_in_sync, deadline=time.monotonic() + timeout_s):
             raise BrokerError(f"not all replicas are in sync after {timeout_s:.0f} s")
 
+    def transactional_ids(self) -> set[str]:
+        """The transactional ids that the brokers remember, by Kafka's own tool."""
+        command = java_command(
+            TOOL_OPTIONS,
+            "org.apache.kafka.tools.TransactionsCommand",
+            "--bootstrap-server",
+            self.bootstrap,
+            "list",
+        )
+        shown, _ = _run_tool(command, stdin="", timeout_s=TOOL_TIMEOUT_S)
+        # The first line has the titles of the columns.
+        return {line.split()[0] for line in shown.splitlines()[1:] if line.strip()}
+
     def open_transactions(self, topic: str) -> int:
         """Number of partitions of a topic that end in an open transaction, which `read_committed`
         consumers do not see.
@@ -602,7 +615,9 @@ class Broker(Clients, Startable):
             stdin="",
             timeout_s=TOOL_TIMEOUT_S,
         )
-        Broker._bootstrap = (self.data / BOOTSTRAP_FILE).read_bytes()
+        # Newer versions of Kafka than the pinned one make no such file.
+        if (self.data / BOOTSTRAP_FILE).exists():
+            Broker._bootstrap = (self.data / BOOTSTRAP_FILE).read_bytes()
 
     # Looks
 

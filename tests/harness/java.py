@@ -31,6 +31,9 @@ QUIET = "-Xlog:disable"
 """Java writes its warnings about classes to the standard output, which tests read."""
 
 
+KAFKA_VERSION = os.environ.get("KAFKA_VERSION")
+"""Another version of Kafka than the pinned one, to run tests on."""
+
 COMPILE_TIMEOUT_S = 120.0
 """The compiler takes 2 s; the bound is for a loaded machine."""
 
@@ -58,8 +61,9 @@ def pinned_version(name: str) -> str:
 def jars(name: str) -> Path:
     """The directory with the jars of `scripts/<name>/pom.xml`, which are fetched if they are
     missing. Raises JarsMissing."""
+    other = [KAFKA_VERSION] if name == "kafka" and KAFKA_VERSION else []
     fetch = subprocess.run(
-        [str(ROOT / "scripts" / name / "fetch")],
+        [str(ROOT / "scripts" / name / "fetch"), *other],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -68,7 +72,7 @@ def jars(name: str) -> Path:
     )
     if fetch.returncode != 0:
         raise JarsMissing(f"no {name} to test with\n{fetch.stderr.strip()}")
-    return CACHE / f"{name}-{pinned_version(name)}"
+    return CACHE / f"{name}-{other[0] if other else pinned_version(name)}"
 
 
 @cache

@@ -93,12 +93,18 @@ class Node:
 class SharedShard:
     """A log with one shard, and the nodes that share it; `node` is the one under test."""
 
-    def __init__(self, path: Path, *, limits: RateLimits | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limits: RateLimits | None = None,
+        log_type: type[EmbeddedLog] = EmbeddedLog,
+    ) -> None:
         self.clock = HandClock()
         self.limits = limits
         config = load(None, {}, ["shards=1"])
         self.delay, self.progress = config.topics.delay, config.topics.progress
-        self.log = EmbeddedLog(
+        self.log = log_type(
             path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0
         )
         self.log.prepare(own_topics(config), create=True)

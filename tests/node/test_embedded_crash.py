@@ -75,7 +75,7 @@ def commit():
     for turn in itertools.count():
         value = f"{run}-{turn}".encode()
         writer.send([(target, None, value * 9, [], 0) for target in TARGETS for _ in range(5)], value)
-        done = writer.commit(lambda timestamp_ms: None)
+        done = writer.commit(lambda timestamp_ms, others: None)
         tell("commit", done.partition, done.offset, value.decode())
         if turn % 10 == 9:
             log.trim("c", 0, log.watermarks("c", 0).stable - 7)
@@ -219,7 +219,7 @@ def fill(log: EmbeddedLog, acknowledged: list[bytes]) -> NoSpace:
             value = b"%d-" % turn + dice.randbytes(50_000)
             messages: list[Outgoing] = [("a", None, value, [], 0)]
             writer.send(messages, b"")
-            writer.commit(lambda timestamp_ms: None)
+            writer.commit(lambda timestamp_ms, others: None)
             acknowledged.append(value)
     except NoSpace as error:
         return error
@@ -316,7 +316,7 @@ def test_a_transaction_whose_sync_fails_is_not_called_undone(tmp_path, monkeypat
     writer = log.writer(0)
     writer.send([("a", None, b"who knows", [], 0)], b"")
     with pytest.raises(ProducerLost):
-        writer.commit(lambda timestamp_ms: None)
+        writer.commit(lambda timestamp_ms, others: None)
     log.close()
 
 

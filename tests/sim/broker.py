@@ -148,6 +148,12 @@ class Brokers:
         """The latest time at which a topic refused records so far."""
         self.attempted_ms: dict[bytes, int] = {}
         """`chronos-source` -> when the message was last in a transaction."""
+        self.forgotten: set[int] = set()
+        """Shards whose transactional id the brokers no longer know, and with it no fence."""
+        self.odd_offsets = 0.0
+        """How often a marker is written twice (KAFKA-19999), and how often an aborted transaction
+        takes another number of offsets than it mostly does."""
+        self.offsets_dice = Random(0)
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -249,8 +255,7 @@ class Brokers:
         partition.written_ms.append(self.world.now_ms)
         if transaction is not None:
             if partition not in transaction.touched:
-                transaction.touched.append(partition)
-                transaction.unmarked.append(partition)
+                self.join(transaction, partition)
                 partition.held.append((offset, transaction))
             transaction.written.append((partition, offset))
         self._show(partition)
@@ -287,11 +292,31 @@ class Brokers:
 
     def fence(self, shard: int) -> int:
         """Return the epoch of a new writer; an open transaction of an earlier one is aborted."""
+        self.forgotten.discard(shard)
         epoch = self.epochs[shard] = self.epochs.get(shard, 0) + 1
         last = self.open.get(shard)
         if last is not None and last.state == "open":
             self.decide(last, commit=False)
         return epoch
+
+    def forget_ids(self) -> None:
+        """Forget every transactional id that is not in use, as if none had been used for
+        `transactional.id.expiration.ms`."""
+        for shard in self.epochs:
+            last = self.open.get(shard)
+            if last is None or (last.state != "open" and not last.unmarked):
+                self.forgotten.add(shard)
+        self.world.trace(f"the brokers forget the transactional ids of {sorted(self.forgotten)}")
+
+    def join(self, transaction: Transaction, partition: Partition) -> None:
+        """Add a partition to the transaction, which gets a marker even if no record is written."""
+        if partition not in transaction.touched:
+            transaction.touched.append(partition)
+            transaction.unmarked.append(partition)
+
+    def is_odd(self) -> bool:
+        """Draw whether something takes an unusual number of offsets."""
+        return self.odd_offsets > 0 and self.offsets_dice.random() < self.odd_offsets
 
     def commit(self, transaction: Transaction) -> bool:
         """Commit at a client's request; return False once the transaction was aborted or its
@@ -332,8 +357,9 @@ class Brokers:
             return
         transaction.unmarked.remove(partition)
         partition.held = [held for held in partition.held if held[1] is not transaction]
-        partition.items.append((None, transaction))
-        partition.written_ms.append(self.world.now_ms)
+        for _ in range(2 if self.is_odd() else 1):
+            partition.items.append((None, transaction))
+            partition.written_ms.append(self.world.now_ms)
         self._show(partition)
 
     def mark_all(self, transaction: Transaction) -> bool:

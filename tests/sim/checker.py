@@ -21,6 +21,7 @@ from chronos.core.series import spread_shift_ms
 from chronos.core.shard.progress import RULES, Decision, Outcome, Progress, unpack_progress
 from chronos.workers.push.letter_topics import REFUSED_PAUSE_MS
 from chronos.workers.push.targets import PROVEN_AT
+from chronos.workers.replica.state import FOREIGN_SILENCE_MS
 from tests.sim.broker import (
     DEAD_LETTER,
     DELAY,
@@ -174,6 +175,10 @@ class Checker:
         self._check_rules(shard, progress.rules)
         self._check_order(shard, progress)
         steps = self.steps[shard]
+        if steps and steps[-1].progress.log_epoch == progress.log_epoch:
+            silent_ms = self.world.now_ms - steps[-1].at_ms
+            if silent_ms > FOREIGN_SILENCE_MS:
+                raise broken("5", f"a leadership of shard {shard} went on after {silent_ms} ms")
         steps.append(Committed(self.world.now_ms, offset, records[0].timestamp_ms, progress))
         self.goes_on = {
             decision.offset: decision.next_due_ms

@@ -36,6 +36,10 @@ HOUR_MS = 3_600_000
 CLOCK_OFF_MS = 300
 """Difference to the brokers' clock up to which a master surely delivers."""
 
+STANDING_MS, STANDINGS = 120_000, 3
+"""How much longer the faults last each time that a node stands still for longer than a leadership
+may, and how often one does."""
+
 OBSERVED = 0.05
 """Share of the clusters with a coordinator whose masters are observed."""
 
@@ -72,6 +76,7 @@ class Cluster:
         self.rules_dice = random.Random(f"rules {seed}")
         self.silence_dice = random.Random(f"silent logs {seed}")
         self.held_dice = random.Random(f"held records {seed}")
+        self.fence_dice = random.Random(f"fences {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -79,6 +84,10 @@ class Cluster:
         self.shards = draw.choice([1, 1, 2, 3])
         node_count = draw.choice([1, 2, 3, 3])
         self.fault_ms = draw.randrange(5_000, 40_000)
+        self.stands_still = self.fence_dice.random() < 0.05
+        """A node is frozen for longer than another one waits for it, and its clocks stand still."""
+        if self.stands_still:
+            self.fault_ms += STANDINGS * STANDING_MS
         self.settings = self._draw_settings()
         checker.shards, checker.rejects_misplaced = self.shards, self.settings.misplaced == "reject"
         checker.settled_too = self.settings.delivered_ms is None

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from chronos.core.shard.progress import RULES
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
-from tests.sim.cluster import Cluster, ClusterPart
+from tests.sim.cluster import STANDING_MS, STANDINGS, Cluster, ClusterPart
 from tests.sim.log import Faults
 from tests.sim.node import SimulatedNode
+from tests.sim.world import START_MS
 
 PLACES = (
     "control",
@@ -36,6 +37,9 @@ tolerance, less the steps of a call."""
 
 STEPPED_MS = 200
 """Most by which the clock of a healthy master is set where masters are observed."""
+
+COPY_ENDS_MS = 100
+"""How long before its copy goes on a machine ends at the latest."""
 
 MAINTENANCE_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
 
@@ -173,6 +177,7 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([3, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self.cluster.replays.one)
         self._draw_broker_clocks()
+        self._draw_lost_fences()
         dice = self.producers.place_dice
         for _ in range(
             dice.choice([0, 3, 12]) if self.producers.share_elsewhere and self.shards > 1 else 0
@@ -206,6 +211,22 @@ class FaultInjection(ClusterPart):
             ]
             for _ in range(dice.choice([0, 2, 5, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, dice.choice(kinds))
+
+    def _draw_lost_fences(self) -> None:
+        """What ends a fence although no broker failed, and what makes offsets hard to foresee."""
+        world, dice = self.world, self.cluster.fence_dice
+        self.brokers.offsets_dice = dice
+        self.brokers.odd_offsets = dice.choice([0.0, 0.0, 0.0, 0.3])
+        if dice.random() < 0.25:
+            for _ in range(dice.choice([1, 3, 8])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._forget_ids)
+        if self.cluster.stands_still:
+            for number in range(STANDINGS):
+                began_ms = number * STANDING_MS + dice.randrange(500, 10_000)
+                world.after(began_ms, self._inject, self._stand_still)
+        if self.ensemble is None and len(self.nodes) == 1 and self.cluster.storage is None:
+            for _ in range(dice.choice([0, 0, 1])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._copy)
 
     def _draw_broker_clocks(self) -> None:
         """The clock of each broker, up to the tolerance and in some seeds for a time beyond it;
@@ -264,6 +285,55 @@ class FaultInjection(ClusterPart):
             draw.choice(PLACES),
             draw.choice([5, 300, 2_000, 7_000, 12_000]),
         )
+
+    def _forget_ids(self) -> None:
+        """The brokers forget the fences, and a node that slept through its successor's time wakes
+        up."""
+        self.brokers.forget_ids()
+
+    def _stand_still(self) -> None:
+        """A process is frozen in a step, before it sends anything; or a virtual machine is
+        suspended, and its clocks go on from where they stood until NTP sets them."""
+        dice = self.cluster.fence_dice
+        node, wait_ms = dice.choice(self.nodes), dice.choice([40_000, 95_000, 110_000])
+        if dice.random() < 0.5:
+            node.trap = "freeze", dice.choice(["read", "end", "send"]), wait_ms
+            return
+        self.world.trace(f"{node.name} and its clocks stand still for {wait_ms}")
+        self.checker.clocks_jump = True
+        if self.cluster.moves is not None:
+            self.cluster.moves.clocks_step = True
+        node.frozen_ms = max(node.frozen_ms, self.world.now_ms + wait_ms)
+        if dice.random() < 0.7:
+            node.clock.stood_ms += wait_ms
+            self.world.after(
+                wait_ms + dice.choice([1, 3_000, 10_000]), self._correct_standing, node
+            )
+
+    def _correct_standing(self, node: SimulatedNode) -> None:
+        node.clock.skew_ms += node.clock.stood_ms
+        node.clock.stood_ms = 0
+
+    def _copy(self) -> None:
+        """A machine is restored from a snapshot: a copy of its memory and disk goes on after the
+        original, whose writers it has."""
+        (node,), dice = self.nodes, self.cluster.fence_dice
+        wait_ms = dice.choice([1_000, 4_000, 9_000])
+        if not node.is_quiet or self.world.now_ms + wait_ms >= START_MS + self.fault_ms:
+            return
+        self.world.trace(f"{node.name} is copied, and restored from the copy after {wait_ms}")
+        original = node.copied()
+        node.frozen_ms = max(node.frozen_ms, self.world.now_ms + wait_ms)
+        original.start()
+        self.world.after(wait_ms - COPY_ENDS_MS, self._end_original, original, node)
+
+    def _end_original(self, original: SimulatedNode, node: SimulatedNode) -> None:
+        """End it between two transactions."""
+        if original.process is not None and not original.is_quiet:
+            node.frozen_ms = max(node.frozen_ms, self.world.now_ms + COPY_ENDS_MS)
+            self.world.after(1, self._end_original, original, node)
+            return
+        original.die()
 
     def _pause_broker(self) -> None:
         draw = self.world.random

@@ -400,6 +400,12 @@ FAULTS: Faults = {
             "_decide_refused",
         )
     ],
+    "what another master committed before a step is not looked at": [
+        Change("if record.key is None and not record.headers:", "if False:", "_check_successor")
+    ],
+    "a master goes on after a silence that its own clock does not show": [
+        Change("if since_ms > TENURE_MS:", "if False:")
+    ],
     "a replica goes on after its shard was assigned elsewhere": [
         Change('kind="follower" if is_holder else "none"', 'kind="follower"')
     ],

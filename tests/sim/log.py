@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from chronos.adapters.kafka.writer import OWN_OFFSETS
 from chronos.core.message import Record
 from chronos.errors import (
     BatchUnreadable,
@@ -18,7 +19,16 @@ from chronos.errors import (
     ProducerLost,
     TransactionAborted,
 )
-from chronos.ports import Appended, Outgoing, ReaderMode, Sent, TopicInfo, TopicSpec, Watermarks
+from chronos.ports import (
+    Appended,
+    Outgoing,
+    ReaderMode,
+    Sent,
+    TopicInfo,
+    TopicSpec,
+    Verify,
+    Watermarks,
+)
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
 from tests.sim.world import World
 
@@ -207,6 +217,8 @@ class SimWriter:
         """The transaction after an aborted one fails too, without a poison record
         (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
         self._lost = False
+        self._end: int | None = None
+        """Offset of the next progress record if only this writer writes; None: not known."""
 
     @property
     def _fenced(self) -> bool:
@@ -218,6 +230,9 @@ class SimWriter:
     def _lose(self, text: str, *, poison_likely: bool = False) -> ProducerLost:
         self._lost = True
         return ProducerLost(text, poison_likely=poison_likely)
+
+    def begin_at(self, end: int) -> None:
+        self._end = end
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         log, brokers = self._log, self._brokers
@@ -233,6 +248,12 @@ class SimWriter:
         )
         if self._fenced:
             raise self._lose("_FENCED")
+        if self._shard in brokers.forgotten:
+            if log.world.chance(0.5):
+                raise self._lose("the brokers have forgotten the transactional id")
+            # The client has not sent anything yet, and takes a new producer id with the abort.
+            self.epoch = brokers.fence(self._shard)
+            raise TransactionAborted("timed out in the client", poison_likely=False)
         last = brokers.open.get(self._shard)
         if last is not None and not brokers.mark_all(last):
             raise self._lose("the last transaction is still being completed")
@@ -254,9 +275,7 @@ class SimWriter:
 
     sent: Sequence[Sent] = ()
 
-    def commit(
-        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
-    ) -> Appended:
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults
         if meanwhile is not None:
             meanwhile()
@@ -280,10 +299,12 @@ class SimWriter:
         timestamp_ms = record.timestamp_ms
         log.caller.touch("flushed")
         try:
-            verify(timestamp_ms)
+            verify(timestamp_ms, self._others(progress, offset))
         except BaseException:
             if not self._fenced:
                 brokers.decide(transaction, commit=False)
+                if offset == self._end:
+                    self._end = offset + OWN_OFFSETS
             raise
         log.caller.touch("verified")
         self._check_fenced()
@@ -293,8 +314,21 @@ class SimWriter:
         if world.chance(faults.unclear_commits):
             self._end_unclear(transaction)
         brokers.commit(transaction)
+        self._end = offset + OWN_OFFSETS
         log.caller.touch("committed")
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
+
+    def _others(self, progress: Partition, offset: int) -> list[Record]:
+        """See `KafkaWriter._others`."""
+        if self._end is None or offset == self._end:
+            return []
+        if progress.stable < offset or self._log.world.chance(self._log.faults.no_answer):
+            raise self._lose("what others wrote cannot be read")
+        return [
+            record
+            for record, transaction in progress.items[self._end : offset]
+            if record is not None and not _is_hidden(record, transaction)
+        ]
 
     def _check_fenced(self) -> None:
         if self._fenced:
@@ -302,6 +336,12 @@ class SimWriter:
 
     def _abort(self, *, poison_likely: bool) -> TransactionAborted | ProducerLost:
         assert self._transaction is not None
+        if self._brokers.is_odd():
+            progress = self._brokers.topics[PROGRESS][self._shard]
+            if self._brokers.is_odd():
+                self._brokers.append(progress, None, self._progress, (), self._transaction)
+            else:
+                self._brokers.join(self._transaction, progress)
         self._brokers.decide(self._transaction, commit=False)
         if self._log.world.chance(self._log.faults.lost_on_abort):
             return self._lose("refused", poison_likely=poison_likely)
@@ -332,6 +372,9 @@ class SimLog:
         self.brokers = brokers
         self.world = caller.world
         self.faults = caller.node.faults
+        self.copied_epochs: Mapping[int, int] | None = None
+        """The epochs of the writers of another machine whose memory this one was copied from: it
+        writes as that one. None: its writers are its own."""
         self.reads_trimmed = False
         """Offsets that were trimmed can still be read."""
         self.patience_ms = 0
@@ -465,7 +508,8 @@ class SimLog:
         self.caller.touch("writer")
         self._check_answers()
         last = self.brokers.open.get(shard)
-        epoch = self.brokers.fence(shard)
+        copied = self.copied_epochs
+        epoch = self.brokers.fence(shard) if copied is None else copied[shard]
         self.world.trace(f"{self.caller.name} fences as {epoch}")
         self.caller.touch("fenced")
         if (

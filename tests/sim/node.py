@@ -78,9 +78,12 @@ class SimClock:
         self.began_ms = 0
         """The skew at the start."""
         self.drift = 0.0
+        self.stood_ms = 0
+        """How long all clocks of the machine stood still, as those of a virtual one may: none of
+        them tells."""
 
     def now_ms(self) -> int:
-        now_ms = self._world.now_ms
+        now_ms = self._world.now_ms - self.stood_ms
         return now_ms + self.skew_ms + int((now_ms - START_MS) * self.drift)
 
     def stepped_ms(self) -> int:
@@ -140,6 +143,8 @@ class SimulatedNode:
         self.frozen_ms = 0
         self.log_cut_ms = 0
         """Until when no broker can be reached from here."""
+        self.copied_epochs: dict[int, int] | None = None
+        """See `SimLog.copied_epochs`."""
         self.lost_broker = self.lost_broker_ms = 0
         """A broker that cannot be reached from here, and until when."""
         self.rules = RULES
@@ -234,9 +239,34 @@ class SimulatedNode:
         if self.duplicated:
             self.instance += "'"
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if its process is in no step, and no transaction of its shards is open."""
+        opened = self.brokers.open.values()
+        return (
+            self.process is not None
+            and len(self.process.threads) == self.settings.shards
+            and not any(thread.is_busy for thread in self.process.threads)
+            and not any(each.state == "open" or each.unmarked for each in opened)
+        )
+
+    def copied(self) -> SimulatedNode:
+        """Return another machine with the memory and the disk of this one, whose process begins
+        anew and whose writers are those of this one."""
+        other = SimulatedNode(
+            self.name, self.world, self.brokers, None, self.checker, self.settings
+        )
+        other.instance, other.faults, other.disk = self.instance, self.faults, self.disk
+        other.clock = self.clock
+        other.stores = {shard: store.copied() for shard, store in self.stores.items()}
+        other.copied_epochs = dict(self.brokers.epochs)
+        other.delete_dice, other.delete_share = self.delete_dice, self.delete_share
+        other.limited = self.limited
+        return other
+
     def heal(self) -> None:
         self.trap, self.frozen_ms, self.log_cut_ms, self.lost_broker_ms = None, 0, 0, 0
-        self.clock.skew_ms, self.clock.drift = 0, 0.0
+        self.clock.skew_ms, self.clock.drift, self.clock.stood_ms = 0, 0.0, 0
         self.disk.full = self.disk.low = self.disk.failing = False
         self.disk.unread_chance = 0.0
         self.faults = Faults()

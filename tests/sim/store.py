@@ -110,6 +110,14 @@ class SimStore(MemoryStore):
         self._error = None
         self._restore(self._flushed)
 
+    def copied(self) -> SimStore:
+        """Another store with the same content."""
+        copy = SimStore(self._world, self._disk, self._wrote)
+        copy._restore(self._rows)
+        copy._flushed = dict(self._flushed)
+        copy.damaged, copy.path = self.damaged, self.path
+        return copy
+
     def crash(self) -> SimStore:
         """The store as the disk holds it after the process was killed; this one is closed."""
         survivor = SimStore(self._world, self._disk, self._wrote)

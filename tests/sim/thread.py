@@ -85,6 +85,7 @@ class ReplicaThread:
         self.name = f"{node.name}/{shard}"
         self.log = SimLog(self, node.brokers)
         self.log.patience_ms = PATIENCE_MS
+        self.log.copied_epochs = node.copied_epochs
         self.log.reading = self._check_rules
         self.judge = StallJudge()
         self.steps = 0
@@ -190,6 +191,11 @@ class ReplicaThread:
     @property
     def state(self) -> State:
         return self.replica.state
+
+    @property
+    def is_busy(self) -> bool:
+        """True during a step."""
+        return self._busy
 
     @property
     def is_stuck(self) -> bool:

@@ -23,7 +23,7 @@ from chronos.core.shard.progress import Progress, unpack_progress
 from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.opening import own_topics
 from chronos.node.shards import ShardDriver, Shared, make_shard
-from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Writer
+from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Verify, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
 from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
 from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
@@ -56,9 +56,10 @@ class Refusing:
             raise TransactionAborted("refused", poison_likely=True)
         self._writer.send(messages, progress)
 
-    def commit(
-        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
-    ) -> Appended:
+    def begin_at(self, end: int) -> None:
+        self._writer.begin_at(end)
+
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
         return self._writer.commit(verify, meanwhile)
 
     def close(self) -> None:

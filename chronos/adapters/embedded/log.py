@@ -42,6 +42,7 @@ from chronos.ports import (
     Sent,
     TopicInfo,
     TopicSpec,
+    Verify,
     Watermarks,
 )
 
@@ -262,6 +263,9 @@ class EmbeddedWriter:
         self._shard = shard
         self._placed: list[Placed] | None = None
 
+    def begin_at(self, end: int) -> None:
+        """Nothing to compare: no writer of this log outlives its successor."""
+
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         """Pack everything and choose the partition of each message; nothing is written yet."""
         self._placed = None
@@ -277,9 +281,7 @@ class EmbeddedWriter:
         )
         self._placed = placed
 
-    def commit(
-        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
-    ) -> Appended:
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
         """1. check that no other writer took over, 2. verify, 3. write, 4. sync; `meanwhile` runs
         first.
 
@@ -295,7 +297,7 @@ class EmbeddedWriter:
             if records.writers.get(self._shard) is not self:
                 raise ProducerLost(f"another writer has taken over shard {self._shard}")
             timestamp_ms = records.timestamp_ms()
-            verify(timestamp_ms)
+            verify(timestamp_ms, ())  # a writer that another one has replaced does not come here
             offsets, ticket = records.write(placed, timestamp_ms)
         try:
             journal.wait_synced(ticket)

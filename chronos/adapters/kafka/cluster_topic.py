@@ -516,7 +516,7 @@ class RolesWriter:
         try:
             assert self._writer is not None
             self._writer.send([], pack_record(record))
-            self._writer.commit(lambda _: None)
+            self._writer.commit(lambda timestamp_ms, others: None)
         except ChronosError as error:
             self._failed(error)
         else:

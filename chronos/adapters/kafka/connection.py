@@ -100,6 +100,13 @@ COORDINATOR_MOVED_CODES = frozenset(
 LOST_PRODUCER_CODES = frozenset({KafkaError._FENCED, KafkaError._TIMED_OUT, KafkaError._STATE})
 """The producer cannot be used again."""
 
+FORGOTTEN_CODES = frozenset(
+    {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID}
+)
+"""The brokers have forgotten the transactional id, and with it the fence of this producer. The
+client takes a new producer id with the next abort and goes on (KAFKA-17822): another producer may
+have had the transactional id meanwhile."""
+
 CONSEQUENCE_CODES = frozenset(
     {KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 )

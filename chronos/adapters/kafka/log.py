@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -40,6 +41,7 @@ from chronos.adapters.kafka.reader import (
 from chronos.adapters.kafka.shared import QUIET_S, PatientReader, SharedConsumer
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.core.message import Record
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, ReaderMode, TopicInfo, TopicSpec, Watermarks
@@ -52,6 +54,16 @@ PURGE_S = 1.0
 
 TOPIC_ID_S = 1.0
 """How long the id of the progress topic is taken for the current one."""
+
+BETWEEN_S = 5.0
+"""How long reading the records between two offsets may take."""
+
+BETWEEN_RECORDS = 100
+BETWEEN_BYTES = 8_000_000
+"""Records and bytes read at once."""
+
+BETWEEN_WAIT_S = 0.1
+"""How long to wait for them each time."""
 
 CLOSE_S = 2.0
 """How long `close` waits for the thread, and for records under way."""
@@ -266,7 +278,29 @@ class KafkaLog:
             shard=shard,
             timeout_s=self._transaction_timeout_s,
             small_batch_topics=self._topics.small_batch_topics,
+            read=partial(self.records_between, self._progress_topic, shard),
         )
+
+    def records_between(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
+        """Return the committed records from `start` to `stop`, exclusive, before which no
+        transaction is open. Raises LogUnavailable after BETWEEN_S, LogMismatch."""
+        deadline = time.monotonic() + BETWEEN_S
+        reader = self.plain_reader(topic, partition, start)
+        records: list[Record] = []
+        try:
+            while reader.position < stop:
+                found = reader.read(BETWEEN_RECORDS, BETWEEN_BYTES)
+                records += [record for record in found if record.offset < stop]
+                if not found:
+                    reader.wait(BETWEEN_WAIT_S)
+                if time.monotonic() > deadline:
+                    raise LogUnavailable(
+                        f"{topic}/{partition} was read to {reader.position} of {stop} in "
+                        f"{BETWEEN_S:g} s"
+                    )
+        finally:
+            reader.close()
+        return records
 
     def _progress_id(self) -> str:
         """Return the id that Kafka gave the progress topic, as of now or of a moment ago: a node

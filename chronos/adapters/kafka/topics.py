@@ -49,6 +49,11 @@ broker found none for a minute, while all others of the node had found it again 
 forty freezes)."""
 
 
+FENCE_KEPT_MS = 600_000
+"""Least `transactional.id.expiration.ms` of a broker that is not named: far longer than a master
+goes without a commit. Kafka's default is 7 days."""
+
+
 class KafkaTopics:
     """The topics of a cluster. Any thread may call."""
 
@@ -77,6 +82,8 @@ class KafkaTopics:
         """Those that lead a partition of a described topic."""
         self._warned: set[str] = set()
         """Topics with one replica that were logged."""
+        self._forgetful: list[str] | None = None
+        """Brokers that forget transactional ids too soon, for people; None: not asked yet."""
 
     def _new_admin(self) -> AdminClient:
         return AdminClient(self._connection.asking({**ADMIN, "error_cb": self._connection.refused}))
@@ -196,7 +203,48 @@ class KafkaTopics:
                 advice.append(
                     f"{spec.name} has {name}={actual[name]}, {value} is advised: {change}"
                 )
+        if spec.name == self._progress_topic:
+            if self._forgetful is None:
+                self._forgetful = self._forgetful_brokers()
+            advice += self._forgetful
         return problems, advice
+
+    def _forgetful_brokers(self) -> list[str]:
+        """Return which brokers forget a transactional id, and with it the fence of a master, before
+        FENCE_KEPT_MS, for people; empty if Chronos may not read their settings."""
+        name = "transactional.id.expiration.ms"
+        texts = []
+        for broker in self._broker_ids():
+            resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+            (asked,) = self._admin.describe_configs(
+                [resource], request_timeout=self._connection.request_timeout_s
+            ).values()
+            try:
+                kept_ms = int(asked.result(self._connection.answer_s)[name].value)
+            except TimeoutError:
+                raise self._connection.unanswered(f"describing broker {broker}") from None
+            except KafkaException as error:
+                if error.args[0].code() in FORBIDDEN_CODES:
+                    return []
+                raise self._connection.unavailable(
+                    f"reading the settings of broker {broker}", error
+                ) from error
+            if kept_ms < FENCE_KEPT_MS:
+                texts.append(
+                    f"broker {broker} has {name}={kept_ms}, {FENCE_KEPT_MS} is the least that is "
+                    "advised: a master that commits nothing for so long loses its fence, and its "
+                    "leadership begins anew (docs/operations/texts.md)"
+                )
+        return texts
+
+    def _broker_ids(self) -> list[int]:
+        try:
+            listed = self._admin.list_topics(
+                self._progress_topic, timeout=self._connection.request_timeout_s
+            )
+        except KafkaException as error:
+            raise self._connection.unavailable("listing the brokers", error) from error
+        return sorted(listed.brokers)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """Describe the topics in two requests, one for partitions and one for settings; neither

@@ -22,6 +22,7 @@ from chronos.adapters.kafka.connection import (
     BATCH_BYTES,
     COMMON,
     CONSEQUENCE_CODES,
+    FORGOTTEN_CODES,
     INIT_TIMEOUT_S,
     LOST_PRODUCER_CODES,
     POISON_CODES,
@@ -30,9 +31,10 @@ from chronos.adapters.kafka.connection import (
     WRITER,
     Connection,
 )
+from chronos.core.message import Record
 from chronos.core.size import batch_bytes_max
-from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
-from chronos.ports import Appended, Outgoing, Sent
+from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, Retry, TransactionAborted
+from chronos.ports import Appended, Outgoing, Sent, Verify
 
 FOLLOWED_EVERY = 500
 """Of so many messages the report of one is asked for: a report costs as much as producing the
@@ -54,6 +56,10 @@ NEAR_S = 0.25
 cost more than the 500 ms that they save. librdkafka takes 55 ms for one on the same machine
 (measured)."""
 
+OWN_OFFSETS = 2
+"""Offsets that a transaction takes in the progress partition: its progress record and its marker.
+An aborted one may take fewer, and Kafka may write a marker twice (KAFKA-19999)."""
+
 Report = Callable[[KafkaError | None, Message], None]
 
 
@@ -69,18 +75,26 @@ class KafkaWriter:
         shard: int,
         timeout_s: float,
         small_batch_topics: Mapping[str, int],
+        read: Callable[[int, int], list[Record]] = lambda start, stop: [],
         failure: str = "",
     ) -> None:
         """`small_batch_topics`: topics that take smaller batches than the client makes, with their
-        limits in bytes. `failure`: text of the error when earlier producers cannot be fenced."""
+        limits in bytes. `read`: returns the committed records of the progress partition from one
+        offset to another, exclusive. `failure`: text of the error when earlier producers cannot be
+        fenced."""
+        self._transactional_id = transactional_id
         self._progress_topic = progress_topic
+        self._read = read
         self._shard = shard
         self._timeout_s = timeout_s
         self._small_batch_topics = small_batch_topics
         timeout_ms = int(timeout_s * 1_000)
         self._deadline = 0.0
         self._committed_offset = -1
-        """Offset of the last progress record committed."""
+        """Offset of the last progress record committed, or that before the first one expected."""
+        self._end: int | None = None
+        """Offset of the next progress record if only this writer writes; everything before it is
+        known. None: not known."""
         self._reports: list[tuple[KafkaError | None, Message]] = []
         """The delivery report of the progress record, once it is there."""
         self.sent: list[Sent] = []
@@ -100,6 +114,10 @@ class KafkaWriter:
                 f"a broker at {connection.bootstrap_servers} is slow or gone"
             ),
         )
+
+    def begin_at(self, end: int) -> None:
+        """Expect the first progress record at this offset."""
+        self._end, self._committed_offset = end, end - 1
 
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         """1. begin, 2. produce everything; librdkafka's threads send while the caller does
@@ -126,11 +144,9 @@ class KafkaWriter:
         with self._translating(deadline, producing=True):
             self._produce(messages, deadline)
 
-    def commit(
-        self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None
-    ) -> Appended:
-        """3. flush, 4. verify the broker's timestamp, 5. commit; in a thread of its own where
-        `meanwhile` is given."""
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
+        """3. flush, 4. read what others wrote before the progress record, 5. verify, 6. commit; in
+        a thread of its own where `meanwhile` is given."""
         if meanwhile is None:
             return self._finish(verify)
         done: Future[Appended] = Future()
@@ -150,7 +166,7 @@ class KafkaWriter:
             wait([done])
         return done.result()
 
-    def _finish(self, verify: Callable[[int], None]) -> Appended:
+    def _finish(self, verify: Verify) -> Appended:
         deadline = self._deadline
         with self._translating(deadline):
             self._flush(deadline)
@@ -169,13 +185,27 @@ class KafkaWriter:
                 "of this step was committed."
             )
         try:
-            verify(timestamp_ms)
+            verify(timestamp_ms, self._others(offset))
         except BaseException:
             self._abort()
             raise
         self._commit(deadline)
-        self._committed_offset = offset
+        self._committed_offset, self._end = offset, offset + OWN_OFFSETS
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
+
+    def _others(self, offset: int) -> list[Record]:
+        """Return the committed records before this offset of the progress partition that are not
+        known. All are decided: the transaction of this writer begins there."""
+        if self._end is None or offset == self._end:
+            return []
+        try:
+            return self._read(self._end, offset)
+        except (Retry, LogMismatch) as error:
+            raise ProducerLost(
+                f"{self._progress_topic}/{self._shard} took a record at offset {offset} instead of "
+                f"{self._end}, and what another master may have written between them cannot be "
+                f"read: {error}"
+            ) from error
 
     @contextmanager
     def _translating(self, deadline: float, *, producing: bool = False) -> Iterator[None]:
@@ -277,6 +307,13 @@ class KafkaWriter:
             return ProducerLost(
                 f"the producer can no longer be used: {error.str()} ({error.name()})"
             )
+        cause = self._cause(error)
+        if cause.code() in FORGOTTEN_CODES:
+            return ProducerLost(
+                f"the brokers have forgotten the transactional id {self._transactional_id}, which "
+                "was not used for longer than their transactional.id.expiration.ms "
+                f"({cause.name()}): another node may have been master meanwhile"
+            )
         if time.monotonic() >= deadline:
             # The coordinator has aborted the transaction after its time-out, and fences a producer
             # that aborts it now.
@@ -295,6 +332,18 @@ class KafkaWriter:
             too_large=error.code() in TOO_LARGE_CODES,
         )
 
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """Return the error that ended the transaction, of which a record's error may be only a
+        consequence."""
+        if error.code() not in CONSEQUENCE_CODES:
+            return error
+        try:
+            # Refused within a transaction, and with the cause where that has failed.
+            self._producer.begin_transaction()
+        except KafkaException as refused:
+            return refused.args[0]  # type: ignore[no-any-return]
+        return error
+
     def _abort(self, *, poison_likely: bool = False) -> None:
         try:
             self._producer.abort_transaction(self._timeout_s)
@@ -303,6 +352,11 @@ class KafkaWriter:
                 f"a transaction could not be aborted: {error.args[0].str()}",
                 poison_likely=poison_likely,
             ) from error
+        # A progress record at another offset than expected was not compared yet.
+        if self._reports and self._reports[0][0] is None:
+            offset = self._reports[0][1].offset()
+            if offset is not None and offset == self._end:
+                self._end = offset + OWN_OFFSETS
 
     def close(self) -> None:
         """Drop what is queued; an open transaction is ended by the next writer or by the broker's

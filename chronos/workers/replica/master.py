@@ -60,6 +60,16 @@ HEARTBEAT_ALONE_MS = 70_000
 one. So a step that cannot be committed, because the delay partition cannot be read, is preceded by
 a progress record alone."""
 
+TENURE_MS = 80_000
+"""A leadership ends after this time without a commit: after 90 s of silence another standalone node
+takes over, and a commit comes at the latest after HEARTBEAT_ALONE_MS."""
+
+SURE_MS = 30_000
+"""Time in which the brokers forget no transactional id: they keep it for minutes at least
+(`transactional.id.expiration.ms`, 7 days by default). After an abort a master goes on only if its
+last commit is younger, because the client does not tell whether it had to take a new producer id.
+A clock that is wrong or was set by more cannot show how old the last commit is."""
+
 TRANSACTION_POLL_MS = 100
 """Time between two steps while due messages wait for a producer's open transaction; its end is
 noticed at once."""
@@ -152,6 +162,11 @@ class Master:
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
         self._committed_ms = 0
+        """When the last step was committed, by this machine's clock (epoch ms); 0: none was."""
+        self._committed_stepped_ms = 0
+        """`Clock.stepped_ms` then."""
+        self._appended_ms: int | None = None
+        """The broker's timestamp of its progress record (epoch ms)."""
         self._caught_up = False
         """The last step left nothing behind, and was small."""
         self._is_lingering = False
@@ -201,6 +216,7 @@ class Master:
     def step(self, now_ms: int) -> int:
         """Do one step of at most one transaction; return when to be called again, in epoch ms."""
         self.last, self._is_lingering = None, False
+        self._check_tenure()
         if self._clock_was_set():
             # `now_ms` may be from before the clock was set: come back with the current time.
             self._distrust_clock()
@@ -577,6 +593,32 @@ class Master:
             dead_letter_bytes_max=letters.dead_letter.bound(now_ms),
         )
 
+    @property
+    def silent_ms(self) -> int:
+        """Time since the last commit in ms, by the wall clock or by the boot clock, whichever shows
+        more."""
+        since_ms = self._clock.now_ms() - self._committed_ms
+        return max(since_ms, since_ms - self._set_ms)
+
+    @property
+    def _set_ms(self) -> int:
+        """By how much the clock was set since the last commit."""
+        return self._clock.stepped_ms() - self._committed_stepped_ms
+
+    def _check_tenure(self) -> None:
+        """Raise ProducerLost if another node may have been master since the last commit: Kafka
+        fences this one only while it remembers the transactional id."""
+        if self.silent_ms >= TENURE_MS:
+            raise ProducerLost(
+                f"nothing was committed for {self.silent_ms // 1_000} s, and another node may have "
+                "been master meanwhile"
+            )
+        if abs(self._set_ms) > SURE_MS:
+            raise ProducerLost(
+                f"this machine's clock was set by {self._set_ms} ms, so that the time since the "
+                "last commit is not known, and another node may have been master meanwhile"
+            )
+
     def _clock_was_set(self) -> bool:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
 
@@ -589,21 +631,50 @@ class Master:
         self._stepped_ms = self._clock.stepped_ms()
 
     def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
-        appended = self._writer.commit(
-            lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms), meanwhile
-        )
+        def verify(timestamp_ms: int, others: Sequence[Record]) -> None:
+            self._check_successor(timestamp_ms, others)
+            self._check_clock(produced_ms, timestamp_ms)
+
+        appended = self._writer.commit(verify, meanwhile)
         self._clock_agrees = True
-        self._committed_ms = self._clock.now_ms()
+        self._committed_ms, self._appended_ms = self._clock.now_ms(), appended.timestamp_ms
+        self._committed_stepped_ms = self._clock.stepped_ms()
         return appended
+
+    def _check_successor(self, timestamp_ms: int, others: Sequence[Record]) -> None:
+        """Law 3: no other master has committed since this one's last commit, and none had the time
+        to. Raises ProducerLost."""
+        for record in others:
+            # Progress records of every version have neither a key nor headers.
+            if record.key is None and not record.headers:
+                raise ProducerLost(
+                    f"another master committed a step at offset {record.offset} after the last one "
+                    "of this master, whose step was aborted"
+                )
+        since_ms = 0 if self._appended_ms is None else timestamp_ms - self._appended_ms
+        if since_ms > TENURE_MS:
+            raise ProducerLost(
+                f"by the broker's clock nothing was committed for {since_ms // 1_000} s, and "
+                "another node may have been master meanwhile. The step was aborted"
+            )
 
     def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
         """Law 2: the broker's timestamp must lie between produce and report, within
-        CLOCK_TOLERANCE_MS."""
+        CLOCK_TOLERANCE_MS. Raises ClockDisagrees, or ProducerLost where the difference may hide how
+        old the last commit is."""
         reported_ms = self._clock.now_ms()
         early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
         was_set = self._clock_was_set()
         if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS and not was_set:
             return
+        if self._committed_ms:
+            self._check_tenure()
+            if max(early_ms, late_ms) > SURE_MS:
+                raise ProducerLost(
+                    f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this "
+                    "machine's, so that the time since the last commit is not known, and another "
+                    "node may have been master meanwhile. The step was aborted"
+                )
         self._distrust_clock()
         if was_set:
             raise ClockDisagrees(

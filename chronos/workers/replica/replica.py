@@ -42,7 +42,7 @@ from chronos.ports import READING_BOUNDED, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.master import Master, MasterParts, ReplicaContext
+from chronos.workers.replica.master import SURE_MS, Master, MasterParts, ReplicaContext
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import (
@@ -255,6 +255,8 @@ class Replica:
             return self._turn_or_restore(now_ms)
         except Retry as error:
             self._paused = str(error)
+            if self._role == ReplicaState.MASTER:
+                log.warning("leadership ended", shard=self.number, why=str(error))
             self._restart()
             return now_ms + self._backoff.take()
 
@@ -501,6 +503,7 @@ class Replica:
         )
         self._follower = None
         follower.close()
+        writer.begin_at(watermarks.high)
         self._make_master(writer, puller, leadership)
         self._take_over_ms.append(self._clock.now_ms())
         return now_ms
@@ -585,7 +588,7 @@ class Replica:
             self.trouble = str(error)
             raise
         except TransactionAborted as error:
-            return self._step_again(error, now_ms)
+            return self._step_again(master, error, now_ms)
         except Retry as error:
             if isinstance(error, LogUnavailable) and self._pusher is not None:
                 self._pusher.targets.forget_all()
@@ -607,12 +610,18 @@ class Replica:
         if isinstance(error, ClockDisagrees) and error.aborted:
             self.aborts += 1
 
-    def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
+    def _step_again(self, master: Master, error: TransactionAborted, now_ms: int) -> int:
         """Nothing was written: repeat at once while a poison record is being isolated, else after a
-        growing pause."""
+        growing pause. Raises ProducerLost if the brokers may have forgotten the transactional
+        id."""
         self.aborts += 1
         self.trouble = str(error)
         log.warning("transaction aborted", shard=self.number, why=str(error))
+        if master.silent_ms > SURE_MS:
+            raise ProducerLost(
+                f"{error}; nothing was committed for {master.silent_ms // 1_000} s before, so that "
+                "the fence may have been lost with it"
+            ) from error
         self._aborts_in_a_row += 1
         if self._aborts_in_a_row > HALVINGS_MAX:
             self._paused = str(error)

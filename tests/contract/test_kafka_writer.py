@@ -1,0 +1,215 @@
+"""How a Kafka writer notices that it has lost its fence, which Kafka keeps only as long as it
+remembers the transactional id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from confluent_kafka import Producer
+
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.writer import BulkOpener
+from chronos.core.message import Record
+from chronos.errors import ChronosError, ClockDisagrees, LogMismatch, ProducerLost
+from chronos.ports import TopicSpec
+from tests.harness.broker import Broker
+from tests.harness.inside import wait_until
+
+SHARD = 1
+
+FORGETFUL = {
+    "transactional.id.expiration.ms": 3_000,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+    "producer.id.expiration.ms": 2_000,
+}
+"""A broker that forgets a transactional id after seconds instead of 7 days."""
+
+FORGET_S = 60.0
+
+
+class CountingLog(KafkaLog):
+    """A log that counts how often its writers read."""
+
+    reads = 0
+
+    def records_between(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
+        self.reads += 1
+        return super().records_between(topic, partition, start, stop)
+
+
+class Case:
+    """A writer of one shard, and what it has shown to its verification."""
+
+    def __init__(self, log: CountingLog, topic: str, bootstrap: str) -> None:
+        self.log, self.topic, self.bootstrap = log, topic, bootstrap
+        self.writer = log.writer(SHARD)
+        self.writer.begin_at(self.end())
+
+    def end(self) -> int:
+        """The end of the progress partition once no transaction is open."""
+        ends = lambda: self.log.watermarks(self.topic, SHARD)  # noqa: E731
+        wait_until(lambda: ends().stable == ends().high)
+        return ends().high
+
+    def commit(self, progress: bytes = b"own") -> list[Record]:
+        """Commit a step; return what others wrote before it."""
+        seen: list[Record] = []
+        self.writer.send([], progress)
+        self.writer.commit(lambda timestamp_ms, others: seen.extend(others))
+        return seen
+
+    def abort(self) -> None:
+        """Have a step refused by its verification."""
+
+        def refuse(timestamp_ms: int, others: Sequence[Record]) -> None:
+            raise ClockDisagrees("", aborted=True)
+
+        self.writer.send([], b"aborted")
+        with pytest.raises(ClockDisagrees):
+            self.writer.commit(refuse)
+
+    def produce(
+        self, value: bytes, *, key: bytes | None = None, commits: bool | None = None
+    ) -> Producer:
+        """Write a record to the partition as another program; `commits`: in a transaction, which is
+        committed or aborted; None: without one."""
+        settings: dict[str, object] = {"bootstrap.servers": self.bootstrap, "log_level": 2}
+        if commits is not None:
+            settings["transactional.id"] = "another"
+        producer = Producer(settings)
+        if commits is not None:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        producer.produce(self.topic, value, key, partition=SHARD)
+        assert producer.flush(30) == 0
+        if commits is not None:
+            (producer.commit_transaction if commits else producer.abort_transaction)(30)
+        return producer
+
+
+def opened(broker: Broker, topic: str) -> CountingLog:
+    log = CountingLog(
+        bootstrap_servers=broker.bootstrap,
+        properties={},
+        progress_topic=topic,
+        transaction_timeout_s=10.0,
+    )
+    log.prepare([TopicSpec(name=topic, partitions=SHARD + 1, settings={})], create=True)
+    return log
+
+
+@pytest.fixture
+def case(broker: Broker, topic_names: Callable[..., str]) -> Iterator[Case]:
+    topic = topic_names("progress")
+    log = opened(broker, topic)
+    made = Case(log, topic, broker.bootstrap)
+    yield made
+    made.writer.close()
+    log.close()
+
+
+def test_a_writer_that_is_alone_reads_nothing(case: Case) -> None:
+    """Its commits and aborted steps have known places, also in a log with earlier records."""
+    for _ in range(3):
+        assert case.commit() == []
+    case.abort()
+    case.abort()
+    assert case.commit() == []
+    assert case.log.reads == 0
+
+
+def test_a_writer_shows_each_record_of_another_once(case: Case) -> None:
+    case.commit()
+    case.produce(b"theirs")
+    case.produce(b"in a transaction", key=b"k", commits=True)
+    assert [(record.key, record.value) for record in case.commit()] == [
+        (None, b"theirs"),
+        (b"k", b"in a transaction"),
+    ]
+    assert case.commit() == []
+    assert case.log.reads == 1
+
+
+def test_what_others_wrote_before_an_aborted_step_is_shown_to_the_next(case: Case) -> None:
+    case.produce(b"theirs")
+    case.abort()
+    assert [record.value for record in case.commit()] == [b"theirs"]
+
+
+def test_aborted_records_of_others_and_markers_are_read_and_are_nothing(case: Case) -> None:
+    case.commit()
+    case.produce(b"never", commits=False)
+    assert case.commit() == []
+    assert case.log.reads == 1
+
+
+def test_a_step_is_lost_with_its_writer_if_what_others_wrote_cannot_be_read(case: Case) -> None:
+    """A transaction of another program is open in front of it."""
+    case.commit()
+    producer = Producer({"bootstrap.servers": case.bootstrap, "transactional.id": "open"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(case.topic, b"open", partition=SHARD)
+    assert producer.flush(30) == 0
+    case.writer.send([], b"own")
+    with pytest.raises(ProducerLost, match="cannot be read"):
+        case.writer.commit(lambda timestamp_ms, others: None)
+    producer.abort_transaction(30)
+    assert case.end() == 6, "the record and the marker of each: a commit and two aborts"
+
+
+def test_a_first_record_below_the_end_that_was_read_is_refused(case: Case) -> None:
+    """The topic was created again between the reading and the first step."""
+    case.writer.begin_at(1_000)
+    case.writer.send([], b"own")
+    with pytest.raises(LogMismatch, match="deleted and created again"):
+        case.writer.commit(lambda timestamp_ms, others: None)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Broker]:
+    with Broker(FORGETFUL) as broker:
+        yield broker
+
+
+def forgotten(broker: Broker) -> None:
+    """Wait until the broker has forgotten every transactional id."""
+    wait_until(lambda: not broker.transactional_ids(), timeout_s=FORGET_S)
+
+
+@pytest.mark.slow
+def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
+    forgetful: Broker, topic_names: Callable[..., str]
+) -> None:
+    """KAFKA-17822: the client would take a new producer id by itself, and write the step again."""
+    topic = topic_names("progress")
+    log = opened(forgetful, topic)
+    writer = log.writer(SHARD)
+    writer.send([], b"committed")
+    writer.commit(lambda timestamp_ms, others: None)
+    forgotten(forgetful)
+    writer.send([], b"late")
+    with pytest.raises(ProducerLost, match="have forgotten the transactional id chronos-"):
+        writer.commit(lambda timestamp_ms, others: None)
+    writer.close()
+    log.close()
+
+
+@pytest.mark.slow
+def test_a_bulk_producer_whose_transactional_id_was_forgotten_fails(
+    forgetful: Broker, topic_names: Callable[..., str]
+) -> None:
+    """So does its task: a later attempt may have sent the part meanwhile."""
+    topic = forgetful.create_topic(topic_names("target"))
+    writer = BulkOpener(bootstrap_servers=forgetful.bootstrap, properties={}, timeout_s=20.0).open(
+        "bulk-part"
+    )
+    writer.send([(topic, None, b"first", [])])
+    forgotten(forgetful)
+    with pytest.raises(ChronosError):
+        writer.send([(topic, None, b"late", [])])
+    writer.close()
+    assert [record.value for record in forgetful.console_consumer(topic, max_messages=1)] == [
+        "first"
+    ]

@@ -1,0 +1,116 @@
+"""A master that was frozen until Kafka had forgotten its transactional id, and with it the fence of
+its successor, delivers nothing a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.fleet import Node
+from tests.harness.broker import Broker
+from tests.harness.inside import wait_until
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.integration.test_ownership import SILENCE_S, paused
+
+FORGET_S = 60.0
+
+MESSAGES = 40
+
+
+@pytest.fixture
+def forgetful() -> Iterator[Broker]:
+    """A broker that forgets a transactional id after 12 s instead of 7 days."""
+    settings = {
+        "transactional.id.expiration.ms": 12_000,
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 2_000,
+        "producer.id.expiration.ms": 8_000,
+    }
+    with Broker(settings) as broker:
+        yield broker
+
+
+def nodes(broker: Broker, flow: KafkaFlow, path: Path) -> tuple[Node, Node]:
+    first, second = (
+        Node(path / name, bootstrap=broker.bootstrap, settings={**flow.settings(), "node.id": name})
+        for name in ("node-a", "node-b")
+    )
+    return first, second
+
+
+def wait_forgotten(broker: Broker) -> None:
+    """Wait until the broker has forgotten the transactional ids of all masters."""
+    wait_until(lambda: not broker.transactional_ids(), timeout_s=FORGET_S)
+
+
+def ends_naming_the_other(first: Node, flow: KafkaFlow) -> None:
+    """The woken node exits; what the other one delivered is there once."""
+    first.thaw()
+    assert first.wait_exit() == 1
+    assert "node-b" in first.tail(3)
+    assert "took over shard" in first.tail(3)
+    assert flow.complaints() == []
+    assert len(flow.delivered()) == MESSAGES
+
+
+def delivered_by_the_other(
+    broker: Broker, flow: KafkaFlow, first: Node, second: Node, *, steps_clock: bool
+) -> None:
+    """The first node is frozen with messages pending; the second one takes over, delivers them and
+    stops, and the broker forgets both.
+
+    `steps_clock`: the second node does not wait for the silence, but its clock is stepped by it."""
+    first.start()
+    flow.write(MESSAGES, now_ms() + 6_000, now_ms() + 7_000, delays=0.0)
+    flow.flush()
+    first.wait_until(lambda: first.pending() == MESSAGES, "pull everything")
+    first.freeze()
+    second.launch()
+    second.wait_until(
+        lambda: paused(second).count("node node-a") == SHARDS, "name the node it waits for"
+    )
+    if steps_clock:
+        second.set_clock(SILENCE_S * 1_000)
+        second.wait_until(lambda: paused(second).count("NTP") == SHARDS, "take over every shard")
+        second.set_clock(0)
+    second.wait_until(lambda: is_settled(flow, second), "deliver everything", timeout_s=150.0)
+    second.stop()
+    wait_forgotten(broker)
+
+
+def is_settled(flow: KafkaFlow, node: Node) -> bool:
+    with suppress(OSError):
+        return flow.is_settled(node)
+    return False
+
+
+def test_a_master_that_wakes_after_its_transactional_id_was_forgotten_delivers_nothing_twice(
+    forgetful: Broker, tmp_path: Path
+) -> None:
+    """It wakes before its own last commit is old, and learns from Kafka that its fence is gone
+    (KAFKA-17822)."""
+    flow = KafkaFlow(forgetful, 1)
+    first, second = nodes(forgetful, flow, tmp_path)
+    with first, second:
+        delivered_by_the_other(forgetful, flow, first, second, steps_clock=True)
+        ends_naming_the_other(first, flow)
+        reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
+        assert reasons
+        assert all("have forgotten the transactional id" in why for why in reasons)
+
+
+@pytest.mark.campaign
+def test_a_master_that_wakes_after_the_silence_of_a_take_over_sends_nothing(
+    forgetful: Broker, tmp_path: Path
+) -> None:
+    """It asks no broker: its own clock shows how old its last commit is."""
+    flow = KafkaFlow(forgetful, 1)
+    first, second = nodes(forgetful, flow, tmp_path)
+    with first, second:
+        delivered_by_the_other(forgetful, flow, first, second, steps_clock=False)
+        ends_naming_the_other(first, flow)
+        reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
+        assert reasons
+        assert all("nothing was committed for" in why for why in reasons)
