@@ -48,7 +48,7 @@ from chronos.core.cluster.roles import (
 )
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
-from tests.harness.broker import Broker
+from tests.harness.broker import FORGETFUL, Broker
 from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
@@ -213,15 +213,21 @@ class KafkaCluster(RealCluster):
 
     def coordinator(self, node: str) -> Coordinator:
         link = next(self._doors)
-        made = KafkaCoordinator(
-            Connection(link.address, {}),
+        return self._made(node, self._connected(node, link.address), [link])
+
+    def direct(self, node: str) -> Coordinator:
+        """A coordinator that needs no link to the broker."""
+        return self._made(node, self._connected(node, self._bootstrap), [])
+
+    def _connected(self, node: str, bootstrap: str) -> Coordinator:
+        return KafkaCoordinator(
+            Connection(bootstrap, {}),
             self._spec,
             create_topic=True,
             cluster="test",
             node=node,
             timing=self._timing,
         )
-        return self._made(node, made, [link])
 
     def be_patient(self) -> None:
         self._timing = PATIENT
@@ -586,6 +592,26 @@ def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
     """It knows its roles before any notification."""
     a = joined(cluster, "a")
     until(cluster, lambda: a.control(plan) and masters(a) == {"a"}, a, plan=None)
+
+
+@pytest.mark.slow
+def test_a_controller_on_kafka_whose_transactional_id_was_forgotten_begins_a_new_epoch() -> None:
+    """It fences, and reads the roles again, which another one may have published meanwhile."""
+    with Broker(FORGETFUL) as broker:
+        cluster = KafkaCluster(broker, [])
+        a = cluster.direct("a")
+        a.join(member("a"))
+        until(cluster, lambda: masters(a) == {"a"}, a)
+        before = known_roles(a)
+        broker.wait_forgotten()
+        until(
+            cluster,
+            lambda: len(known_roles(a).shards) == SHARDS + 1,
+            a,
+            plan=plan_for(SHARDS + 1),
+        )
+        assert known_roles(a).controller_epoch > before.controller_epoch
+        cluster.close()
 
 
 def test_a_report_wakes_a_node_that_waits_and_is_seen_by_it(cluster: Cluster) -> None:

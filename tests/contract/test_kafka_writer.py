@@ -13,19 +13,10 @@ from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.message import Record
 from chronos.errors import ChronosError, ClockDisagrees, LogMismatch, ProducerLost
 from chronos.ports import TopicSpec
-from tests.harness.broker import Broker
+from tests.harness.broker import FORGETFUL, Broker
 from tests.harness.inside import wait_until
 
 SHARD = 1
-
-FORGETFUL = {
-    "transactional.id.expiration.ms": 3_000,
-    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
-    "producer.id.expiration.ms": 2_000,
-}
-"""A broker that forgets a transactional id after seconds instead of 7 days."""
-
-FORGET_S = 60.0
 
 
 class CountingLog(KafkaLog):
@@ -173,11 +164,6 @@ def forgetful() -> Iterator[Broker]:
         yield broker
 
 
-def forgotten(broker: Broker) -> None:
-    """Wait until the broker has forgotten every transactional id."""
-    wait_until(lambda: not broker.transactional_ids(), timeout_s=FORGET_S)
-
-
 @pytest.mark.slow
 def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
     forgetful: Broker, topic_names: Callable[..., str]
@@ -188,7 +174,7 @@ def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
     writer = log.writer(SHARD)
     writer.send([], b"committed")
     writer.commit(lambda timestamp_ms, others: None)
-    forgotten(forgetful)
+    forgetful.wait_forgotten()
     writer.send([], b"late")
     with pytest.raises(ProducerLost, match="have forgotten the transactional id chronos-"):
         writer.commit(lambda timestamp_ms, others: None)
@@ -206,7 +192,7 @@ def test_a_bulk_producer_whose_transactional_id_was_forgotten_fails(
         "bulk-part"
     )
     writer.send([(topic, None, b"first", [])])
-    forgotten(forgetful)
+    forgetful.wait_forgotten()
     with pytest.raises(ChronosError):
         writer.send([(topic, None, b"late", [])])
     writer.close()

@@ -60,6 +60,16 @@ SHORT_SESSION = {"broker.session.timeout.ms": 4_000, "broker.heartbeat.interval.
 of the killed process has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster
 keeps Kafka's values, because there they are the time of a failover, which is tested."""
 
+FORGETFUL = {
+    "transactional.id.expiration.ms": 3_000,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+    "producer.id.expiration.ms": 2_000,
+}
+"""Settings with which a broker forgets a transactional id after seconds, not after 7 days."""
+
+FORGET_S = 60.0
+"""How long it may take until it has forgotten all of them."""
+
 LOG_TAIL_LINES = 60
 """Lines of a broker's log that an error quotes."""
 
@@ -243,6 +253,13 @@ class Clients:
         shown, _ = _run_tool(command, stdin="", timeout_s=TOOL_TIMEOUT_S)
         # The first line has the titles of the columns.
         return {line.split()[0] for line in shown.splitlines()[1:] if line.strip()}
+
+    def wait_forgotten(self) -> None:
+        """Wait until the brokers remember no transactional id."""
+        if not wait_until(
+            lambda: not self.transactional_ids(), deadline=time.monotonic() + FORGET_S
+        ):
+            raise BrokerError(f"transactional ids are remembered: {self.transactional_ids()}")
 
     def open_transactions(self, topic: str) -> int:
         """Number of partitions of a topic that end in an open transaction, which `read_committed`

@@ -3,6 +3,7 @@ its successor, delivers nothing a second time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fleet import Node
-from tests.harness.broker import Broker
-from tests.harness.inside import wait_until
+from tests.harness.broker import FORGETFUL, Broker
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.integration.test_ownership import SILENCE_S, paused
-
-FORGET_S = 60.0
+from tests.integration.nodes import SILENCE_S, paused
 
 MESSAGES = 40
 
@@ -23,12 +21,7 @@ MESSAGES = 40
 @pytest.fixture
 def forgetful() -> Iterator[Broker]:
     """A broker that forgets a transactional id after 12 s instead of 7 days."""
-    settings = {
-        "transactional.id.expiration.ms": 12_000,
-        "transaction.remove.expired.transaction.cleanup.interval.ms": 2_000,
-        "producer.id.expiration.ms": 8_000,
-    }
-    with Broker(settings) as broker:
+    with Broker({**FORGETFUL, "transactional.id.expiration.ms": 12_000}) as broker:
         yield broker
 
 
@@ -38,11 +31,6 @@ def nodes(broker: Broker, flow: KafkaFlow, path: Path) -> tuple[Node, Node]:
         for name in ("node-a", "node-b")
     )
     return first, second
-
-
-def wait_forgotten(broker: Broker) -> None:
-    """Wait until the broker has forgotten the transactional ids of all masters."""
-    wait_until(lambda: not broker.transactional_ids(), timeout_s=FORGET_S)
 
 
 def ends_naming_the_other(first: Node, flow: KafkaFlow) -> None:
@@ -77,7 +65,7 @@ def delivered_by_the_other(
         second.set_clock(0)
     second.wait_until(lambda: is_settled(flow, second), "deliver everything", timeout_s=150.0)
     second.stop()
-    wait_forgotten(broker)
+    broker.wait_forgotten()
 
 
 def is_settled(flow: KafkaFlow, node: Node) -> bool:
@@ -96,6 +84,9 @@ def test_a_master_that_wakes_after_its_transactional_id_was_forgotten_delivers_n
     with first, second:
         delivered_by_the_other(forgetful, flow, first, second, steps_clock=True)
         ends_naming_the_other(first, flow)
+        assert "broker 1 has transactional.id.expiration.ms=12000" in str(
+            first.events("topic setting")
+        )
         reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
         assert reasons
         assert all("have forgotten the transactional id" in why for why in reasons)
@@ -114,3 +105,46 @@ def test_a_master_that_wakes_after_the_silence_of_a_take_over_sends_nothing(
         reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
         assert reasons
         assert all("nothing was committed for" in why for why in reasons)
+
+
+OUTAGE_S = 100.0
+"""Longer than a leadership lasts without a commit."""
+
+AGAIN_S = 5.0
+"""Longest time until every shard is led again."""
+
+MANY = 64
+
+
+def leading(node: Node) -> int:
+    """Number of shards that the node leads without a pause; 0 while it does not answer."""
+    with suppress(OSError):
+        return sum(shard["role"] == "master" and shard["paused"] is None for shard in node.shards())
+    return 0
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_sixty_four_shards_lead_again_within_five_seconds_of_a_long_outage(
+    own_broker: Broker, tmp_path: Path, how: str
+) -> None:
+    """All of their leaderships have ended meanwhile."""
+    broker = own_broker
+    prefix = f"outage-{how}"
+    settings = {"shards": MANY, "cluster": prefix, "node.id": "node-a"}
+    with Node(tmp_path / "node-a", bootstrap=broker.bootstrap, settings=settings) as node:
+        node.start(timeout_s=120.0)
+        node.wait_until(lambda: leading(node) == MANY, "lead every shard", timeout_s=120.0)
+        broker.freeze() if how == "frozen" else broker.kill()
+        node.wait_until(
+            lambda: len({entry["shard"] for entry in node.events("leadership ended")}) == MANY,
+            "end every leadership",
+            timeout_s=2 * OUTAGE_S,
+            every_s=1.0,
+        )
+        broker.thaw() if how == "frozen" else broker.start()
+        began_s = time.monotonic()
+        node.wait_until(lambda: leading(node) == MANY, "lead every shard again", timeout_s=60.0)
+        took_s = time.monotonic() - began_s
+        print(f"{MANY} shards led again {took_s:.1f} s after the broker, {how} before")
+        assert took_s <= AGAIN_S

@@ -1,7 +1,6 @@
 """A directory has one process and a shard one master: a second one waits or is refused, and reports
 the reason."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,7 @@ from tests.chaos.fleet import Node
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-
-SILENCE_S = 90
-"""A node takes over a shard from another data directory's node after this time without a progress
-record of it."""
+from tests.integration.nodes import SILENCE_S, paused, taken_over
 
 
 @pytest.mark.integration
@@ -87,23 +83,6 @@ def test_a_second_node_waits_for_the_silence_of_the_first_and_the_first_gives_wa
         assert "took over shard" in first.tail(3)
         flow.wait_settled(second)
         assert flow.complaints() == []
-
-
-def taken_over(service: Service, shards: int) -> set[object]:
-    """The nodes from which the service has taken over, once it has done so for all shards."""
-    found = service.events("taking over from a silent node")
-    return (
-        {entry["node"] for entry in found}
-        if {entry["shard"] for entry in found} == set(range(shards))
-        else set()
-    )
-
-
-def paused(service: Service) -> str:
-    """Why the shards are paused; empty while the node does not answer."""
-    with suppress(OSError):
-        return " ".join(str(shard["paused"]) for shard in service.shards())
-    return ""
 
 
 def reasons(service: Service) -> str:

@@ -84,10 +84,6 @@ class Cluster:
         self.shards = draw.choice([1, 1, 2, 3])
         node_count = draw.choice([1, 2, 3, 3])
         self.fault_ms = draw.randrange(5_000, 40_000)
-        self.stands_still = self.fence_dice.random() < 0.05
-        """A node is frozen for longer than another one waits for it, and its clocks stand still."""
-        if self.stands_still:
-            self.fault_ms += STANDINGS * STANDING_MS
         self.settings = self._draw_settings()
         checker.shards, checker.rejects_misplaced = self.shards, self.settings.misplaced == "reject"
         checker.settled_too = self.settings.delivered_ms is None
@@ -117,6 +113,11 @@ class Cluster:
         if self.ensemble is not None and self.replication is not None:
             self.ensemble.rebalance_after_ms = holder_dice.choice([2_000, REBALANCE_AFTER_MS])
             self.ensemble.replace_after_ms = holder_dice.choice([1_000, 5_000, 20_000])
+        # A node that another one can replace is fenced by it when it goes on.
+        self.stands_still = self.fence_dice.random() < (0.3 if self.ensemble is None else 0.03)
+        """A node is frozen for longer than another one waits for it, and its clocks stand still."""
+        if self.stands_still:
+            self.fault_ms += STANDINGS * STANDING_MS
         for topic, partitions in (
             (DELAY, self.shards),
             (PROGRESS, self.shards),
