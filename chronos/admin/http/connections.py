@@ -655,5 +655,9 @@ class _Unnamed(web.Response):
     version."""
 
     async def _prepare_headers(self) -> None:
+        # The connection is closed after the answer, and closing it with bytes that were not read
+        # resets it. Since Python 3.12 aiohttp runs the handler without a turn of the loop, in
+        # which the bytes that have arrived are read.
+        await asyncio.sleep(0)
         await super()._prepare_headers()
         self.headers.popall("Server", None)
