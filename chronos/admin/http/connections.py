@@ -28,6 +28,7 @@ from aiohttp.streams import StreamReader
 
 from chronos.admin.http.problems import ProblemError, answer, beyond_limits
 from chronos.admin.http.tokens import Sender
+from chronos.core import certificates
 
 BODIES_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of all bodies and their records, from the first byte until the answer, and of what
@@ -464,7 +465,7 @@ class Listener:
                 transport.close()
             raise
         except OSError as error:
-            self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
+            self._log.warn("TLS handshake failed", why=certificates.reason(error))
 
     def opened(self, connection: "ServerConnection") -> None:
         """A connection is ready for its first request."""
