@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from msgspec import Struct
 
 from chronos.config.model import AdminTlsConfig
@@ -74,9 +74,9 @@ def refused(tls: AdminTlsConfig, trusted: Sequence[bytes]) -> list[str]:
     """What Python 3.13 and later refuse in the certificate of this node, in the authority of it,
     and in the authorities of `client_ca`, each with the remedy.
 
-    `trusted`: the other authorities that this machine trusts. Files that cannot be read have
-    nothing to refuse: the contexts of TLS have named them. A self-signed certificate of this node
-    is its own authority; OpenSSL verifies one that stands alone as it always did."""
+    `trusted`: the other authorities that this machine trusts. A file or a certificate that cannot
+    be read here is left to OpenSSL, which has read it or has refused it. A self-signed certificate
+    of this node is its own authority; OpenSSL verifies one that stands alone as it always did."""
     own, authorities = _read(tls.certificate), _read(tls.client_ca)
     examined = dict.fromkeys(authorities, f"admin.tls.client_ca: {tls.client_ca}")
     examined |= dict.fromkeys(own, f"admin.tls.certificate: {tls.certificate}")
@@ -86,8 +86,12 @@ def refused(tls: AdminTlsConfig, trusted: Sequence[bytes]) -> list[str]:
     for encoded in trusted:
         # Most are not decoded: a system trusts many authorities, some with oddities.
         if any(issuer in encoded for issuer in issuers):
-            other = x509.load_der_x509_certificate(encoded)
-            if other not in examined and any(_is_issued_by(each, other) for each in own):
+            other = _load(encoded)
+            if (
+                other is not None
+                and other not in examined
+                and any(_is_issued_by(each, other) for each in own)
+            ):
                 examined[other] = "an authority that this machine trusts"
     return [
         f"{place} ({each.subject.rfc4514_string()}) {' and '.join(found)}. {REMEDY}"
@@ -99,14 +103,21 @@ def refused(tls: AdminTlsConfig, trusted: Sequence[bytes]) -> list[str]:
 def _read(path: str | None) -> list[x509.Certificate]:
     try:
         return [] if path is None else x509.load_pem_x509_certificates(Path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, x509.InvalidVersion):
         return []
+
+
+def _load(encoded: bytes) -> x509.Certificate | None:
+    try:
+        return x509.load_der_x509_certificate(encoded)
+    except (ValueError, x509.InvalidVersion):
+        return None
 
 
 def _is_issued_by(certificate: x509.Certificate, other: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(other)
-    except (InvalidSignature, TypeError, ValueError):
+    except (InvalidSignature, TypeError, UnsupportedAlgorithm, ValueError):
         return False
     return certificate != other
 

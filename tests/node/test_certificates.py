@@ -303,6 +303,20 @@ def test_an_authority_that_only_the_machine_trusts_is_examined_too(tmp_path, mon
     ]
 
 
+def test_an_authority_that_only_openssl_reads_stops_no_node(tmp_path, authority, monkeypatch):
+    """One of X.509 version 2, among the authorities of clients and among those of the machine."""
+    pair, odd = authority.issue("node"), tmp_path / "odd.pem"
+    encoded = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
+    version_3, version_2 = bytes.fromhex("a003020102"), bytes.fromhex("a003020101")
+    assert version_3 in encoded[:20]
+    odd.write_text(ssl.DER_cert_to_PEM_cert(encoded.replace(version_3, version_2, 1)))
+    monkeypatch.setenv("SSL_CERT_FILE", str(odd))
+    files = {"certificate": pair.certificate, "key": pair.key, "client_ca": odd}
+    found = Tls(load(None, {}, [f"admin.tls.{name}={file}" for name, file in files.items()]))
+    assert found.refused == []
+    assert found.server() is not None
+
+
 def test_new_files_are_examined_when_they_are_read(tmp_path, authority, monkeypatch):
     """Files that Python 3.13 refuses are in force all the same; the log and the doctor name
     them."""
