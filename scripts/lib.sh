@@ -71,6 +71,9 @@ digest() {
 # is_current STAMP WHAT: true if the step that leaves STAMP was last done for exactly WHAT.
 is_current() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 
+# identity PYTHON: its version and where it is installed, the same for a virtual environment of it.
+identity() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)' 2>/dev/null </dev/null; }
+
 # set_up_python LOCK: a .venv that holds what LOCK names, and Chronos itself, editable.
 set_up_python() {
     local lock=$1 python=$VENV/bin/python locked project
@@ -81,8 +84,10 @@ set_up_python() {
         flock 9
     fi
 
-    # A virtual environment holds absolute paths, so a checkout that was moved or copied gets a new one.
-    if ! is_current "$VENV/.made-for" "$ROOT" || ! "$python" -c '' 2>/dev/null; then
+    # A virtual environment holds absolute paths, so a checkout that was moved or copied gets a new one. So does one for which
+    # PYTHON names another Python.
+    if ! is_current "$VENV/.made-for" "$ROOT" || ! "$python" -c '' 2>/dev/null ||
+        [[ -n "${PYTHON:-}" && "$(identity "$PYTHON")" != "$(identity "$python")" ]]; then
         local base
         base=$(find_python)
         say "making .venv with $("$base" --version)"

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Third-party modules that belong to one part only.
 AT_HOME_IN = {
     "confluent_kafka": "adapters",
-    "cryptography": "admin",
+    "cryptography": "node",
     "fsspec": "adapters",
     "jwt": "admin",
     "kazoo": "adapters",

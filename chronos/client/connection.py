@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from chronos.client.models import Refused, Unreachable
+from chronos.core import certificates
 
 SERVER = "http://127.0.0.1:7700"
 """Where a service listens by default."""
@@ -76,10 +77,9 @@ def unreachable(server: str, error: Exception) -> Unreachable:
         return Unreachable(why)
     if isinstance(error, TimeoutError):
         return Unreachable(f"{server} did not answer in time")
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Unreachable(
-        f"no answer from {server}: {reason}. Is the service running (chronos serve), and the "
-        "address right?"
+        f"no answer from {server}: {certificates.reason(error)}. Is the service running (chronos "
+        "serve), and the address right?"
     )
 
 
@@ -126,12 +126,17 @@ def context_of_variables() -> ssl.SSLContext | None:
 
 def explain(server: str, error: BaseException) -> str | None:
     """What is wrong with TLS if the error is about that, and what to do."""
-    found = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    found = certificates.cause(error)
     if isinstance(found, ssl.SSLCertVerificationError):
         if found.verify_code in NAME_MISMATCH:
             return (
                 f"the certificate of {server} is for another name: "
                 f"{found.verify_message.rstrip('.')}. Use an address that it is for"
+            )
+        if found.verify_code in certificates.STRICT:
+            return (
+                f"the certificate of {server}, or its authority, is refused: "
+                f"{found.verify_message}. {certificates.REMEDY}"
             )
         return (
             f"the certificate of {server} is not trusted: {found.verify_message}. If its "

@@ -13,6 +13,7 @@ import structlog
 
 from chronos.config import Config
 from chronos.errors import ConfigurationError
+from chronos.node import certificates
 
 log = structlog.get_logger("chronos.tls")
 
@@ -36,6 +37,8 @@ class Tls:
         self._state = self._files()
         self._server, self._client = server_tls(config), client_tls(config)
         self._stale = False
+        self.refused = self._examine()
+        """What clients and nodes on Python 3.13 and later refuse in the files, for people."""
 
     def server(self) -> ssl.SSLContext | None:
         """The context for a new connection to this node; None without a certificate."""
@@ -78,6 +81,15 @@ class Tls:
             else:
                 self._stale = False
                 log.info("certificates read", files=", ".join(self._paths))
+                self.refused = self._examine()
+
+    def _examine(self) -> list[str]:
+        # They are in force all the same: other clients take them, and older Pythons do.
+        trusted = self._client.get_ca_certs(binary_form=True)
+        found = certificates.refused(self._config.admin.tls, trusted)
+        for why in found:
+            log.warning("certificate refused by newer clients", why=why)
+        return found
 
     def _files(self) -> tuple[object, ...]:
         return tuple(map(_state, self._paths))

@@ -3,7 +3,7 @@ archive, and its values.
 
 JSON names are for ever.
 
-Where they are kept is `ledger`. This module needs neither PySpark nor Arrow.
+What is asked of a backfill is `request.BackfillRequest`.
 
 Not the sending itself: that is `backfill/`. Law: no message is sent twice for the same purpose.
 
@@ -29,7 +29,7 @@ Not the sending itself: that is `backfill/`. Law: no message is sent twice for t
 from collections.abc import Iterable
 from typing import Any
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, to_builtins
 from msgspec import convert as from_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -44,39 +44,9 @@ from chronos.core.message import (
     TIME_ZONE,
 )
 from chronos.errors import ArchiveFailed
+from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import SENT as SENT
-
-
-class BackfillRequest(Struct, frozen=True, kw_only=True):
-    """Which messages to replay, and how."""
-
-    mode: str
-    """`missing`, `all`, `gone` or `pending`."""
-    from_ms: int | None = None
-    to_ms: int | None = None
-    """The window of due times in epoch ms, `to_ms` excluded."""
-    targets: list[str] = []
-    """Names or shell-style patterns of targets; empty: all."""
-    headers: list[tuple[str, str]] = []
-    """Name and value of headers that a message must have, all of them."""
-    ids: list[str] = []
-    """Message ids in hexadecimal; empty: all."""
-    purpose: str = "backfill"
-    """Name under which nothing is sent twice."""
-    direct: bool = False
-    """True to send straight to the targets instead of the delay topic."""
-    over_ms: int | None = None
-    """Time in ms that the new due times are spread over; None: all at once."""
-    rate: float | None = None
-    """Most messages per second; None: no limit."""
-    expired: bool = False
-    """True to include messages past their `chronos-expire-at`."""
-    compacted: bool = False
-    """True to include messages for compacted targets, where a replay takes the place of a newer
-    record of its key."""
-    options: list[str] = field(name="said", default_factory=list)
-    """The options of the command, as given; an unfinished run is resumed by the same options."""
 
 
 class Attempt(Struct, kw_only=True):

@@ -66,7 +66,7 @@ def _replay(
     """Seconds from the request to the last row of the ledger, and the report."""
     from chronos.spark.backfill.job import Backfill
     from chronos.spark.backfill.sending import BackfillContext
-    from chronos.spark.ledger import BackfillRequest
+    from chronos.spark.request import BackfillRequest
     from chronos.spark.storage import ArchiveStorage
 
     bench.broker.create_topic(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,10 +23,16 @@ class Pair(NamedTuple):
     key: Path
 
 
+Lack = Literal["basic constraints", "critical", "key usage", "subject key", "authority key"]
+"""What a strict verification asks for and a certificate of the tests lacks; `critical`: its Basic
+Constraints are not critical."""
+
+
 class Authority:
     """Signs certificates; its own is `certificate`."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
+    def __init__(self, folder: Path, name: str = "ca", *, lacks: Collection[Lack] = ()) -> None:
+        """`lacks`: `authority key` is of the certificates that it issues, the rest of its own."""
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name.from_rfc4514_string(f"CN={name}")
@@ -42,10 +49,18 @@ class Authority:
             encipher_only=False,
             decipher_only=False,
         )
-        builder = self._builder(self._name, self._key, DAY).add_extension(
-            constraints, critical=True
-        )
-        own = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
+        own_key = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        extensions: dict[Lack, tuple[x509.ExtensionType, bool]] = {
+            "basic constraints": (constraints, "critical" not in lacks),
+            "key usage": (usage, True),
+            "subject key": (own_key, False),
+        }
+        builder = self._builder(self._name, self._key, DAY)
+        for each, (extension, critical) in extensions.items():
+            if each not in lacks:
+                builder = builder.add_extension(extension, critical)
+        own = builder.sign(self._key, hashes.SHA256())
+        self._names_itself = "authority key" not in lacks
         self.certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
     def issue(
@@ -64,6 +79,9 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_general(each) for each in others]), False
             )
+        if self._names_itself:
+            issuers_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            builder = builder.add_extension(issuers_key, False)
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.certificate.write_bytes(
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -74,9 +92,13 @@ class Authority:
         )
         return pair
 
-    def trusting(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """The context of a client that trusts this authority, and shows a certificate."""
+    def trusting(self, pair: Pair | None = None, *, strictly: bool = False) -> ssl.SSLContext:
+        """The context of a client that trusts this authority, and shows a certificate.
+
+        `strictly`: as Python verifies since 3.13, on every Python."""
         context = ssl.create_default_context(cafile=self.certificate)
+        if strictly:
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
         if pair is not None:
             context.load_cert_chain(*pair)
         return context

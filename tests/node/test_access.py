@@ -36,6 +36,7 @@ from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
+from tests.harness.certificates import Authority
 from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Inside, wait_until
 from tests.harness.tokens import TOKENS, old_tokens_file
@@ -716,44 +717,11 @@ def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority `ca.pem`; `node.pem` and `node.key` of it for 127.0.0.1; `other.pem` of none."""
+    """An authority `ca.pem`; `node.pem` and `node.key` of it for 127.0.0.1; `other.pem` of
+    another authority."""
     folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(
-            ["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60
-        )
-
-    new = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    for name in ("ca", "other"):
-        openssl(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    openssl(
-        *new,
-        "-subj",
-        "/CN=node",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-addext",
-        "basicConstraints=critical,CA:FALSE",
-        "-CA",
-        "ca.pem",
-        "-CAkey",
-        "ca.key",
-        "-keyout",
-        "node.key",
-        "-out",
-        "node.pem",
-    )
+    Authority(folder).issue("node")
+    Authority(folder, "strangers").issue("other")
     return folder
 
 

@@ -16,21 +16,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
+from chronos.adapters.checkpoints.folder import fetch_checkpoint
 from chronos.adapters.raft import voter
 from chronos.adapters.raft.wire import Callers, Inspect, Signer, StateUpdate, Unanswered
+from chronos.admin.cluster.peers import PeerClient
+from chronos.admin.http import tokens
 from chronos.admin.http.tokens import digest, parse_tokens
-from chronos.client import AsyncClient, Unreachable
+from chronos.client import AsyncClient, Client, Unreachable
 from chronos.config import load
+from chronos.core.certificates import REMEDY, reason
 from chronos.core.cluster.heartbeats import Timing
-from chronos.errors import ConfigurationError
+from chronos.core.reach import EVERYTHING
+from chronos.errors import ConfigurationError, Retry
 from chronos.node import tls
 from chronos.node.tls import Tls
+from tests.harness import command
 from tests.harness.certificates import Authority, Pair
 from tests.harness.inside import Inside, wait_until
 from tests.harness.ports import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -175,6 +185,193 @@ def test_a_voter_shows_a_new_certificate_and_does_not_name_its_server(
             await running.stop()
 
     asyncio.run(run())
+
+
+# --- Strict verification, which Python does since 3.13
+
+
+LACKS = [
+    ("critical", "admin.tls.client_ca: {ca} (CN=ca) has no critical Basic Constraints. "),
+    ("key usage", "admin.tls.client_ca: {ca} (CN=ca) has no Key Usage. "),
+    ("subject key", "admin.tls.client_ca: {ca} (CN=ca) has no Subject Key Identifier. "),
+    ("authority key", "admin.tls.certificate: {node} (CN=node) has no Authority Key Identifier. "),
+]
+
+
+def refusals(logs: list[Any]) -> list[str]:
+    event = "certificate refused by newer clients"
+    return [line["why"] for line in logs if line["event"] == event]
+
+
+@pytest.mark.parametrize(("lack", "text"), LACKS)
+def test_what_a_certificate_lacks_is_named_at_the_start_and_by_every_client_that_refuses_it(
+    tmp_path, lack, text
+):
+    """The node goes on, and serves a client that does not verify strictly. A client, a fetch of a
+    checkpoint, a request to another node and one to a voter have the reason and the remedy."""
+    authority = Authority(tmp_path, lacks=[lack])
+    pair = authority.issue("node")
+    settings = {
+        **settings_of(pair),
+        "admin__tls__client_ca": authority.certificate,
+        "admin__tls__client_certificates": "optional",
+    }
+    strict = authority.trusting(strictly=True)
+    with capture_logs() as logs, Inside(tmp_path, **settings) as service:
+        lenient = authority.trusting()
+        lenient.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        service.context = lenient
+        assert service.ask("GET", "/livez").status == 200
+        url = service.server.url
+        with (
+            Client(url, tls=strict, retries=0) as client,
+            pytest.raises(Unreachable) as told,
+        ):
+            client.ask("/v1/shards")
+        texts = [str(told.value)]
+        texts += asyncio.run(errors_of_requests(service, strict))
+        with pytest.raises(Retry) as failed:
+            next(fetch_checkpoint(url, 0, node="other", token="x", tls=strict))
+        texts.append(str(failed.value))
+    assert refusals(logs) == [text.format(ca=authority.certificate, node=pair.certificate) + REMEDY]
+    for each in texts:
+        assert "authority" in each, texts
+        assert "is refused: " in each, texts
+        assert REMEDY in each, texts
+    assert all(f"127.0.0.1:{service.port}" in each for each in texts[:1] + texts[3:]), texts
+
+
+async def errors_of_requests(service: Inside, strict: ssl.SSLContext) -> list[str]:
+    """The texts of three errors: of the asynchronous client, of a request to another node, and of
+    one to a voter."""
+    url = service.server.url
+    async with AsyncClient(url, tls=strict, retries=0) as client:
+        with pytest.raises(Unreachable) as told:
+            await client.ask("/v1/shards")
+    # On 3.13 and later it is so by itself.
+    service.node.tls.client().verify_flags |= ssl.VERIFY_X509_STRICT
+    other, peers = structs.replace(service.node.describe(), address=url), PeerClient(service.node)
+    with pytest.raises(aiohttp.ClientError) as failed:
+        await peers.ask_member(other, "GET", "/v1/shards", {}, reach=EVERYTHING)
+    await peers.close()
+    callers = Callers({"v1": url}, Signer("s" * 32, "test", {"v1": url}), lambda: strict)
+    with pytest.raises(Unanswered) as unanswered:
+        await callers.ask(Inspect(), 10.0)
+    await callers.close()
+    return [str(told.value), reason(failed.value), str(unanswered.value)]
+
+
+def test_a_certificate_that_strict_clients_accept_is_not_complained_of(tmp_path, authority):
+    """Nor is a self-signed one that stands alone: OpenSSL verifies it as it always did."""
+    alone = self_signed(tmp_path)
+    for pair, client_ca in ((authority.issue("node"), authority.certificate), (alone, alone[0])):
+        settings = {**settings_of(pair), "admin__tls__client_ca": client_ca}
+        context = ssl.create_default_context(cafile=client_ca)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        context.load_cert_chain(*pair)
+        with capture_logs() as logs, Inside(tmp_path, **settings) as service:
+            service.context = context
+            assert service.ask("GET", "/livez").status == 200
+        assert refusals(logs) == []
+
+
+def self_signed(folder: Path) -> Pair:
+    """A certificate as OpenSSL makes it by default: an authority, without a Key Usage."""
+    pair = Pair(folder / "alone.pem", folder / "alone.key")
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=alone", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(pair.key), "-out", str(pair.certificate)]
+    subprocess.run([*new, *names, *files], check=True, capture_output=True, timeout=60)
+    return pair
+
+
+def test_an_authority_that_only_the_machine_trusts_is_examined_too(tmp_path, monkeypatch):
+    """The one that has issued the certificate of the node, of those in SSL_CERT_FILE."""
+    authority, other = (
+        Authority(tmp_path, name, lacks=["key usage", "subject key"]) for name in ("ca", "other")
+    )
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authority.certificate.read_bytes() + other.certificate.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    pair = authority.issue("node")
+    found = Tls(
+        load(None, {}, [f"admin.tls.certificate={pair.certificate}", f"admin.tls.key={pair.key}"])
+    )
+    place = "an authority that this machine trusts (CN=ca)"
+    assert found.refused == [
+        f"{place} has no Key Usage and has no Subject Key Identifier. {REMEDY}"
+    ]
+
+
+def test_an_authority_that_only_openssl_reads_stops_no_node(tmp_path, authority, monkeypatch):
+    """One of X.509 version 2, among the authorities of clients and among those of the machine."""
+    pair, odd = authority.issue("node"), tmp_path / "odd.pem"
+    encoded = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
+    version_3, version_2 = bytes.fromhex("a003020102"), bytes.fromhex("a003020101")
+    assert version_3 in encoded[:20]
+    odd.write_text(ssl.DER_cert_to_PEM_cert(encoded.replace(version_3, version_2, 1)))
+    monkeypatch.setenv("SSL_CERT_FILE", str(odd))
+    files = {"certificate": pair.certificate, "key": pair.key, "client_ca": odd}
+    found = Tls(load(None, {}, [f"admin.tls.{name}={file}" for name, file in files.items()]))
+    assert found.refused == []
+    assert found.server() is not None
+
+
+def test_new_files_are_examined_when_they_are_read(tmp_path, authority, monkeypatch):
+    """Files that Python 3.13 refuses are in force all the same; the log and the doctor name
+    them."""
+    monkeypatch.setattr(tls, "CHECK_S", 0.0)
+    pair = authority.issue("node")
+    settings = [f"admin.tls.certificate={pair.certificate}", f"admin.tls.key={pair.key}"]
+    found = Tls(load(None, {}, settings))
+    before = found.server()
+    assert found.refused == []
+    new = Authority(tmp_path, "ca-2", lacks=["authority key"]).issue("new")
+    with capture_logs() as logs:
+        pair.key.write_bytes(new.key.read_bytes())
+        pair.certificate.write_bytes(new.certificate.read_bytes())
+        assert found.server() is not before
+    named = f"admin.tls.certificate: {pair.certificate} (CN=new) has no Authority Key Identifier. "
+    assert refusals(logs) == found.refused == [named + REMEDY]
+    options = [option for each in settings for option in ("--set", each)]
+    done = command.run("doctor", *options, "--set", f"node.data_dir={tmp_path / 'none'}")
+    assert (done.code, f"note     certificates: {named}" in done.out) == (0, True), done.out
+
+
+def test_the_authority_of_the_documentation_is_accepted_by_every_client(tmp_path):
+    """The commands of the page make an authority and a certificate for servers and clients."""
+    page = (ROOT / "docs/how-to/secure.md").read_text()
+    section = page.split("### An authority that every client accepts\n")[1].split("\n## ")[0]
+    commands = section.split("```sh\n")[1].split("```")[0]
+    subprocess.run(
+        ["bash", "-euc", commands], cwd=tmp_path, check=True, capture_output=True, timeout=60
+    )
+    ca, pair = tmp_path / "ca.pem", Pair(tmp_path / "node.pem", tmp_path / "node.key")
+    context = ssl.create_default_context(cafile=ca)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_cert_chain(*pair)
+    settings = {**settings_of(pair), "admin__tls__client_ca": ca}
+    with capture_logs() as logs, Inside(tmp_path, **settings) as service:
+        service.context = context
+        assert service.ask("GET", "/livez").status == 200
+    assert refusals(logs) == []
+
+
+def test_keys_of_an_issuer_with_a_refused_authority_are_not_read_with_a_reason(tmp_path):
+    """As for every other connection."""
+    authority = Authority(tmp_path, lacks=["key usage"])
+    with Inside(tmp_path, **settings_of(authority.issue("node"))) as service:
+        url = f"{service.server.url}/openapi.json"
+
+        async def fetch() -> None:
+            async with aiohttp.ClientSession() as session:
+                await session.get(url, ssl=authority.trusting(strictly=True))
+
+        with pytest.raises(aiohttp.ClientError) as failed:
+            asyncio.run(fetch())
+    text = tokens._why(url, failed.value)
+    assert text.startswith(f"{url} cannot be read: its certificate, or the authority of it, is ref")
+    assert text.endswith(REMEDY)
 
 
 # --- Headers
@@ -447,6 +644,15 @@ def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(t
         ]
         for code, text, (found, told) in failures:
             assert (found, text in told) == (code, True), (text, told)
+    weak = Authority(tmp_path, "weak", lacks=["key usage"])
+    with Inside(tmp_path / "weak", **settings_of(weak.issue("weak-node"))) as service:
+        url = service.server.url
+        done = run(url, "--ca", str(weak.certificate))
+        if ssl.create_default_context().verify_flags & ssl.VERIFY_X509_STRICT:
+            refused = f"the certificate of {url}, or its authority, is refused: "
+            assert (done[0], refused in done[1], REMEDY in done[1]) == (3, True, True), done
+        else:
+            assert done == (0, "nothing is pending\n")
     with Inside(tmp_path / "plain") as service:
         assert (
             run(service.server.url.replace("http", "https"), *ca)[1]

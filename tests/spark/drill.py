@@ -17,7 +17,7 @@ from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker

@@ -17,7 +17,8 @@ from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import BackfillReport, BackfillRequest
+from chronos.spark.ledger import BackfillReport
+from chronos.spark.request import BackfillRequest
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker

@@ -23,7 +23,7 @@ from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.sending import BackfillContext
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms

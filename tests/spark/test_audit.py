@@ -51,7 +51,7 @@ from chronos.spark.audit.job import (
 )
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.report import html
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.harness.inside import Inside

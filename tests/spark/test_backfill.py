@@ -45,7 +45,8 @@ from chronos.spark.backfill.sending import (
     records_of,
     send_parts,
 )
-from chronos.spark.ledger import Attempt, BackfillReport, BackfillRequest, BackfillRun
+from chronos.spark.ledger import Attempt, BackfillReport, BackfillRun
+from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import wait_until
 from tests.integration.flow import read_committed

@@ -9,7 +9,8 @@ from pyspark.sql import Row
 
 from chronos.spark.backfill import job
 from chronos.spark.backfill.job import counted
-from chronos.spark.ledger import BackfillReport, BackfillRequest
+from chronos.spark.ledger import BackfillReport
+from chronos.spark.request import BackfillRequest
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     rows_together,
 )
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:

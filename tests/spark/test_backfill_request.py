@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from chronos.cli.spark.backfill import BackfillOptions, request_of
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 
 
 def asked(**changed: Any) -> BackfillRequest:

@@ -9,7 +9,7 @@ import pytest
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import selection
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from tests.integration.flow import now_ms
 from tests.spark.outage import Outage
 

@@ -17,7 +17,7 @@ from chronos.spark.archive.unreadable import ReadablePart, known_ranges, parts_o
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule

@@ -36,6 +36,7 @@ from chronos.adapters.checkpoints.files import (
     write_file,
 )
 from chronos.adapters.machine import keep_private
+from chronos.core import certificates
 from chronos.core.shard.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
@@ -393,7 +394,7 @@ def fetch_checkpoint(
             yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise Retry(
-            f"{place} does not answer, or stopped answering: {str(error) or type(error).__name__}"
+            f"{place} does not answer, or stopped answering: {certificates.reason(error)}"
         ) from error
     finally:
         connection.close()

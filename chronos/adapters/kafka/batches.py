@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from chronos.core import certificates
 from chronos.errors import LogUnavailable
 
 FETCH, FETCH_VERSION = 1, 4
@@ -96,7 +97,7 @@ def batch_header(
     except (OSError, ValueError, struct.error) as error:
         raise LogUnavailable(
             f"the batch at offset {offset} of {topic}/{partition} could not be asked for at "
-            f"{address[0]}:{address[1]}: {error}"
+            f"{address[0]}:{address[1]}: {certificates.reason(error)}"
         ) from error
 
 

@@ -23,6 +23,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from chronos.core import certificates
 from chronos.core.cluster.raft import register
 from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
 from chronos.core.cluster.raft.values import LogEnd
@@ -317,7 +318,7 @@ class VoterClient:
                     answer = await self._post_once(body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._challenge = ""
-            raise Unanswered(f"{self._name}: {str(error) or type(error).__name__}") from error
+            raise Unanswered(f"{self._name}: {certificates.reason(error)}") from error
         if answer is None:
             raise Unanswered(
                 f"{self._name} has another coordinator.secret or other names in "

@@ -16,6 +16,7 @@ import structlog
 from chronos.admin.http.access import ASKER_HEADER, NODE_HEADER, TOKEN_HEADER, reach_header
 from chronos.admin.http.problems import ProblemError, wrong_field
 from chronos.admin.http.waiting import asker
+from chronos.core import certificates
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
 from chronos.node import Node
@@ -142,7 +143,7 @@ class PeerClient:
                 log.warning(
                     "another node does not answer",
                     node=member.node,
-                    why=str(error) or type(error).__name__,
+                    why=certificates.reason(error),
                 )
                 if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
                     # The node may have done it.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
-from aiohttp import ClientConnectorError, web
+from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from chronos.admin.http.access import NODE_HEADER, TOKEN_HEADER, is_token_of
@@ -48,6 +48,7 @@ from chronos.admin.http.schemas import (
     UnregistrationResult,
 )
 from chronos.admin.http.waiting import poll
+from chronos.core import certificates
 from chronos.core.cluster import registry
 from chronos.core.cluster.registry import (
     EXPIRE_INTERVALS,
@@ -155,11 +156,8 @@ class Registrar:
             if status == 200:
                 result = _decode(answer)
             why = answer[:200].decode(errors="replace")
-        except ClientConnectorError as error:
-            # Its own text has the representation of an SSL context.
-            why = error.strerror or str(error.os_error)
         except Exception as error:
-            why = str(error) or type(error).__name__
+            why = certificates.reason(error)
         if result is None:
             if self._own.failed(peer, monotonic_ms()):
                 log.warning(

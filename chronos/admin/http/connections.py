@@ -28,6 +28,7 @@ from aiohttp.streams import StreamReader
 
 from chronos.admin.http.problems import ProblemError, answer, beyond_limits
 from chronos.admin.http.tokens import Sender
+from chronos.core import certificates
 
 BODIES_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of all bodies and their records, from the first byte until the answer, and of what
@@ -464,7 +465,7 @@ class Listener:
                 transport.close()
             raise
         except OSError as error:
-            self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
+            self._log.warn("TLS handshake failed", why=certificates.reason(error))
 
     def opened(self, connection: "ServerConnection") -> None:
         """A connection is ready for its first request."""
@@ -517,6 +518,7 @@ class ServerConnection(web.RequestHandler):
         "_newest",
         "encrypted",
         "is_last",
+        "is_refused",
         "token",
         "unread",
         "was_made",
@@ -541,6 +543,8 @@ class ServerConnection(web.RequestHandler):
         """Name of the token with which it is counted."""
         self.is_last = False
         """True: it is closed after the answer."""
+        self.is_refused = False
+        """True: it sent what is not HTTP, and what else it sends is thrown away."""
         self.unread = Unread(listener.memory)
         self.encrypted = Unread(listener.memory)
         self.was_made = False
@@ -548,6 +552,8 @@ class ServerConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request, and count those that wait."""
+        if self.is_refused:
+            return
         began_in_body = self._is_in_body()
         super().data_received(data)
         if self._messages:
@@ -634,6 +640,7 @@ class ServerConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer was sent already")
         if status < 500:
+            self.is_refused = True
             self._listener.failed(type(exc).__name__)
             problem = ProblemError(
                 status, "bad-request", "the request cannot be read as HTTP/1.1"
@@ -655,5 +662,9 @@ class _Unnamed(web.Response):
     version."""
 
     async def _prepare_headers(self) -> None:
+        # The connection is closed after the answer, and closing it with bytes that were not read
+        # resets it. What has arrived is read in these turns of the loop, and thrown away.
+        for _ in range(HEADS_BYTES_MAX // RECEIVE_BYTES):
+            await asyncio.sleep(0)
         await super()._prepare_headers()
         self.headers.popall("Server", None)

@@ -41,7 +41,6 @@ import ssl
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
@@ -51,14 +50,15 @@ import msgspec
 import structlog
 import yaml
 from aiohttp import web
-from cryptography import x509
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from chronos.admin.http.problems import ProblemError
 from chronos.config.model import AdminJwtConfig
+from chronos.core import certificates
 from chronos.core.reach import ALL, EVERYTHING, Reach
 from chronos.errors import ConfigurationError
+from chronos.node.certificates import decoded, name_of
 
 log = structlog.get_logger("chronos.http")
 
@@ -302,40 +302,10 @@ async def _fetch(url: str) -> bytes:
 
 
 def _why(place: str, error: Exception) -> str:
-    if isinstance(error, ValueError):
-        return f"{place} {error}"
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"{place} cannot be read: {reason}"
-
-
-CERTIFICATES_KEPT = 1_024
-"""Most certificates that are kept in their decoded form."""
-
-
-class _Certificate(Struct, frozen=True, kw_only=True):
-    names: tuple[str, ...]
-    ends_s: float
-    """End of its validity, in seconds since the epoch."""
-
-
-def name_of(text: str) -> str:
-    """The name in an entry, in the form in which names are compared; ValueError with a text for
-    users."""
-    kind, _, name = text.partition(":")
-    if kind == "dns" and name:
-        return f"dns:{name.lower()}"
-    if kind == "uri" and name:
-        return text
-    try:
-        subject = x509.Name.from_rfc4514_string(text).rfc4514_string()
-    except ValueError:
-        subject = ""
-    if not subject:
-        raise ValueError(
-            f"the certificate {text!r}: write its subject, such as CN=shop,O=Example, or one of "
-            "its alternative names, such as dns:shop.internal or uri:spiffe://example.org/shop"
-        )
-    return subject
+    cause = certificates.cause(error)
+    if isinstance(cause, ValueError) and not isinstance(cause, ssl.SSLError):
+        return f"{place} {cause}"
+    return f"{place} cannot be read: {certificates.reason(error)}"
 
 
 def names_shown(request: web.Request) -> tuple[str, ...]:
@@ -347,28 +317,8 @@ def names_shown(request: web.Request) -> tuple[str, ...]:
     encoded = found.getpeercert(binary_form=True)
     if not encoded:
         return ()
-    certificate = _decoded(encoded)
+    certificate = decoded(encoded)
     return certificate.names if time.time() < certificate.ends_s else ()
-
-
-@lru_cache(CERTIFICATES_KEPT)
-def _decoded(encoded: bytes) -> _Certificate:
-    try:
-        found = x509.load_der_x509_certificate(encoded)
-        names = [subject] if (subject := found.subject.rfc4514_string()) else []
-        ends_s = found.not_valid_after_utc.timestamp()
-        try:
-            others = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except x509.ExtensionNotFound:
-            return _Certificate(names=tuple(names), ends_s=ends_s)
-        names += [f"dns:{name.lower()}" for name in others.get_values_for_type(x509.DNSName)]
-        names += [
-            f"uri:{name}" for name in others.get_values_for_type(x509.UniformResourceIdentifier)
-        ]
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
-        # OpenSSL has read it, but not everything in it has a form that can be compared.
-        return _Certificate(names=(), ends_s=0.0)
-    return _Certificate(names=tuple(names), ends_s=ends_s)
 
 
 Role = Literal["open", "any", "read", "payload", "write", "operate", "node"]

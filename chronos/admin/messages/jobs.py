@@ -35,6 +35,7 @@ from chronos.admin.http.schemas import (
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.listing import to_filter
 from chronos.admin.messages.scheduling import Rhythm, new_time, paused, plan_action, resumed
+from chronos.core import certificates
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import id_key, parse_generated_id, partition_of
 from chronos.core.message import ACTION, ID, Reason
@@ -546,7 +547,7 @@ class JobHandlers:
                 raise ProblemError(
                     503,
                     "no-holder",
-                    str(error) or type(error).__name__,
+                    certificates.reason(error),
                     hint="try again: nothing goes on",
                 ) from None
             parts.append(RemotePart(self._context, member, _decode_info(answer)))

@@ -105,6 +105,8 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
 
     set_up("error", "console")
     node = Node(config)
+    for text in node.tls.refused:
+        yield note("certificates", text)
     if config.coordinator.kind != "standalone":
         yield from examine_cluster(config, node.directory.known_instance())
     if (

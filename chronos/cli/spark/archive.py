@@ -242,7 +242,7 @@ def ask_archive(options: SparkOptions, wanted: FindOptions, limit: int) -> "Foun
     """Return the archived messages that match, and their outcomes."""
     from chronos.admin.http.encoding import id_bytes
     from chronos.cli.spark.audit import parse_window
-    from chronos.spark.ledger import BackfillRequest
+    from chronos.spark.request import BackfillRequest
 
     now_ms = time.time_ns() // 1_000_000
     try:

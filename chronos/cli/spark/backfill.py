@@ -18,7 +18,8 @@ from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.ledger import BackfillReport, BackfillRequest, BackfillRun
+    from chronos.spark.ledger import BackfillReport, BackfillRun
+    from chronos.spark.request import BackfillRequest
 
 TARGETS_SHOWN = 20
 """Targets shown on the terminal; `-o json` has all of the report."""
@@ -61,7 +62,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 def request_of(asked: BackfillOptions) -> "BackfillRequest":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.http.encoding import id_bytes
-    from chronos.spark.ledger import BackfillRequest
+    from chronos.spark.request import BackfillRequest
 
     now_ms = time.time_ns() // 1_000_000
     mode = _mode(asked.modes)

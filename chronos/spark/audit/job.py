@@ -36,7 +36,7 @@ from chronos.spark.audit.outcomes import (
     with_replays,
 )
 from chronos.spark.backfill.selection import has_headers, requested
-from chronos.spark.ledger import BackfillRequest
+from chronos.spark.request import BackfillRequest
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables

@@ -48,11 +48,11 @@ from chronos.spark.backfill.sending import (
 from chronos.spark.ledger import (
     PLANNED_COLUMNS,
     BackfillReport,
-    BackfillRequest,
     BackfillRun,
     GonePartition,
     PlanSample,
 )
+from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
 from chronos.spark.session import Step, running_tasks
 from chronos.spark.storage import ArchiveStorage

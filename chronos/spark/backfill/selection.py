@@ -20,8 +20,8 @@ from chronos.spark.ledger import (
     REPLAY_POSITION,
     SERIES,
     TOKEN,
-    BackfillRequest,
 )
+from chronos.spark.request import BackfillRequest
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
 """Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is

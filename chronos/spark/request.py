@@ -1,0 +1,37 @@
+"""The request of a backfill, as the command makes it and `run.json` of the ledger keeps it.
+
+JSON names are for ever. This module needs neither PySpark nor Arrow: the options of the command are
+checked before Spark starts."""
+
+from msgspec import Struct, field
+
+
+class BackfillRequest(Struct, frozen=True, kw_only=True):
+    """Which messages to replay, and how."""
+
+    mode: str
+    """`missing`, `all`, `gone` or `pending`."""
+    from_ms: int | None = None
+    to_ms: int | None = None
+    """The window of due times in epoch ms, `to_ms` excluded."""
+    targets: list[str] = []
+    """Names or shell-style patterns of targets; empty: all."""
+    headers: list[tuple[str, str]] = []
+    """Name and value of headers that a message must have, all of them."""
+    ids: list[str] = []
+    """Message ids in hexadecimal; empty: all."""
+    purpose: str = "backfill"
+    """Name under which nothing is sent twice."""
+    direct: bool = False
+    """True to send straight to the targets instead of the delay topic."""
+    over_ms: int | None = None
+    """Time in ms that the new due times are spread over; None: all at once."""
+    rate: float | None = None
+    """Most messages per second; None: no limit."""
+    expired: bool = False
+    """True to include messages past their `chronos-expire-at`."""
+    compacted: bool = False
+    """True to include messages for compacted targets, where a replay takes the place of a newer
+    record of its key."""
+    options: list[str] = field(name="said", default_factory=list)
+    """The options of the command, as given; an unfinished run is resumed by the same options."""
