@@ -87,9 +87,7 @@ def test_a_master_that_wakes_after_its_transactional_id_was_forgotten_delivers_n
         assert "broker 1 has transactional.id.expiration.ms=12000" in str(
             first.events("topic setting")
         )
-        reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
-        assert reasons
-        assert all("have forgotten the transactional id" in why for why in reasons)
+        assert "have forgotten the transactional id" in first.tail(3)
 
 
 @pytest.mark.campaign
@@ -102,13 +100,11 @@ def test_a_master_that_wakes_after_the_silence_of_a_take_over_sends_nothing(
     with first, second:
         delivered_by_the_other(forgetful, flow, first, second, steps_clock=False)
         ends_naming_the_other(first, flow)
-        reasons = [str(entry["why"]) for entry in first.events("leadership ended")]
-        assert reasons
-        assert all("nothing was committed for" in why for why in reasons)
+        assert "nothing was committed for" in first.tail(3)
 
 
 OUTAGE_S = 100.0
-"""Longer than a leadership lasts without a commit."""
+"""Longest time that a leadership lasts without a commit, and a margin."""
 
 AGAIN_S = 5.0
 """Longest time until every shard is led again."""
@@ -137,10 +133,7 @@ def test_sixty_four_shards_lead_again_within_five_seconds_of_a_long_outage(
         node.wait_until(lambda: leading(node) == MANY, "lead every shard", timeout_s=120.0)
         broker.freeze() if how == "frozen" else broker.kill()
         node.wait_until(
-            lambda: len({entry["shard"] for entry in node.events("leadership ended")}) == MANY,
-            "end every leadership",
-            timeout_s=2 * OUTAGE_S,
-            every_s=1.0,
+            lambda: leading(node) == 0, "end every leadership", timeout_s=OUTAGE_S, every_s=1.0
         )
         broker.thaw() if how == "frozen" else broker.start()
         began_s = time.monotonic()

@@ -143,6 +143,8 @@ class Replica:
         does."""
         self._led_epoch: int | None = None
         """The log epoch of this process's last leadership; None before the first."""
+        self._ended: str | None = None
+        """Why that leadership ended, for people; None: no error ended it."""
         self._forget()
         # A store that is not open holds nothing yet: it is created with the first assignment.
         self.shard = self._load() if self.store.is_open else self._make_shard(FRESH)
@@ -256,7 +258,7 @@ class Replica:
         except Retry as error:
             self._paused = str(error)
             if self._role == ReplicaState.MASTER:
-                log.warning("leadership ended", shard=self.number, why=str(error))
+                self._ended = str(error)
             self._restart()
             return now_ms + self._backoff.take()
 
@@ -562,6 +564,7 @@ class Replica:
         self._become(ReplicaState.MASTER)
         self._paused = None
         begun_ms, fenced_ms, resolved_ms = self._take_over_ms
+        ended, self._ended = self._ended, None
         log.info(
             "master",
             shard=self.number,
@@ -571,6 +574,7 @@ class Replica:
             fence_ms=fenced_ms - begun_ms,
             resolve_ms=resolved_ms - fenced_ms,
             commit_ms=self._clock.now_ms() - resolved_ms,
+            **({} if ended is None else {"after": ended}),
         )
         return now_ms
 
@@ -709,6 +713,7 @@ class Replica:
             node=self._settings.node,
             instance=self._settings.instance,
             led_epoch=self._led_epoch,
+            ended=self._ended,
         )
         wait_ms = claim.wait_ms(self.state, assignment, now_ms)
         if wait_ms == 0:

@@ -216,6 +216,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     """Id of this node's data directory."""
     led_epoch: int | None
     """The log epoch of this process's last leadership; None before the first."""
+    ended: str | None = None
+    """Why that leadership ended, for people; None: no error ended it."""
 
     def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
         """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
@@ -231,9 +233,10 @@ class Claim(Struct, frozen=True, kw_only=True):
                 )
             return 0
         if self.led_epoch is not None and state.log_epoch > self.led_epoch:
+            why = "" if self.ended is None else f" (here the leadership ended: {self.ended})"
             raise Deposed(
                 f"node {state.node} (instance {state.instance}) took over shard {self.shard} from "
-                "this one: two standalone nodes serve the same cluster. Stop one of them, or "
+                f"this one{why}: two standalone nodes serve the same cluster. Stop one of them, or "
                 "give each its own `cluster` and topics."
             )
         left_ms = state.progress_ms + FOREIGN_SILENCE_MS - now_ms
