@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.harness import profile
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
@@ -179,9 +180,15 @@ WATCHDOG_S = 120.0
 """Time in s that a test and its fixtures have beyond the time limit."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`./scripts/test` has the same options."""
+    profile.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is captured yet."""
     config.stash[_stderr] = os.dup(2)
+    profile.begin(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

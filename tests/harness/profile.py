@@ -1,0 +1,117 @@
+"""A plugin of pytest that writes where a run of the tests spends its time, and a table of the result.
+
+    ./scripts/test --profile FILE            writes FILE
+    python -m tests.harness.profile FILE     prints it by folder of tests
+
+The processor time of a test is that of its worker and of the processes that ended in it. That of
+brokers, JVMs and browsers that serve several tests counts at the end of their worker: it is in the
+total only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def cpu_s() -> float:
+    """Processor time of this process and of those of its children that have ended, in s."""
+    return sum(os.times()[:4])
+
+
+class Profile:
+    """The times of the tests of one process: a worker, or the only one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._began_s = time.monotonic()
+        self._tests: list[dict[str, Any]] = []
+        self._workers: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Measure a test with its fixtures."""
+        wall_s, began_s = time.monotonic(), cpu_s()
+        try:
+            return (yield)
+        finally:
+            self._tests.append(
+                {
+                    "test": item.nodeid,
+                    "wall_s": round(time.monotonic() - wall_s, 3),
+                    "cpu_s": round(cpu_s() - began_s, 3),
+                }
+            )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the result of a worker that has ended."""
+        self._workers.append(node.workeroutput["profile"])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand the result over, or write that of all workers."""
+        result = {"tests": self._tests, "cpu_s": round(cpu_s(), 1)}
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["profile"] = result
+            return
+        self._path.write_text(
+            json.dumps(
+                {
+                    "wall_s": round(time.monotonic() - self._began_s, 1),
+                    # The workers are children of this process, which has waited for them.
+                    "cpu_s": round(cpu_s(), 1),
+                    "tests": [test for each in [*self._workers, result] for test in each["tests"]],
+                },
+                indent=1,
+            )
+        )
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.addoption("--profile", type=Path, help="write the times of all tests to this file")
+
+
+def begin(config: pytest.Config) -> None:
+    """Measure, if that is asked for."""
+    path = config.getoption("--profile")
+    if path is not None:
+        config.pluginmanager.register(Profile(path.absolute()), "profile of the tests")
+
+
+def table(profile: dict[str, Any]) -> str:
+    """The times by folder, for people."""
+    folders: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for test in profile["tests"]:
+        folders[test["test"].partition("::")[0].rpartition("/")[0]].append(test)
+    rows = [
+        (
+            folder,
+            len(tests),
+            sum(test["wall_s"] for test in tests),
+            sum(test["cpu_s"] for test in tests),
+        )
+        for folder, tests in folders.items()
+    ]
+    lines = ["| folder | tests | wall s | CPU s |", "|---|---|---|---|"]
+    lines += [
+        f"| {folder} | {count} | {wall_s:.0f} | {used_s:.0f} |"
+        for folder, count, wall_s, used_s in sorted(rows, key=lambda row: -row[3])
+    ]
+    lines.append(
+        f"| all, with servers | {len(profile['tests'])} | {profile['wall_s']:.0f} | "
+        f"{profile['cpu_s']:.0f} |"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(json.loads(Path(sys.argv[1]).read_text())))
