@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,6 +187,21 @@ class Server(Startable):
             self._process = None
             self.frozen = False
             self._watch(None)
+
+    def wipe(self) -> None:
+        """Remove the data of a killed server."""
+        assert not self.running
+        shutil.rmtree(self._directory() / "data")
+
+    def save(self) -> None:
+        """Keep a copy of the data of a killed server, for `restore`."""
+        assert not self.running
+        shutil.copytree(self._directory() / "data", self._directory() / "saved")
+
+    def restore(self) -> None:
+        """Replace the data of a killed server by the copy."""
+        self.wipe()
+        shutil.copytree(self._directory() / "saved", self._directory() / "data")
 
     def freeze(self) -> None:
         """Stop the process with SIGSTOP; its connections stay open."""
