@@ -428,8 +428,8 @@ RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 outlive several."""
 
 AHEAD_S = 2 * RECONNECT["max_delay"]
-"""How long a second session is answered before it counts: the first one has tried every server that
-answers by then, continues if it is known there, and has no need to register again."""
+"""How long a second session is answered before it counts: as a rule the first one has tried the
+server that answers by then. It continues if it is known there, and need not register again."""
 
 OLDER_DATA = (
     "ZooKeeper answers a new session and not the one from before, as it does when its data were "

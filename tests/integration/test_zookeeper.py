@@ -407,6 +407,35 @@ def test_nodes_join_again_after_a_loss_of_all_data_and_keep_their_roles_until_ot
     b.leave()
 
 
+def test_a_node_whose_session_is_unknown_to_a_server_without_data_keeps_its_roles_when_it_joins(
+    own_zookeeper: Ensemble,
+) -> None:
+    """Such a server does not refuse a session whose last transaction it has passed: it ends it."""
+    server = own_zookeeper[0]
+    with Network() as network:
+        link = network.link(server.port)
+        a = Nodes(link.address).joined("a")
+        until(lambda: masters(a) == {"a"}, a)
+        before = shards_of(a)
+        link.cut(silent=False)
+        server.kill()
+        server.wipe()
+        server.start()
+        raw = KazooClient(hosts=server.address)
+        raw.start()
+        for number in range(100):
+            raw.create(f"/{number}")
+        link.mend()
+        until(lambda: a.look().roles is None, a, plan=None)
+        a.join(member("a"))
+        assert (a.look().confirmed, shards_of(a)) == (False, before)
+        until(lambda: a.look().confirmed, a)
+        a.leave()
+        assert a.look().roles is None
+        raw.stop()
+        raw.close()
+
+
 def test_nodes_join_again_when_an_older_state_was_restored_and_read_its_roles(
     own_zookeeper: Ensemble,
 ) -> None:

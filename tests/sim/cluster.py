@@ -72,6 +72,7 @@ class Cluster:
         self.rules_dice = random.Random(f"rules {seed}")
         self.silence_dice = random.Random(f"silent logs {seed}")
         self.held_dice = random.Random(f"held records {seed}")
+        self.memory_dice = random.Random(f"lost memory {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)

@@ -400,6 +400,22 @@ def test_an_assignment_older_than_the_log_is_not_taken(case: SharedShard) -> Non
     assert case.node.replica.paused is None
 
 
+def test_a_node_does_not_take_a_role_again_that_is_older_than_its_own_last_one(
+    case: SharedShard,
+) -> None:
+    """After a restart it takes the last one again; the coordinator may be restored to an older
+    state."""
+    case.node.assignment = lead(7)
+    case.node.until(S.MASTER)
+    case.break_off()
+    again = Node(case, "a", lead(5))
+    again.steps(STEPS_MAX)
+    assert "role epoch 7, and this node was given 5" in str(again.replica.paused)
+    assert again.replica.role == S.RECOVERING
+    again.assignment = lead(7)
+    again.until(S.MASTER)
+
+
 OLDER = {
     "another node is its master": Assignment(kind="follower", epoch=4),
     "others hold the shard": Assignment(kind="none", epoch=4),

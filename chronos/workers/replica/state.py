@@ -228,15 +228,17 @@ class Claim(Struct, frozen=True, kw_only=True):
     def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
         """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
         Deposed."""
-        if state.instance in ("", self.instance):
-            return 0
+        is_own = state.instance in ("", self.instance)
         if assignment.epoch is not None:
-            if state.role_epoch >= assignment.epoch:
+            # Its own role it takes again after a restart, and no earlier one.
+            if state.role_epoch >= assignment.epoch + is_own:
                 raise RoleStale(
                     f"node {state.node} was master of shard {self.shard} with role epoch "
                     f"{state.role_epoch}, and this node was given {assignment.epoch}: it waits "
                     "for a later role"
                 )
+            return 0
+        if is_own:
             return 0
         if self.led_epoch is not None and state.log_epoch > self.led_epoch:
             raise Deposed(
