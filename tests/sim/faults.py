@@ -345,7 +345,7 @@ FAULTS: Faults = {
         Change("if shard.state.applied == 0:", "if False:")
     ],
     "a node is known by its id, not by its data directory": [
-        Change('if state.instance in ("", self.instance):', 'if state.node in ("", self.node):')
+        Change('state.instance in ("", self.instance)', 'state.node in ("", self.node)')
     ],
     "a node that returns with a new data directory never gets a later role": [
         Change('in_instance not in ("", instance)', "False")
