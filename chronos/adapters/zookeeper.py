@@ -524,8 +524,8 @@ class ZooKeeperCoordinator:
                 raise
 
     def report(self, member: Member) -> None:
-        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is
-        lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost,
+        and NodeIdTaken."""
         self._member = member
         self._replace_silent()
         session = self._connected()
@@ -568,7 +568,7 @@ class ZooKeeperCoordinator:
 
     def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, read, plan and publish the changes; return
-        whether it is."""
+        whether it is. Raises CoordinatorUnavailable, NodeIdTaken."""
         self._replace_silent()
         session = self._session
         if session is None or session.lost or not session.connected:
@@ -647,8 +647,9 @@ class ZooKeeperCoordinator:
             second = None
         with _translated():
             if second is None:
-                second = self._second = Session(self.settings, self.base, self._woken)
+                second = Session(self.settings, self.base, self._woken)
                 second.connect()
+                self._second = second
             if not second.connected or now_s - second.since_s < AHEAD_S:
                 return
             assert self._member is not None
