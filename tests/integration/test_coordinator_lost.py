@@ -111,6 +111,7 @@ def restored(fleet: Fleet, server: Server) -> str:
     server.save()
     server.start()
     fleet.wait_placed()
+    server.advance()
     shard, master = next(iter(fleet.masters().items()))
     fleet.transfer(shard, next(name for name in fleet.nodes if name != master))
     fleet.wait_led()
@@ -126,6 +127,7 @@ def test_no_role_moves_when_zookeeper_lost_its_data_or_was_restored(
     own_zookeeper: Ensemble,
     flow: KafkaFlow,
 ) -> None:
+    own_zookeeper[0].advance()
     with fleet_on(own_zookeeper.hosts) as fleet:
         fleet.start()
         flow.write(300, now_ms(), now_ms() + 12_000, keyed=0.5)

@@ -380,12 +380,12 @@ def test_nodes_join_again_after_a_loss_of_all_data_and_keep_their_roles_until_ot
     own_zookeeper: Ensemble,
 ) -> None:
     """A server with older data refuses the sessions from before, for ever."""
-    nodes = Nodes(own_zookeeper.hosts)
+    nodes, server = Nodes(own_zookeeper.hosts), own_zookeeper[0]
+    server.advance()
     both = {node: nodes.joined(node) for node in "ab"}
     a, b = both.values()
     share(a, b)
     before = shards_of(a)
-    server = own_zookeeper[0]
     server.kill()
     server.wipe()
     server.start()
@@ -449,6 +449,7 @@ def test_nodes_join_again_when_an_older_state_was_restored_and_read_its_roles(
     server.save()
     server.start()
     until(lambda: a.look().confirmed and b.look().confirmed, a, b, plan=None)
+    server.advance()
 
     def later(view: ClusterState) -> Roles:
         shards = {shard: replace(each, epoch=9) for shard, each in view.roles.shards.items()}
