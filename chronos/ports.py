@@ -413,21 +413,25 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """The knowledge of a node about the cluster at one moment."""
 
     roles: Roles | None
-    """As last read; None before the first publication and after a lost session: this node then is
-    not a master."""
+    """As last read; None before the first publication and after a lost session: this node then
+    begins no leadership."""
     members: Mapping[str, Member]
     """Nodes with a live session, as last read."""
     confirmed: bool
     """The session is connected, so `roles` is up to date. False: the node keeps its current roles
     and takes no new one."""
+    why: str = ""
+    """Why `roles` are not confirmed although a server answers, for people; empty: none does."""
 
 
 class Coordinator(Protocol):
     """Membership, and one leader among the members. Safety never rests on it: the log fences (law
     5).
 
-    Suspended (no server answers): `confirmed` is False, masters continue, the controller decides
-    nothing. Lost (the session has ended): `roles` is None, masters step down; `join` again."""
+    Suspended (no server answers, or the servers have no roles any more): `roles` stay as last read,
+    `confirmed` is False, masters continue, the controller decides nothing. Lost (the session has
+    ended): `roles` is None; `join` again. Masters continue until roles are read that are not older
+    than theirs."""
 
     def join(self, member: Member) -> None:
         """Register this node, at once if its own data directory was registered under its id, else

@@ -13,6 +13,12 @@ An older znode can vanish but never appear, so a member stays the oldest for as 
 exists, and publishing is one transaction that also requires that znode. A controller that was
 deposed therefore writes nothing, even before it notices.
 
+A client remembers the last transaction that it read, and a server whose data are older refuses it:
+after a loss of its data, or with the data of an older state, ZooKeeper refuses every session from
+before, for ever. So a second session starts beside one that was not answered for a session
+time-out, and the first of them that is answered counts. If the second finds no roles, those that
+were read last stay, unconfirmed, until a controller publishes.
+
 Everything that kazoo or the system below it raises becomes CoordinatorUnavailable here and nowhere
 else.
 
@@ -111,6 +117,8 @@ class Session:
         """Everything was read again since the last time no server was connected."""
         self.lost = False
         """The session has ended, and with it this node's znode."""
+        self.since_s = time.monotonic()
+        """Since when a server is connected, or none is (monotonic s)."""
         self.roles: Roles | None = None
         self.members: Mapping[str, Member] = {}
         self.since_ms: Mapping[str, int] = {}
@@ -135,16 +143,25 @@ class Session:
         self.client = KazooClient(handler=Handler(settings["timeout"] / (servers + 1)), **settings)
         self.client.add_listener(self._on_state)
 
+    def connect(self) -> threading.Event:
+        """Begin to connect to the servers, one after the other, until one answers; return the event
+        that is set then."""
+        connected: threading.Event = self.client.start_async()
+        return connected
+
+    def prepare(self) -> None:
+        """Create the persistent znodes."""
+        for name in (MEMBERS, REQUESTS, ROLES):
+            self.answer(self.client.ensure_path_async(f"{self._base}/{name}"))
+
     def start(self) -> None:
         """Connect, and create the persistent znodes."""
-        connected = self.client.start_async()
-        if not connected.wait(CONNECT_S):
+        if not self.connect().wait(CONNECT_S):
             raise CoordinatorUnavailable(
                 f"no ZooKeeper server answers within {CONNECT_S:g} s ({self._hosts()})"
             )
         self.connected = True
-        for name in (MEMBERS, REQUESTS, ROLES):
-            self.answer(self.client.ensure_path_async(f"{self._base}/{name}"))
+        self.prepare()
 
     def end(self) -> threading.Thread:
         """End the session in a thread, because kazoo may wait ten seconds for a server that does
@@ -216,6 +233,7 @@ class Session:
     def _on_state(self, state: str) -> None:
         with self._lock:
             self.connected = state == KazooState.CONNECTED
+            self.since_s = time.monotonic()
             if not self.connected:
                 self.confirmed = False
                 self._drops += 1
@@ -409,6 +427,20 @@ RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 """Pauses between attempts to connect, in seconds. kazoo's longest is an hour; a session of 4 s must
 outlive several."""
 
+AHEAD_S = 2 * RECONNECT["max_delay"]
+"""How long a second session is answered before it counts: as a rule the first one has tried the
+server that answers by then. It continues if it is known there, and need not register again."""
+
+OLDER_DATA = (
+    "ZooKeeper answers a new session and not the one from before, as it does when its data were "
+    "lost, or restored from an older state"
+)
+
+NO_ROLES = (
+    "ZooKeeper has no roles of this cluster any more, its data were probably lost: masters continue"
+    " until the controller publishes roles"
+)
+
 
 class ZooKeeperServers(Struct, frozen=True, kw_only=True):
     """The ensemble, and how to connect to it."""
@@ -467,12 +499,19 @@ class ZooKeeperCoordinator:
         self._session_timeout_s = servers.session_timeout_s
         self._woken = threading.Event()
         self._session: Session | None = None
+        self._second: Session | None = None
+        """A session that starts beside one that is not answered."""
+        self._member: Member | None = None
+        """The last report."""
+        self._kept: Roles | None = None
+        """The last roles of an earlier session, until this one reads some."""
 
     # --- the port
 
     def join(self, member: Member) -> None:
         """Start a session and register this node in it. Raises NodeIdTaken,
         CoordinatorUnavailable."""
+        self._member = member
         with _translated():
             self._end_session()
             session = self._session = Session(self.settings, self.base, self._woken)
@@ -485,8 +524,10 @@ class ZooKeeperCoordinator:
                 raise
 
     def report(self, member: Member) -> None:
-        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is
-        lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost,
+        and NodeIdTaken."""
+        self._member = member
+        self._replace_silent()
         session = self._connected()
         try:
             with _translated():
@@ -506,9 +547,15 @@ class ZooKeeperCoordinator:
         session = self._session
         if session is None or session.lost:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)
-        return ClusterSnapshot(
-            roles=session.roles, members=session.members, confirmed=session.confirmed
-        )
+        roles, kept = session.roles, self._kept
+        if kept is not None and (roles is None or roles.are_empty):
+            return ClusterSnapshot(
+                roles=kept,
+                members=session.members,
+                confirmed=False,
+                why=NO_ROLES if session.confirmed else "",
+            )
+        return ClusterSnapshot(roles=roles, members=session.members, confirmed=session.confirmed)
 
     def request(self, request: Request) -> None:
         """Store a request for the controller. Raises CoordinatorUnavailable."""
@@ -521,7 +568,8 @@ class ZooKeeperCoordinator:
 
     def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
         """If this node is certain to be the controller, read, plan and publish the changes; return
-        whether it is."""
+        whether it is. Raises CoordinatorUnavailable, NodeIdTaken."""
+        self._replace_silent()
         session = self._session
         if session is None or session.lost or not session.connected:
             return False
@@ -551,6 +599,7 @@ class ZooKeeperCoordinator:
         """End the session and the registration, so that other nodes need not wait for them to
         expire."""
         closing = self._end_session()
+        self._kept = None
         if closing is not None:
             closing.join(CLOSE_S)
 
@@ -567,8 +616,56 @@ class ZooKeeperCoordinator:
         return session
 
     def _end_session(self) -> threading.Thread | None:
-        session, self._session = self._session, None
+        self._end_second()
+        session = self._session
+        self._keep_roles(session)
+        self._session = None
         return None if session is None else session.end()
+
+    def _keep_roles(self, session: Session | None) -> None:
+        if session is not None and session.roles is not None and not session.roles.are_empty:
+            self._kept = session.roles
+
+    def _end_second(self) -> None:
+        second, self._second = self._second, None
+        if second is not None:
+            second.end()
+
+    def _replace_silent(self) -> None:
+        """Replace a session that no server has answered for a session time-out by a second one,
+        once that has been answered for AHEAD_S, registered this node and read the roles, if there
+        are any. Raises NodeIdTaken, CoordinatorUnavailable."""
+        session, second = self._session, self._second
+        if session is None or session.lost or session.connected:
+            self._end_second()
+            return
+        now_s = time.monotonic()
+        if now_s - session.since_s < self._session_timeout_s:
+            return
+        if second is not None and second.lost:
+            self._end_second()
+            second = None
+        with _translated():
+            if second is None:
+                second = Session(self.settings, self.base, self._woken)
+                second.connect()
+                self._second = second
+            if not second.connected or now_s - second.since_s < AHEAD_S:
+                return
+            assert self._member is not None
+            second.prepare()
+            self._register(second, self._member)
+            second.refresh()
+        log.warning(
+            "zookeeper session replaced",
+            why=OLDER_DATA,
+            silent_s=round(now_s - session.since_s, 1),
+            zxid_before=session.client.last_zxid,
+            zxid=second.client.last_zxid,
+        )
+        self._keep_roles(session)
+        self._session, self._second = second, None
+        session.end()
 
     def _register(self, session: Session, member: Member) -> None:
         """Create this node's znode, in one transaction with the removal of the one that its own

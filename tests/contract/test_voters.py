@@ -358,6 +358,49 @@ def test_roles_survive_a_restart_of_all_voters(voters: Voters, made: list[RaftCo
     assert roles.limited == {"orders": "5/s"}
 
 
+def test_voters_that_lost_two_of_three_disks_serve_the_nodes_again(
+    voters: Voters, made: list[RaftCoordinator], tmp_path: Path
+) -> None:
+    """Without the third the roles are lost: the nodes join again and decide them anew. When it
+    comes back with its disk, all go on with the longer of the two logs, which may bring the roles
+    from before."""
+    a, b = (coordinator(voters, made, node) for node in "ab")
+    a.join(member("a"))
+    b.join(member("b"))
+
+    def is_limited(pattern: str) -> bool:
+        roles = a.look().roles
+        return roles is not None and pattern in roles.limited
+
+    for pattern in ("refunds", "returns", "reminders"):
+        a.request(Request(kind="limit", node="", pattern=pattern, rate="5/s"))
+        until(lambda pattern=pattern: is_limited(pattern), a, b)  # type: ignore[misc]
+    for name in list(voters.running):
+        voters.stop(name)
+    until(lambda: not a.look().confirmed and not b.look().confirmed)
+    for name in ("v1", "v2"):
+        (tmp_path / f"{name}.raft").unlink()
+        voters.start(name)
+
+    def serve() -> bool:
+        for each, node in ((a, "a"), (b, "b")):
+            if each.look().roles is None and not each.look().confirmed:
+                each.join(member(node))
+        found = [each.look() for each in (a, b)]
+        return found[0].roles == found[1].roles and all(
+            each.confirmed and each.roles is not None and each.members.keys() == {"a", "b"}
+            for each in found
+        )
+
+    for pattern in ("orders", "payments"):
+        until(serve, a, b)
+        a.request(Request(kind="limit", node="", pattern=pattern, rate="5/s"))
+        until(lambda pattern=pattern: serve() and is_limited(pattern), a, b)  # type: ignore[misc]
+        if "v3" not in voters.running:
+            voters.start("v3")
+            until(lambda: len({str(each._latest()) for each in voters.running.values()}) == 1)
+
+
 def test_an_inspection_shows_members_and_roles_without_joining(
     voters: Voters, made: list[RaftCoordinator]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes where a run of the tests spends its time, and a table of the result.
+"""A plugin of pytest that writes where a run of the tests spends its time, and a table of it.
 
     ./scripts/test --profile FILE            writes FILE
     python -m tests.harness.profile FILE     prints it by folder of tests

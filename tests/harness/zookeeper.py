@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from kazoo.client import KazooClient
 
 from chronos.core.cluster.roles import Member, ReplicaReport
 from tests.harness.broker import JAVA_OPTIONS, wait_until
@@ -49,6 +52,9 @@ SESSION_MAX_S = 40.0
 
 SESSION_S = 2.0
 """The session timeout of the tests: four ticks."""
+
+TRANSACTIONS = 1_000
+"""Far more than the nodes of a test make when they join."""
 
 SERVER_OPTIONS = (
     *JAVA_OPTIONS,
@@ -186,6 +192,35 @@ class Server(Startable):
             self._process = None
             self.frozen = False
             self._watch(None)
+
+    def advance(self) -> None:
+        """Make many transactions.
+
+        A server with older data refuses sessions until its own have come as far: the first node
+        that registers there must not bring it so far that it ends the sessions of the others.
+        """
+        client = KazooClient(hosts=self.address)
+        client.start()
+        client.ensure_path("/advanced")
+        for result in [client.set_async("/advanced", b"") for _ in range(TRANSACTIONS)]:
+            result.get(START_TIMEOUT_S)
+        client.stop()
+        client.close()
+
+    def wipe(self) -> None:
+        """Remove the data of a killed server."""
+        assert not self.running
+        shutil.rmtree(self._directory() / "data")
+
+    def save(self) -> None:
+        """Keep a copy of the data of a killed server, for `restore`."""
+        assert not self.running
+        shutil.copytree(self._directory() / "data", self._directory() / "saved")
+
+    def restore(self) -> None:
+        """Replace the data of a killed server by the copy."""
+        self.wipe()
+        shutil.copytree(self._directory() / "saved", self._directory() / "data")
 
     def freeze(self) -> None:
         """Stop the process with SIGSTOP; its connections stay open."""

@@ -18,6 +18,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator, ZooKeeperServers
 from chronos.core.cluster.roles import ClusterState, Request, Roles
@@ -337,6 +338,176 @@ def test_a_quorum_of_three_loses_its_leader_and_no_node_loses_a_role() -> None:
         }
         for coordinator in (a, b):
             coordinator.leave()
+
+
+# --- Data that are lost, or older -----------------------------------------------------------------
+
+BACK_S = 3 * SESSION_S
+"""Longest time from the start of the servers until the nodes are members again."""
+
+
+def shards_of(coordinator: ZooKeeperCoordinator) -> dict[int, tuple[str | None, int]]:
+    """Master and role epoch of each shard, as this node knows them."""
+    roles = coordinator.look().roles
+    assert roles is not None, "the roles are gone"
+    return {shard: (given.master, given.epoch) for shard, given in roles.shards.items()}
+
+
+def until_back(coordinators: dict[str, ZooKeeperCoordinator]) -> None:
+    """Let nodes report, but not control, until each has read the members of a session; their roles
+    stay meanwhile."""
+    before = {node: shards_of(each) for node, each in coordinators.items()}
+    begun_s = time.monotonic()
+    deadline_s, applied = begun_s + WAIT_S, int(begun_s * 1_000)
+
+    def is_back(coordinator: ZooKeeperCoordinator) -> bool:
+        members = coordinator.look().members
+        return members.keys() == coordinators.keys() and all(
+            (members[node].replicas[0].applied or 0) >= applied for node in coordinators
+        )
+
+    while not all(map(is_back, coordinators.values())):
+        assert time.monotonic() < deadline_s, "the nodes are not back in time"
+        for node, coordinator in coordinators.items():
+            with suppress(CoordinatorUnavailable):
+                coordinator.report(member(node, applied=applied))
+            coordinator.wait(0.02)
+            assert coordinator.look().confirmed or shards_of(coordinator) == before[node]
+    assert time.monotonic() - begun_s < BACK_S
+
+
+def test_nodes_join_again_after_a_loss_of_all_data_and_keep_their_roles_until_others_are_published(
+    own_zookeeper: Ensemble,
+) -> None:
+    """A server with older data refuses the sessions from before, for ever."""
+    nodes, server = Nodes(own_zookeeper.hosts), own_zookeeper[0]
+    server.advance()
+    both = {node: nodes.joined(node) for node in "ab"}
+    a, b = both.values()
+    share(a, b)
+    before = shards_of(a)
+    server.kill()
+    server.wipe()
+    server.start()
+    with capture_logs() as lines:
+        until_back(both)
+    found = [line["why"] for line in lines if line["event"] == "zookeeper session replaced"]
+    assert len(found) == 2
+    assert all("lost, or restored from an older state" in why for why in found)
+    for each in both.values():
+        assert (each.look().confirmed, shards_of(each)) == (False, before)
+        assert "ZooKeeper has no roles of this cluster any more" in each.look().why
+    empty = {node: each.control(lambda view: Roles()) for node, each in both.items()}
+    assert sorted(empty.values()) == [False, True]
+    assert all(shards_of(each) == before for each in both.values())
+    until(lambda: a.look().confirmed and b.look().confirmed, a, b)
+    assert masters(a) == masters(b) == {"a", "b"}
+    a.leave()
+    until(lambda: masters(b) == {"b"}, b)
+    b.leave()
+
+
+def test_a_node_whose_session_is_unknown_to_a_server_without_data_keeps_its_roles_when_it_joins(
+    own_zookeeper: Ensemble,
+) -> None:
+    """Such a server does not refuse a session whose last transaction it has passed: it ends it."""
+    server = own_zookeeper[0]
+    with Network() as network:
+        link = network.link(server.port)
+        a = Nodes(link.address).joined("a")
+        until(lambda: masters(a) == {"a"}, a)
+        before = shards_of(a)
+        link.cut(silent=False)
+        server.kill()
+        server.wipe()
+        server.start()
+        raw = KazooClient(hosts=server.address)
+        raw.start()
+        for number in range(100):
+            raw.create(f"/{number}")
+        link.mend()
+        until(lambda: a.look().roles is None, a, plan=None)
+        a.join(member("a"))
+        assert (a.look().confirmed, shards_of(a)) == (False, before)
+        until(lambda: a.look().confirmed, a)
+        a.leave()
+        assert a.look().roles is None
+        raw.stop()
+        raw.close()
+
+
+def test_nodes_join_again_when_an_older_state_was_restored_and_read_its_roles(
+    own_zookeeper: Ensemble,
+) -> None:
+    """Masters that lead under later roles do not obey these, see tests/unit/test_replica.py."""
+    nodes, server = Nodes(own_zookeeper.hosts), own_zookeeper[0]
+    both = {node: nodes.joined(node) for node in "ab"}
+    a, b = both.values()
+    share(a, b)
+    older = shards_of(a)
+    server.kill()
+    server.save()
+    server.start()
+    until(lambda: a.look().confirmed and b.look().confirmed, a, b, plan=None)
+    server.advance()
+
+    def later(view: ClusterState) -> Roles:
+        shards = {shard: replace(each, epoch=9) for shard, each in view.roles.shards.items()}
+        return replace(view.roles, shards=shards)
+
+    until(
+        lambda: all({epoch for _, epoch in shards_of(each).values()} == {9} for each in (a, b)),
+        a,
+        b,
+        plan=later,
+    )
+    server.kill()
+    server.restore()
+    server.start()
+    until_back(both)
+    assert all(each.look().confirmed and shards_of(each) == older for each in both.values())
+    for each in both.values():
+        each.leave()
+
+
+def test_a_quorum_that_was_away_for_three_session_timeouts_finds_all_roles_unchanged() -> None:
+    """The old session or a new one counts, whichever is answered first."""
+    with Ensemble(3) as ensemble:
+        nodes = Nodes(ensemble.hosts)
+        both = {node: nodes.joined(node) for node in "ab"}
+        share(*both.values())
+        before = shards_of(both["a"])
+        for server in ensemble.servers[:2]:
+            server.kill()
+        until(lambda: not any(each.look().confirmed for each in both.values()), *both.values())
+        away_s = time.monotonic() + 3 * SESSION_S
+        until(lambda: time.monotonic() > away_s, *both.values())
+        assert all(shards_of(each) == before for each in both.values())
+        ensemble.start()
+        until_back(both)
+        until(lambda: all(each.look().confirmed for each in both.values()), *both.values())
+        assert all(shards_of(each) == before for each in both.values())
+        both["a"].leave()
+        until(lambda: masters(both["b"]) == {"b"}, both["b"])
+        both["b"].leave()
+
+
+def test_one_server_of_three_that_lost_its_data_costs_no_role() -> None:
+    """It gets the data from the leader before it answers any node."""
+    with Ensemble(3) as ensemble:
+        nodes = Nodes(ensemble.hosts)
+        both = {node: nodes.joined(node, session_timeout_s=LONG_SESSION_S) for node in "ab"}
+        share(*both.values())
+        before = shards_of(both["a"])
+        for server in ensemble.servers:
+            server.kill()
+            server.wipe()
+            server.start()
+            until_back(both)
+            until(lambda: all(each.look().confirmed for each in both.values()), *both.values())
+            assert all(shards_of(each) == before for each in both.values())
+        for each in both.values():
+            each.leave()
 
 
 # --- Access ---------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 value; and a node's client.
 
 A client's view is as old as its last refresh: a node that was frozen, or is cut off, keeps its last
-view."""
+view.
+
+Servers that lost their data, or were restored to an older state, refuse every session from before,
+for ever; a client begins another one when it was not answered for a session timeout."""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ from tests.sim.world import World
 
 TAKEN_GRACE_MS = 1_000
 """How much longer than a session `join` waits for a place that another data directory holds."""
+
+EARLIER_MAX = 20
+"""Most earlier states that the servers can be restored to."""
 
 POLL_MS = 20
 """How often `join` and `wait` look again while simulated time passes."""
@@ -54,6 +60,10 @@ class Ensemble:
         """The session that holds the lock."""
         self.requests: list[Request] = []
         self.clients: list[SimCoordinator] = []
+        self.generation = 0
+        """Number of times that the data were lost, or restored to an older state."""
+        self.earlier: list[Roles] = []
+        """The roles that were published, the last ones of each generation."""
         self.planned: list[Callable[[ClusterView, Roles], None]] = []
         """Called with roles that were published, and the view that they were planned for."""
         self._heartbeat_ms: dict[int, int] = {}
@@ -74,6 +84,16 @@ class Ensemble:
         self.down_ms = max(self.down_ms, self.world.now_ms + wait_ms)
         for session in self._heartbeat_ms:
             self._heartbeat_ms[session] = max(self._heartbeat_ms[session], self.down_ms)
+
+    def lose_memory(self, roles: Roles | None) -> None:
+        """Lose everything (None), or everything since these roles were published."""
+        self.world.trace(f"the coordination service loses its {'later ' if roles else ''}data")
+        self.generation += 1
+        self.version += 1
+        self.published, self.controller = roles, None
+        for known in (self.requests, self._heartbeat_ms, self._members):
+            known.clear()
+        self.spread()
 
     def expire(self) -> None:
         """End the sessions whose last heartbeat is too old; the lock goes to the oldest session
@@ -132,6 +152,7 @@ class Ensemble:
             return False
         self.version += 1
         self.published = roles
+        self.earlier = [*self.earlier[1 - EARLIER_MAX :], roles]
         self.rules = max(self.rules, roles.rules)
         self.world.trace(
             f"roles {self.version}: "
@@ -164,6 +185,14 @@ class SimCoordinator:
         self._node = node
         self._touch = touch
         self._session: int | None = None
+        self._generation = 0
+        """Of the servers when the session began."""
+        self._answered_ms = 0
+        """When a server last answered the session."""
+        self._member: Member | None = None
+        """The last report."""
+        self._kept: Roles | None = None
+        """The last roles of an earlier session, until this one reads some."""
         self.joined_ms = 0
         """When this session began."""
         self._roles: Roles | None = None
@@ -188,8 +217,15 @@ class SimCoordinator:
         ensemble.clients.append(self)
 
     @property
-    def _connected(self) -> bool:
+    def _reachable(self) -> bool:
+        """A server answers a new session."""
         return self._ensemble.answering and self._ensemble.world.now_ms >= self.cut_ms
+
+    @property
+    def _connected(self) -> bool:
+        """A server answers this session."""
+        is_known = self._session is None or self._generation == self._ensemble.generation
+        return self._reachable and is_known
 
     @property
     def joined(self) -> bool:
@@ -204,6 +240,7 @@ class SimCoordinator:
         elif not self._ensemble.heartbeat(self._session):
             self._forget()
         else:
+            self._answered_ms = self._ensemble.world.now_ms
             self.refresh()
 
     def refresh(self) -> None:
@@ -230,32 +267,60 @@ class SimCoordinator:
 
     def _forget(self) -> None:
         """The session is over."""
+        if self._roles is not None and not self._roles.are_empty:
+            self._kept = self._roles
         self._session, self._roles, self._members, self._confirmed = None, None, {}, False
         self._since_ms.clear()
         self._epoch = 0
         self._woken = True
 
     def join(self, member: Member) -> None:
-        self.leave()
+        self._end()
+        self._open(member)
+        self.refresh()
+
+    def _open(self, member: Member) -> None:
         deadline_ms = self._ensemble.world.now_ms + self._ensemble.session_ms + TAKEN_GRACE_MS
         while self._session is None:
             self._check_connected()
             try:
                 self._session = self._ensemble.open(member)
-                self.joined_ms = self._ensemble.world.now_ms
+                self._generation = self._ensemble.generation
+                self.joined_ms = self._answered_ms = self._ensemble.world.now_ms
+                self._member = member
             except NodeIdTaken:
                 if self._ensemble.world.now_ms >= deadline_ms:
                     raise
                 self._ensemble.world.pass_time(POLL_MS)
                 self._touch("join")
+
+    def _replace_refused(self) -> None:
+        """Begin another session if this one was not answered for a session timeout, and a server
+        answers."""
+        silent_ms = self._ensemble.world.now_ms - self._answered_ms
+        if (
+            self._session is None
+            or self._connected
+            or not self._reachable
+            or silent_ms < self._ensemble.session_ms
+        ):
+            return
+        assert self._member is not None
+        self._forget()
+        self._open(self._member)
         self.refresh()
 
     def report(self, member: Member) -> None:
+        self._member = member
+        self._replace_refused()
         session = self._check_session()
         self._ensemble.update(session, member)
 
     def look(self) -> ClusterSnapshot:
-        return ClusterSnapshot(roles=self._roles, members=self._members, confirmed=self._confirmed)
+        roles, kept = self._roles, self._kept
+        if self._session is not None and kept and (roles is None or roles.are_empty):
+            return ClusterSnapshot(roles=kept, members=self._members, confirmed=False)
+        return ClusterSnapshot(roles=roles, members=self._members, confirmed=self._confirmed)
 
     def request(self, request: Request) -> None:
         self._check_session()
@@ -274,6 +339,7 @@ class SimCoordinator:
         )
 
     def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
+        self._replace_refused()
         ensemble, session = self._ensemble, self._session
         if (
             session is None
@@ -315,6 +381,10 @@ class SimCoordinator:
         return woken
 
     def leave(self) -> None:
+        self._end()
+        self._kept = None
+
+    def _end(self) -> None:
         if self._session is None:
             return
         # While cut off, the servers do not learn of it: then the session expires.

@@ -196,6 +196,13 @@ class FaultInjection(ClusterPart):
                 dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000])
             )
 
+        dice = self.cluster.memory_dice
+        # The limits, places and rules numbers that others check are lost too.
+        is_checked = self.cluster.limited or any(node.rules < RULES for node in self.nodes)
+        if self.ensemble is not None and self.cluster.moves is None and not is_checked:
+            for _ in range(dice.choice([1, 3]) if dice.random() < 0.1 else 0):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_memory)
+
         dice = self.cluster.health_dice
         if self.cluster.moves is not None:
             kinds = [
@@ -520,6 +527,11 @@ class FaultInjection(ClusterPart):
         if self.ensemble is not None:
             self.world.trace("the coordination service pauses")
             self.ensemble.pause(self.world.random.choice([1_000, 10_000]))
+
+    def _lose_memory(self) -> None:
+        """The coordination service loses its data, or is restored to an older state."""
+        assert self.ensemble is not None
+        self.ensemble.lose_memory(self.cluster.memory_dice.choice([None, *self.ensemble.earlier]))
 
     def _transfer(self) -> None:
         if self.ensemble is not None:

@@ -185,8 +185,14 @@ FAULTS: Faults = {
         )
     ],
     "the role epoch is not compared": [
-        Change("if state.role_epoch >= assignment.epoch:", "if False:"),
+        Change("if state.role_epoch >= assignment.epoch + is_own:", "if False:"),
         Change("if assignment.continues(self._leadership):", "if True:"),
+    ],
+    "a master obeys roles whose epoch is below that of the log": [
+        Change("and self.epoch < other.epoch:", "and False:", "continues")
+    ],
+    "a node takes a role again that is older than its own last one": [
+        Change("if state.role_epoch >= assignment.epoch + is_own:", "if not is_own:")
     ],
     "a replica that was frozen before it fenced leads under an old role": [
         Change("if not self._may_lead(leadership, now_ms):", "if False:")
@@ -339,7 +345,7 @@ FAULTS: Faults = {
         Change("if shard.state.applied == 0:", "if False:")
     ],
     "a node is known by its id, not by its data directory": [
-        Change('if state.instance in ("", self.instance):', 'if state.node in ("", self.node):')
+        Change('state.instance in ("", self.instance)', 'state.node in ("", self.node)')
     ],
     "a node that returns with a new data directory never gets a later role": [
         Change('in_instance not in ("", instance)', "False")

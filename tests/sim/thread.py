@@ -18,11 +18,11 @@ from chronos.workers.push.targets import Retries
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
-from chronos.workers.replica.state import ReplicaState
+from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog
-from tests.sim.world import CRASH, Crashed, Finding, broken
+from tests.sim.world import CRASH, LIVENESS, Crashed, Finding, broken
 
 if TYPE_CHECKING:
     from tests.sim.node import Process
@@ -101,6 +101,8 @@ class ReplicaThread:
         """It was stuck in a call."""
         self.ended = False
         """The thread makes no further steps and has closed everything."""
+        self._given = STANDALONE
+        """The assignment as of the last step."""
         self._busy = False
         self._nudged = False
         self._wake_ms: int | None = None
@@ -143,7 +145,7 @@ class ReplicaThread:
                     ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
                 ),
                 guard=lambda: "the disk is below its reserve" if node.disk.low else None,
-                assigned=lambda: process.role(shard),
+                assigned=self._assigned,
                 restore=lambda cost: process.restore(shard, cost),
                 elsewhere=process.read_elsewhere,
             )
@@ -249,11 +251,21 @@ class ReplicaThread:
             self.replica.close()
             self.ended = True
 
+    def _assigned(self) -> Assignment:
+        self._given = self.process.role(self.shard)
+        return self._given
+
+    def _check_deposed(self) -> None:
+        """A role that is older than a running leadership does not end it."""
+        given, led = self._given.epoch, self.replica.state.role_epoch
+        if given is not None and given < led:
+            raise Finding(LIVENESS, f"{self.name} led with epoch {led} and obeyed {given}")
+
     def _step(self) -> None:
         node, clock = self.node, self.node.clock
         self.steps += 1
         self.step_began_ms = clock.now_ms()
-        before = self.replica.role
+        before, aborts = self.replica.role, self.replica.aborts
         try:
             wake_ms = self.replica.step(clock.now_ms())
         except Crashed:
@@ -278,6 +290,8 @@ class ReplicaThread:
             return
         if self.replica.role != before:
             self.world.trace(f"{self.name} {self.replica.role} {self.replica.paused or ''}")
+            if before == ReplicaState.MASTER and self.replica.aborts == aborts:
+                self._check_deposed()
         wait_ms = min(wake_ms - clock.now_ms(), node.settings.poll_ms)
         if self._nudged:
             wait_ms = min(wait_ms, 3)

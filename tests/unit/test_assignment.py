@@ -881,6 +881,63 @@ def test_masters_stay_where_they_are_when_the_roles_are_lost(
     assert plan(view(*as_reported(roles), roles=found, **settings)).shards == found.shards
 
 
+@examples(40, 300)
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20),
+    st.integers(0, 20),
+    st.sampled_from((None, 2)),
+)
+def test_masters_stay_where_they_are_when_the_roles_are_older_than_the_logs(
+    moves: list[tuple[int, str]], restored: int, replication: int | None
+) -> None:
+    """After any transfers, with the roles from before some of them. Nothing is decided before the
+    members could report."""
+    settings: dict[str, Any] = {"shards": 8, "replication": replication}
+    published = [plan(view(*(member(node, shards=8) for node in "abc"), **settings))]
+    for shard, node in moves:
+        roles, asked = published[-1], (Request(kind="transfer", node=node, shard=shard),)
+        published.append(plan(view(*as_reported(roles), roles=roles, requests=asked, **settings)))
+    roles, older = published[-1], published[min(restored, len(published) - 1)]
+    if older.shards != roles.shards:
+        waiting = view(*as_reported(roles, "a"), roles=older, awaits_reports=True, **settings)
+        if any(
+            replica.role_epoch > older.shards[shard].epoch
+            for shard, replica in waiting.members["a"].replicas.items()
+        ):
+            assert plan(waiting).shards == older.shards
+    found = plan(view(*as_reported(roles), roles=older, **settings))
+    assert [(each.master, each.epoch) for _, each in sorted(found.shards.items())] == [
+        (each.master, each.epoch) for _, each in sorted(roles.shards.items())
+    ]
+    assert plan(view(*as_reported(roles), roles=found, **settings)).shards == found.shards
+
+
+def test_a_leader_that_older_roles_do_not_know_as_a_replica_keeps_its_shard() -> None:
+    """Also if the master of the older roles is gone."""
+    leads = ReplicaReport(
+        applied=20, role="master", role_epoch=7, role_node="b", role_instance="i-b"
+    )
+    follows = replace(leads, role="follower")
+    older = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a", "c"))})
+    for members in (
+        (member("b", leads), member("c", follows)),
+        (member("a", follows), member("b", leads), member("c", follows)),
+    ):
+        found = plan(view(*members, roles=older, shards=1, replication=2)).shards[0]
+        assert (found.master, found.epoch) == ("b", 7)
+        assert "b" in found.replicas
+
+
+def test_without_a_leader_older_roles_are_decided_anew_above_the_logs() -> None:
+    """Its master is gone: another node gets a later role than any in the logs."""
+    follows = ReplicaReport(applied=20, role="follower", role_epoch=7, role_node="a")
+    older = Roles(shards={0: ShardRoles(master="b", epoch=3, replicas=("a", "b", "c"))})
+    before = view(member("b", follows), member("c", follows), roles=older, shards=1)
+    assert plan(replace(before, awaits_reports=True)).shards == older.shards
+    found = plan(before).shards[0]
+    assert (found.master, found.epoch) == ("b", 8)
+
+
 def test_a_new_cluster_waits_for_no_reports() -> None:
     assert masters(plan(view(*map(member, NODES), awaits_reports=True))) == ["a", "b", "c", "d"]
 

@@ -143,21 +143,23 @@ def case() -> TwoMembers:
 @pytest.mark.parametrize(
     ("roles", "expected"),
     [
-        pytest.param(None, assigned(kind="follower"), id="the shard is not assigned yet"),
-        pytest.param(ShardRoles(), assigned(kind="follower"), id="every node holds the shard"),
+        pytest.param(None, assigned(kind="follower", epoch=0), id="the shard is not assigned yet"),
+        pytest.param(
+            ShardRoles(), assigned(kind="follower", epoch=0), id="every node holds the shard"
+        ),
         pytest.param(
             ShardRoles(master="b", epoch=3),
-            assigned(kind="follower"),
+            assigned(kind="follower", epoch=3),
             id="another node is its master",
         ),
         pytest.param(
             ShardRoles(master="b", epoch=3, replicas=("b", "a")),
-            assigned(kind="follower"),
+            assigned(kind="follower", epoch=3),
             id="it is a holder",
         ),
         pytest.param(
             ShardRoles(master="b", epoch=3, replicas=("b",)),
-            assigned(kind="none"),
+            assigned(kind="none", epoch=3),
             id="others hold it",
         ),
         pytest.param(
@@ -180,11 +182,11 @@ def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
     case = TwoMembers()
     outsider = Node(case, "c")
-    assert outsider.membership.assignment(0) == assigned(kind="follower", confirmed=False)
+    assert outsider.membership.assignment(0) == assigned(kind="follower", epoch=0, confirmed=False)
 
 
 def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: TwoMembers) -> None:
-    """Until its session has ended: then it is no master any more."""
+    """Also once its session has ended: no role is as late as its own until it has read one."""
     case.publish(0, ShardRoles(master="a", epoch=2))
     case.a.coordinator.cut_ms = case.world.now_ms + 2 * SESSION_MS
     case.step()
@@ -192,7 +194,9 @@ def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: 
     while case.world.now_ms < case.a.coordinator.cut_ms:
         case.step(1_000)
     case.a.coordinator.tick()
-    assert case.a.membership.assignment(0) == assigned(kind="follower", confirmed=False)
+    lost = case.a.membership.assignment(0)
+    assert lost == assigned(kind="follower", epoch=0, confirmed=False)
+    assert lost.continues(assigned(kind="master", epoch=2))
     case.step()
     assert case.a.membership.assignment(0) == assigned(kind="master", epoch=2)
 

@@ -400,6 +400,49 @@ def test_an_assignment_older_than_the_log_is_not_taken(case: SharedShard) -> Non
     assert case.node.replica.paused is None
 
 
+def test_a_node_does_not_take_a_role_again_that_is_older_than_its_own_last_one(
+    case: SharedShard,
+) -> None:
+    """After a restart it takes the last one again; the coordinator may be restored to an older
+    state."""
+    case.node.assignment = lead(7)
+    case.node.until(S.MASTER)
+    case.break_off()
+    again = Node(case, "a", lead(5))
+    again.steps(STEPS_MAX)
+    assert "role epoch 7, and this node was given 5" in str(again.replica.paused)
+    assert again.replica.role == S.RECOVERING
+    again.assignment = lead(7)
+    again.until(S.MASTER)
+
+
+OLDER = {
+    "another node is its master": Assignment(kind="follower", epoch=4),
+    "others hold the shard": Assignment(kind="none", epoch=4),
+    "it is its master": lead(4),
+    "none were read": Assignment(kind="follower", epoch=0, confirmed=False),
+}
+
+
+@pytest.mark.parametrize("older", OLDER.values(), ids=OLDER)
+def test_a_master_continues_while_the_roles_are_older_than_its_own(
+    case: SharedShard, older: Assignment
+) -> None:
+    """The coordinator lost its data, or was restored to an older state. Roles as late as its own
+    end the leadership."""
+    case.node.assignment = lead(5)
+    case.node.until(S.MASTER)
+    case.node.assignment = older
+    for _ in range(STEPS_MAX):
+        case.clock.now += HEARTBEAT_MS
+        case.node.step()
+        assert case.node.replica.role == S.MASTER
+    assert case.node.replica.state.role_epoch == 5
+    case.node.assignment = replace(older, kind="follower", epoch=5)
+    case.node.step()
+    assert case.node.replica.role == S.STEPPED_DOWN
+
+
 def test_a_standalone_master_that_was_deposed_ends_its_process(case: SharedShard) -> None:
     """It was silent for too long, another node took over, and two nodes would take turns for
     ever."""

@@ -34,6 +34,7 @@ class Controller:
         self.steadiness = Steadiness(timeout_ms=TIMEOUT_MS, clock=self.clock)
         self.members = {node: member(node) for node in "ab"}
         self.confirmed = True
+        self.epoch = 1
         self.roles = Roles(shards={0: ShardRoles(master="a", epoch=1)})
 
     def after(self, ms: int) -> ClusterView:
@@ -50,7 +51,7 @@ class Controller:
         return ClusterView(
             now_ms=self.clock.now,
             controller="a",
-            controller_epoch=1,
+            controller_epoch=self.epoch,
             shards=1,
             replication=None,
             members=self.members,
@@ -124,3 +125,12 @@ def test_a_node_that_controls_again_counts_from_then() -> None:
     case.after(2 * TIMEOUT_MS)
     case.clock.now += 2 * TIMEOUT_MS
     assert case.after(STEP_MS).awaits_reports
+
+
+def test_a_new_controller_waits_for_reports_for_one_timeout() -> None:
+    """The roles may be older than the logs: a coordinator that is restored has a new controller."""
+    case = Controller()
+    assert not case.after(2 * TIMEOUT_MS).awaits_reports
+    case.epoch = 2
+    assert case.after(TIMEOUT_MS).awaits_reports
+    assert not case.after(STEP_MS).awaits_reports

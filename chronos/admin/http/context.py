@@ -21,7 +21,7 @@ from chronos.admin.letters.scan import LetterTopic, RecentRejections
 from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
 from chronos.core.cluster.registry import Registry
-from chronos.core.cluster.roles import Member
+from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.core.letters import read, read_rejected
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import Rules
@@ -288,21 +288,40 @@ class Context:
         return found
 
     def _unconfirmed(self) -> list[str]:
-        """That roles do not change, since the coordinator does not answer or cannot store them, and
-        the shards for which that matters."""
+        """That roles do not change, since the coordinator does not answer, cannot store them or has
+        lost them, and the shards for which that matters."""
         membership, now_ms = self.node.membership, self.now_ms()
         if membership is None:
             return []
-        if membership.snapshot().confirmed:
-            return [] if membership.full is None else [f"roles do not change: {membership.full}"]
+        snapshot = membership.snapshot()
+        if snapshot.confirmed:
+            full = [] if membership.full is None else [f"roles do not change: {membership.full}"]
+            return full + self._older(snapshot.roles)
         silent = [
             silence(shard.number, shard.state, now_ms)
             for shard in self.shards
             if shard.role == ReplicaState.FOLLOWER
         ]
         return [
-            "the coordinator does not answer this node: its roles do not change",
+            snapshot.why or "the coordinator does not answer this node: its roles do not change",
             *filter(None, silent),
+        ]
+
+    def _older(self, roles: Roles | None) -> list[str]:
+        """That the roles are older than those under which this node leads."""
+        known = {} if roles is None else roles.shards
+        older = [
+            shard.number
+            for shard in self.shards
+            if shard.role == ReplicaState.MASTER
+            and known.get(shard.number, ShardRoles()).epoch < shard.state.role_epoch
+        ]
+        if not older:
+            return []
+        return [
+            f"the roles of the coordinator are older than those of {shards_text(older)} here: its "
+            "data were lost, or restored from an older state; masters continue until the "
+            "controller publishes later roles"
         ]
 
     def _shortages(self) -> list[str]:

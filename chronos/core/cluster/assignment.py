@@ -56,7 +56,7 @@ ASKED = "asked for by an operator"
 
 CUT_OFF = "the log does not answer it"
 
-KEPT = "leads already; the roles were lost"
+KEPT = "leads already; the roles were lost, or are older"
 
 CATCHING_UP = frozenset({"starting", "recovering", "restoring"})
 """The roles that a replica reports before it has applied its log to the end."""
@@ -94,11 +94,11 @@ def plan(view: ClusterView) -> Roles:
     5. At most one shard is moved only to spread masters evenly.
     6. The rules number is raised to the least that a member announces, unless a node is away.
 
-    If the roles were lost, no shard is decided before the reports of the members could arrive, so
-    that their masters stay."""
+    If the roles were lost, or are older than the progress logs, no shard is decided before the
+    reports of the members could arrive, so that their masters stay."""
     table = _Table(view)
     if table.awaits_reports():
-        table.shards = {}
+        table.shards = dict(view.roles.shards)
         for request in view.requests:
             table.answer(request)
         return table.roles()
@@ -238,10 +238,10 @@ class _Table:
     def awaits_reports(self) -> bool:
         """Return whether shards had masters that these roles do not know, and more members may
         report them in a moment."""
-        return (
-            self.view.awaits_reports
-            and self.view.roles.are_empty
-            and any(map(self.reports.latest_epoch, self.reports.seen))
+        known = self.view.roles.shards
+        return self.view.awaits_reports and any(
+            self.reports.latest_epoch(shard) > known.get(shard, ShardRoles()).epoch
+            for shard in self.reports.seen
         )
 
     def record_progress(self) -> None:
@@ -367,10 +367,7 @@ class _Table:
         """Assign a master to each shard without one that can stay; a new epoch where the log has a
         later one."""
         for shard, given in self.shards.items():
-            if (
-                not (given.epoch or given.master)
-                and (leader := self.reports.leader(shard, given.replicas)) is not None
-            ):
+            if (leader := self._later_leader(shard, given)) is not None:
                 self._keep_leader(shard, leader)
             elif given.master is None or given.master not in self.members:
                 self._fill_vacancy(shard, given)
@@ -394,10 +391,20 @@ class _Table:
             if given.master is not None and self.reports.is_stale(shard, given.master, given.epoch):
                 self._assign_master(shard, given.master, "the progress log contains a later role")
 
+    def _later_leader(self, shard: int, given: ShardRoles) -> str | None:
+        """Return which member leads the shard by a later role than these, which are of a
+        coordinator that lost its data, or was restored to an older state; None if there is none."""
+        if self.reports.latest_epoch(shard) <= given.epoch:
+            return None
+        return self.reports.leader(shard, sorted(self.members))
+
     def _keep_leader(self, shard: int, node: str) -> None:
         """Leave the shard to its master, which goes on under its epoch."""
-        epoch = self.reports.replica(shard, node).role_epoch
-        new = replace(self.shards[shard], master=node, epoch=epoch, since_ms=self.view.now_ms)
+        given, epoch = self.shards[shard], self.reports.replica(shard, node).role_epoch
+        replicas = given.replicas if node in given.replicas else (*given.replicas, node)
+        new = replace(given, master=node, epoch=epoch, replicas=replicas, since_ms=self.view.now_ms)
+        if given.master is not None:
+            self.masters[given.master] -= 1
         self.masters[node] += 1
         self.shards[shard] = self._with_progress(shard, new)
         self._record_change(shard, new, node, KEPT)

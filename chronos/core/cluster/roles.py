@@ -332,8 +332,8 @@ class ClusterView(ClusterState, frozen=True, kw_only=True):
     """Members that the log has not answered for one timeout without a break: they take no shard
     from a master that answers."""
     awaits_reports: bool = False
-    """The roles were not there a moment ago: members that are not present yet may report
-    masters."""
+    """The controller is new, or the roles were not there a moment ago: members that are not present
+    yet may report masters that lost or older roles do not name."""
 
     @classmethod
     def of(cls, state: ClusterState, **more: Any) -> "ClusterView":

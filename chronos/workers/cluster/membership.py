@@ -7,8 +7,8 @@ because each accepts messages for all shards. Reports that the coordinator has n
 
 After an outage of the brokers one node reaches them before the others, and reports from before may
 still say that all is well: a member is steady once every report of one timeout said that the log
-answers it. Roles that are lost are not decided anew before the members could report which of them
-leads.
+answers it. Roles that are lost, or older than the progress logs, are not decided anew before the
+members could report which of them leads.
 
 Safety does not depend on it (the log keeps law 5); a mistake costs time.
 """
@@ -169,8 +169,10 @@ class Steadiness:
         self._since_ms: dict[tuple[str, int], int] = {}
         """Process of a member -> since when every report of it said that the log answers it."""
         self._stepped_ms = 0
-        self._empty_ms: int | None = None
-        """When this controller found no roles; None if there are some."""
+        self._known: tuple[int, bool] | None = None
+        """The epoch of the controller at its last plan, and whether there were roles."""
+        self._known_ms = 0
+        """Since when, without a pause."""
         self._planned_ms = 0
 
     def step(self, snapshot: ClusterSnapshot) -> None:
@@ -187,19 +189,18 @@ class Steadiness:
 
     def completed(self, view: ClusterView) -> ClusterView:
         """Return the view of the controller with the members that are not steady, and whether lost
-        roles wait for reports."""
+        or older roles wait for reports."""
         now_ms = steady_ms(self._clock)
-        if not view.roles.are_empty:
-            self._empty_ms = None
-        elif self._empty_ms is None or now_ms - self._planned_ms > self._timeout_ms:
-            self._empty_ms = now_ms
+        known = view.controller_epoch, view.roles.are_empty
+        if known != self._known or now_ms - self._planned_ms > self._timeout_ms:
+            self._known, self._known_ms = known, now_ms
         self._planned_ms = now_ms
         unsteady = frozenset(
             node
             for node, member in view.members.items()
             if now_ms - self._since_ms.get((node, member.started_ms), now_ms) < self._timeout_ms
         )
-        awaits_reports = self._empty_ms is not None and now_ms - self._empty_ms < self._timeout_ms
+        awaits_reports = now_ms - self._known_ms < self._timeout_ms
         return replace(view, unsteady=unsteady, awaits_reports=awaits_reports)
 
 
@@ -344,11 +345,11 @@ class Membership:
         threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:
-            return Assignment(kind="follower", confirmed=False, rules=1)
+            return Assignment(kind="follower", epoch=0, confirmed=False, rules=1)
         rules = min(snapshot.roles.rules, RULES)
         roles = snapshot.roles.shards.get(shard)
         if roles is None:
-            return Assignment(kind="follower", confirmed=snapshot.confirmed, rules=rules)
+            return Assignment(kind="follower", epoch=0, confirmed=snapshot.confirmed, rules=rules)
         if roles.master == self._node:
             return Assignment(
                 kind="master",
@@ -359,7 +360,10 @@ class Membership:
             )
         is_holder = not roles.replicas or self._node in roles.replicas
         return Assignment(
-            kind="follower" if is_holder else "none", confirmed=snapshot.confirmed, rules=rules
+            kind="follower" if is_holder else "none",
+            epoch=roles.epoch,
+            confirmed=snapshot.confirmed,
+            rules=rules,
         )
 
     def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, roles: ShardRoles) -> bool:

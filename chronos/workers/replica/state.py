@@ -134,7 +134,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     kind: Literal["master", "follower", "none"]
     """`none`: this node does not hold the shard."""
     epoch: int | None = None
-    """The role epoch assigned with `master`; None: the node is standalone."""
+    """The role epoch of the shard as of the roles that were read; 0: they know no master, or none
+    were read. None: the node is standalone."""
     confirmed: bool = True
     """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
     predecessor_active: bool = False
@@ -144,8 +145,15 @@ class Assignment(Struct, frozen=True, kw_only=True):
     while a leadership lasts, and does not end it."""
 
     def continues(self, other: "Assignment | None") -> bool:
-        """Return whether a leadership that began under `other` is still assigned."""
-        return other is not None and self.kind == other.kind and self.epoch == other.epoch
+        """Return whether a leadership that began under `other` goes on.
+
+        It is still assigned, or the roles are older than it: the coordinator lost them, was
+        restored to an older state, or gave none to this session yet."""
+        if other is None:
+            return False
+        if self.epoch is not None and other.epoch is not None and self.epoch < other.epoch:
+            return True
+        return self.kind == other.kind and self.epoch == other.epoch
 
 
 STANDALONE = Assignment(kind="master")
@@ -222,15 +230,17 @@ class Claim(Struct, frozen=True, kw_only=True):
     def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
         """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
         Deposed."""
-        if state.instance in ("", self.instance):
-            return 0
+        is_own = state.instance in ("", self.instance)
         if assignment.epoch is not None:
-            if state.role_epoch >= assignment.epoch:
+            # Its own role it takes again after a restart, and no earlier one.
+            if state.role_epoch >= assignment.epoch + is_own:
                 raise RoleStale(
                     f"node {state.node} was master of shard {self.shard} with role epoch "
                     f"{state.role_epoch}, and this node was given {assignment.epoch}: it waits "
                     "for a later role"
                 )
+            return 0
+        if is_own:
             return 0
         if self.led_epoch is not None and state.log_epoch > self.led_epoch:
             why = "" if self.ended is None else f" (here the leadership ended: {self.ended})"
