@@ -77,6 +77,7 @@ class Cluster:
         self.silence_dice = random.Random(f"silent logs {seed}")
         self.held_dice = random.Random(f"held records {seed}")
         self.fence_dice = random.Random(f"fences {seed}")
+        self.step_dice = random.Random(f"steps of clocks {seed}")
         self.memory_dice = random.Random(f"lost memory {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chronos.core.shard.progress import RULES
+from chronos.workers.replica.master import SURE_MS
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import STANDING_MS, STANDINGS, Cluster, ClusterPart
 from tests.sim.log import Faults
@@ -447,6 +448,8 @@ class FaultInjection(ClusterPart):
     def _set_clock(self) -> None:
         draw = self.world.random
         node, skew_ms = self._any_node(), draw.choice([450, 900, 10_000, 3_600_000])
+        if skew_ms > SURE_MS and self.cluster.step_dice.random() < 0.8:
+            skew_ms = SURE_MS - self.cluster.step_dice.choice([1_000, 2_000])
         skew_ms = draw.choice([skew_ms, -skew_ms])
         self.world.trace(f"{node.name} clock is {skew_ms} off")
         node.clock.skew_ms = skew_ms

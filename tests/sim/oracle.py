@@ -323,6 +323,7 @@ class Oracle:
         self.seed = seed
         self.world = world = World(seed, lines=lines)
         self.dice = dice = Random(f"oracle {seed}")
+        self.awake_dice = Random(f"awake {seed}")
         self.shards = dice.choice([1, 2, 3])
         self.rules = dice.choice([1, 2, RULES, RULES])
         """The newest rules that all nodes know."""
@@ -449,7 +450,7 @@ class Oracle:
         dice = self.dice
         for _ in range(dice.choice([0, 0, 1, 2, 5])):
             self.producers.send()
-        self.world.pass_time(self._pause_ms())
+        self._pause(self._pause_ms())
         kind = dice.random()
         node = dice.choice(self.nodes)
         if kind < 0.12 and node.kill_in < 0:
@@ -474,6 +475,19 @@ class Oracle:
         if kind < 0.97:
             return self.dice.randrange(5_000)
         return self.dice.choice([MINUTE_MS, 20 * MINUTE_MS, 2 * HOUR_MS])
+
+    def _pause(self, wait_ms: int) -> None:
+        """Let time pass. In a long pause the masters go on, mostly: one that commits nothing for so
+        long loses its leadership."""
+        if wait_ms >= MINUTE_MS and self.awake_dice.random() < 0.7:
+            for _ in range(wait_ms // MINUTE_MS):
+                self.world.pass_time(MINUTE_MS)
+                for node in self.nodes:
+                    for replica in list(node.replicas):
+                        if replica.replica.role == ReplicaState.MASTER and not replica.busy:
+                            replica.step()
+            return
+        self.world.pass_time(wait_ms)
 
     def _step(self, node: OracleNode) -> None:
         """Step one replica of the node; start its process if none runs."""
