@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.writer import BulkOpener
+from chronos.adapters.kafka.writer import BulkOpener, KafkaWriter
 from chronos.core.message import Record
 from chronos.errors import ChronosError, ClockDisagrees, LogMismatch, ProducerLost
-from chronos.ports import TopicSpec
+from chronos.ports import Outgoing, TopicSpec
 from tests.harness.broker import FORGETFUL, Broker
 from tests.harness.inside import wait_until
 
@@ -164,20 +164,26 @@ def forgetful() -> Iterator[Broker]:
         yield broker
 
 
+def step(writer: KafkaWriter, messages: Sequence[Outgoing]) -> None:
+    """Commit a step with these messages."""
+    writer.send(messages, b"progress")
+    writer.commit(lambda timestamp_ms, others: None)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 100_000], ids=["at the commit", "while it produces"])
 def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
-    forgetful: Broker, topic_names: Callable[..., str]
+    forgetful: Broker, topic_names: Callable[..., str], count: int
 ) -> None:
     """KAFKA-17822: the client would take a new producer id by itself, and write the step again."""
     topic = topic_names("progress")
+    target = forgetful.create_topic(topic_names("target"))
     log = opened(forgetful, topic)
     writer = log.writer(SHARD)
-    writer.send([], b"committed")
-    writer.commit(lambda timestamp_ms, others: None)
+    step(writer, [])
     forgetful.wait_forgotten()
-    writer.send([], b"late")
     with pytest.raises(ProducerLost, match="have forgotten the transactional id chronos-"):
-        writer.commit(lambda timestamp_ms, others: None)
+        step(writer, [(target, None, b"late", [], 0)] * count)
     writer.close()
     log.close()
 

@@ -307,7 +307,10 @@ class KafkaWriter:
             return ProducerLost(
                 f"the producer can no longer be used: {error.str()} ({error.name()})"
             )
-        cause = self._cause(error)
+        # A consequence proves only that another message failed: early because of itself, late
+        # because of the time-out.
+        is_consequence = refused_before or error.code() in CONSEQUENCE_CODES
+        cause = self._cause(error) if is_consequence else error
         if cause.code() in FORGOTTEN_CODES:
             return ProducerLost(
                 f"the brokers have forgotten the transactional id {self._transactional_id}, which "
@@ -318,9 +321,6 @@ class KafkaWriter:
             # The coordinator has aborted the transaction after its time-out, and fences a producer
             # that aborts it now.
             return self._timed_out(f"{error.str()} ({error.name()})")
-        # A consequence proves only that another message failed: early because of itself, late
-        # because of the time-out.
-        is_consequence = refused_before or error.code() in CONSEQUENCE_CODES
         failed_early = is_consequence and time.monotonic() < deadline - 1.0
         poison_likely = failed_early or error.code() in POISON_CODES
         # A topic refused when it is first named leaves the coordinator without a transaction to
@@ -333,10 +333,7 @@ class KafkaWriter:
         )
 
     def _cause(self, error: KafkaError) -> KafkaError:
-        """Return the error that ended the transaction, of which a record's error may be only a
-        consequence."""
-        if error.code() not in CONSEQUENCE_CODES:
-            return error
+        """Return the error that ended the transaction, of which this one is a consequence."""
         try:
             # Refused within a transaction, and with the cause where that has failed.
             self._producer.begin_transaction()
