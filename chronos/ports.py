@@ -8,7 +8,7 @@ all implementations.
 No implementation changes a value that it is given, and none keeps one to change it later: records,
 headers, rows and specifications are the caller's."""
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -167,10 +167,10 @@ class Reader(Protocol):
         """Release the client."""
 
 
-Verify = Callable[[int, Sequence[Record]], None]
+Verify = Callable[[int, Iterable[Record]], None]
 """Checks a step that is written and not committed yet: the broker's timestamp of its progress
-record (epoch ms), and the committed records that others wrote to the progress partition since
-`Writer.begin_at`."""
+record (epoch ms), and the committed records that others wrote to the progress partition since the
+last step, or since `Writer.begin_at`; they are read as they are asked for."""
 
 
 class Writer(Protocol):
@@ -205,9 +205,9 @@ class Writer(Protocol):
         record.
 
         `verify` is called once before the commit, on any thread; if it raises, the transaction is
-        aborted and the exception passed on. What others wrote is read only where the progress
-        record is not at the offset that follows from this writer's own transactions; if it cannot
-        be read in 5 s, the transaction is aborted, and the producer is lost.
+        aborted and the exception passed on. What others wrote is nothing where the progress record
+        is at the offset that follows from this writer's own transactions; where it cannot be read
+        in 5 s, ProducerLost is raised in `verify`.
         `meanwhile` is called once, on the caller's thread, while a log with brokers waits for them.
         Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (only
         the progress log shows whether the transaction committed; make a new writer)."""

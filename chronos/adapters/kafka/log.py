@@ -12,7 +12,7 @@ in `settings`."""
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -281,26 +281,26 @@ class KafkaLog:
             read=partial(self.records_between, self._progress_topic, shard),
         )
 
-    def records_between(self, topic: str, partition: int, start: int, stop: int) -> list[Record]:
-        """Return the committed records from `start` to `stop`, exclusive, before which no
+    def records_between(
+        self, topic: str, partition: int, start: int, stop: int
+    ) -> Generator[Record]:
+        """Yield the committed records from `start` to `stop`, exclusive, before which no
         transaction is open. Raises LogUnavailable after BETWEEN_S, LogMismatch."""
         deadline = time.monotonic() + BETWEEN_S
         reader = self.plain_reader(topic, partition, start)
-        records: list[Record] = []
         try:
             while reader.position < stop:
-                found = reader.read(BETWEEN_RECORDS, BETWEEN_BYTES)
-                records += [record for record in found if record.offset < stop]
-                if not found:
-                    reader.wait(BETWEEN_WAIT_S)
                 if time.monotonic() > deadline:
                     raise LogUnavailable(
                         f"{topic}/{partition} was read to {reader.position} of {stop} in "
                         f"{BETWEEN_S:g} s"
                     )
+                found = reader.read(BETWEEN_RECORDS, BETWEEN_BYTES)
+                yield from (record for record in found if record.offset < stop)
+                if not found:
+                    reader.wait(BETWEEN_WAIT_S)
         finally:
             reader.close()
-        return records
 
     def _progress_id(self) -> str:
         """Return the id that Kafka gave the progress topic, as of now or of a moment ago: a node

@@ -9,7 +9,7 @@ A `BulkOpener` is a value that Spark ships to its executors; the producers it op
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -75,11 +75,11 @@ class KafkaWriter:
         shard: int,
         timeout_s: float,
         small_batch_topics: Mapping[str, int],
-        read: Callable[[int, int], list[Record]] = lambda start, stop: [],
+        read: Callable[[int, int], Iterable[Record]] = lambda start, stop: (),
         failure: str = "",
     ) -> None:
         """`small_batch_topics`: topics that take smaller batches than the client makes, with their
-        limits in bytes. `read`: returns the committed records of the progress partition from one
+        limits in bytes. `read`: yields the committed records of the progress partition from one
         offset to another, exclusive. `failure`: text of the error when earlier producers cannot be
         fenced."""
         self._transactional_id = transactional_id
@@ -193,13 +193,13 @@ class KafkaWriter:
         self._committed_offset, self._end = offset, offset + OWN_OFFSETS
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
 
-    def _others(self, offset: int) -> list[Record]:
-        """Return the committed records before this offset of the progress partition that are not
+    def _others(self, offset: int) -> Iterator[Record]:
+        """Yield the committed records before this offset of the progress partition that are not
         known. All are decided: the transaction of this writer begins there."""
         if self._end is None or offset == self._end:
-            return []
+            return
         try:
-            return self._read(self._end, offset)
+            yield from self._read(self._end, offset)
         except (Retry, LogMismatch) as error:
             raise ProducerLost(
                 f"{self._progress_topic}/{self._shard} took a record at offset {offset} instead of "

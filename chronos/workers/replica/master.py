@@ -4,7 +4,7 @@ A crash before the commit leaves nothing behind; a crash between commit and appl
 replaying the progress record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was
 readable in time wins) and 8 (one bad message never stops the others)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -631,7 +631,7 @@ class Master:
         self._stepped_ms = self._clock.stepped_ms()
 
     def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
-        def verify(timestamp_ms: int, others: Sequence[Record]) -> None:
+        def verify(timestamp_ms: int, others: Iterable[Record]) -> None:
             self._check_successor(timestamp_ms, others)
             self._check_clock(produced_ms, timestamp_ms)
 
@@ -641,7 +641,7 @@ class Master:
         self._committed_stepped_ms = self._clock.stepped_ms()
         return appended
 
-    def _check_successor(self, timestamp_ms: int, others: Sequence[Record]) -> None:
+    def _check_successor(self, timestamp_ms: int, others: Iterable[Record]) -> None:
         """Law 3: no other master has committed since this one's last commit, and none had the time
         to. Raises ProducerLost."""
         for record in others:
