@@ -599,6 +599,7 @@ def test_a_controller_on_kafka_whose_transactional_id_was_forgotten_begins_a_new
     """It fences, and reads the roles again, which another one may have published meanwhile."""
     with Broker(FORGETFUL) as broker:
         cluster = KafkaCluster(broker, [])
+        cluster.be_patient()
         a = cluster.direct("a")
         a.join(member("a"))
         until(cluster, lambda: masters(a) == {"a"}, a)
