@@ -443,7 +443,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 def joined(cluster: Cluster, node: str, instance: str = "", place: str = "") -> Coordinator:
     """A coordinator that has joined. `place`: of the data directory."""
     coordinator = cluster.coordinator(node)
-    coordinator.join(replace(member(node, instance=instance), place=place))
+    registered = replace(member(node, instance=instance), place=place)
+    # A busy server may be too late with an answer; a node tries again, too.
+    until(cluster, lambda: not is_refused(lambda: coordinator.join(registered)), plan=None)
     return coordinator
 
 

@@ -19,6 +19,7 @@ from chronos.adapters.machine import ShiftedClock
 from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
+from chronos.workers.replica import master
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
 from tests.harness.inside import Inside, wait_until
@@ -174,8 +175,11 @@ def test_a_node_without_room_is_paused_and_one_that_is_back_after_an_hour_is_not
 def test_a_master_that_commits_nothing_is_silent_and_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clock, an hour behind, is set right: the embedded log waits for a restart."""
+    """Its clock, an hour behind, is set right: the embedded log waits for a restart. The leadership
+    does not end here, so that the shard has a master."""
     monkeypatch.setattr(stall, "STALLED_MS", 1_000)
+    for name in ("TENURE_MS", "SURE_MS"):
+        monkeypatch.setattr(master, name, 2 * HOUR_MS)
     clock = ShiftedClock(-HOUR_MS)
     with Inside(tmp_path, clock) as service:
         service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
@@ -192,6 +196,22 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
             "ChronosSilent",
             "ChronosStalled",
         }
+
+
+def test_a_shard_whose_master_finds_its_clock_set_by_an_hour_has_no_master_and_is_paused(
+    tmp_path: Path,
+) -> None:
+    """Its leadership ends, and the next one does not begin while the clock is wrong."""
+    clock = ShiftedClock(-HOUR_MS)
+    with Inside(tmp_path, clock) as service:
+        service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
+        (shard,) = service.node.shards
+        wait_until(lambda: shard.state.pending == 1)
+        clock.shift(HOUR_MS)
+        wait_until(lambda: shard.role == "taking over" and shard.paused is not None)
+        prometheus = of_inside(service)
+        prometheus.scrape()
+        assert {"ChronosNoMaster", "ChronosNotReady", "ChronosPaused"} <= prometheus.scrape_for(11)
 
 
 # --- Messages
