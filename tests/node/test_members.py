@@ -22,7 +22,7 @@ from chronos.cli.service.doctor import _roles
 from chronos.cli.service.status import _screen
 from chronos.config import load
 from chronos.core.cluster.health import HealthRules
-from chronos.core.cluster.roles import ClusterState, Member, Roles
+from chronos.core.cluster.roles import ClusterState, Member, Roles, ShardRoles
 from chronos.core.shard.codec import State
 from chronos.core.shard.progress import RULES
 from chronos.errors import ConfigurationError, CoordinatorFull
@@ -139,9 +139,9 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
     with Inside(tmp_path, node__id="n1", shards=1) as service:
         wait_until(lambda: service.ask("GET", "/readyz").status == 200)
         world = World(0)
-        coordinator = SimCoordinator(
-            Ensemble(world, shards=1, replication=None, session_ms=5_000), "n1", lambda _: None
-        )
+        ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
+        ensemble.published = Roles(shards={0: ShardRoles(master="n1", epoch=99)})
+        coordinator = SimCoordinator(ensemble, "n1", lambda _: None)
         coordinator.join(member("n1"))
         context = copy(service.server._context)
         assert context is not None
