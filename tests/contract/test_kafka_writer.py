@@ -62,23 +62,21 @@ class Case:
         with pytest.raises(ClockDisagrees):
             self.writer.commit(refuse)
 
-    def produce(
-        self, value: bytes, *, key: bytes | None = None, commits: bool | None = None
-    ) -> Producer:
-        """Write a record to the partition as another program; `commits`: in a transaction, which is
-        committed or aborted; None: without one."""
-        settings: dict[str, object] = {"bootstrap.servers": self.bootstrap, "log_level": 2}
-        if commits is not None:
-            settings["transactional.id"] = "another"
-        producer = Producer(settings)
-        if commits is not None:
-            producer.init_transactions(30)
-            producer.begin_transaction()
+    def produce(self, value: bytes) -> None:
+        """Write a record to the partition as another program."""
+        self._write(Producer({"bootstrap.servers": self.bootstrap}), value, None)
+
+    def begin(self, value: bytes, *, key: bytes | None = None) -> Producer:
+        """The same in a transaction, which the caller ends."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "transactional.id": self.topic})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        self._write(producer, value, key)
+        return producer
+
+    def _write(self, producer: Producer, value: bytes, key: bytes | None) -> None:
         producer.produce(self.topic, value, key, partition=SHARD)
         assert producer.flush(30) == 0
-        if commits is not None:
-            (producer.commit_transaction if commits else producer.abort_transaction)(30)
-        return producer
 
 
 def opened(broker: Broker, topic: str) -> CountingLog:
@@ -115,7 +113,7 @@ def test_a_writer_that_is_alone_reads_nothing(case: Case) -> None:
 def test_a_writer_shows_each_record_of_another_once(case: Case) -> None:
     case.commit()
     case.produce(b"theirs")
-    case.produce(b"in a transaction", key=b"k", commits=True)
+    case.begin(b"in a transaction", key=b"k").commit_transaction(30)
     assert [(record.key, record.value) for record in case.commit()] == [
         (None, b"theirs"),
         (b"k", b"in a transaction"),
@@ -132,7 +130,7 @@ def test_what_others_wrote_before_an_aborted_step_is_shown_to_the_next(case: Cas
 
 def test_aborted_records_of_others_and_markers_are_read_and_are_nothing(case: Case) -> None:
     case.commit()
-    case.produce(b"never", commits=False)
+    case.begin(b"never").abort_transaction(30)
     assert case.commit() == []
     assert case.log.reads == 1
 
@@ -140,11 +138,7 @@ def test_aborted_records_of_others_and_markers_are_read_and_are_nothing(case: Ca
 def test_a_step_is_lost_with_its_writer_if_what_others_wrote_cannot_be_read(case: Case) -> None:
     """A transaction of another program is open in front of it."""
     case.commit()
-    producer = Producer({"bootstrap.servers": case.bootstrap, "transactional.id": "open"})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(case.topic, b"open", partition=SHARD)
-    assert producer.flush(30) == 0
+    producer = case.begin(b"open")
     with pytest.raises(ProducerLost, match="cannot be read"):
         case.commit()
     producer.abort_transaction(30)

@@ -33,7 +33,6 @@ class Profile:
         self._path = path
         self._began_s = time.monotonic()
         self._tests: list[dict[str, Any]] = []
-        self._workers: list[dict[str, Any]] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -52,15 +51,14 @@ class Profile:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the result of a worker that has ended."""
-        self._workers.append(node.workeroutput["profile"])
+        """Take the result of a worker that has ended; one that crashed has none."""
+        self._tests += getattr(node, "workeroutput", {}).get("profile", [])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Hand the result over, or write that of all workers."""
-        result = {"tests": self._tests, "cpu_s": round(cpu_s(), 1)}
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["profile"] = result
+            session.config.workeroutput["profile"] = self._tests
             return
         self._path.write_text(
             json.dumps(
@@ -68,7 +66,7 @@ class Profile:
                     "wall_s": round(time.monotonic() - self._began_s, 1),
                     # The workers are children of this process, which has waited for them.
                     "cpu_s": round(cpu_s(), 1),
-                    "tests": [test for each in [*self._workers, result] for test in each["tests"]],
+                    "tests": self._tests,
                 },
                 indent=1,
             )

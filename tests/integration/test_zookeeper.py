@@ -112,6 +112,13 @@ def share(*coordinators: ZooKeeperCoordinator) -> None:
     until(lambda: masters(coordinators[-1]) == {"a", "b"}, *coordinators)
 
 
+def shared(nodes: Nodes) -> dict[str, ZooKeeperCoordinator]:
+    """Nodes a and b, which have joined and have a shard each."""
+    both = {node: nodes.joined(node) for node in "ab"}
+    share(*both.values())
+    return both
+
+
 def masters(coordinator: ZooKeeperCoordinator) -> set[str | None]:
     """The masters that this node knows."""
     roles = coordinator.look().roles
@@ -382,9 +389,8 @@ def test_nodes_join_again_after_a_loss_of_all_data_and_keep_their_roles_until_ot
     """A server with older data refuses the sessions from before, for ever."""
     nodes, server = Nodes(own_zookeeper.hosts), own_zookeeper[0]
     server.advance()
-    both = {node: nodes.joined(node) for node in "ab"}
+    both = shared(nodes)
     a, b = both.values()
-    share(a, b)
     before = shards_of(a)
     server.kill()
     server.wipe()
@@ -441,9 +447,8 @@ def test_nodes_join_again_when_an_older_state_was_restored_and_read_its_roles(
 ) -> None:
     """Masters that lead under later roles do not obey these, see tests/unit/test_replica.py."""
     nodes, server = Nodes(own_zookeeper.hosts), own_zookeeper[0]
-    both = {node: nodes.joined(node) for node in "ab"}
+    both = shared(nodes)
     a, b = both.values()
-    share(a, b)
     older = shards_of(a)
     server.kill()
     server.save()
@@ -474,8 +479,7 @@ def test_a_quorum_that_was_away_for_three_session_timeouts_finds_all_roles_uncha
     """The old session or a new one counts, whichever is answered first."""
     with Ensemble(3) as ensemble:
         nodes = Nodes(ensemble.hosts)
-        both = {node: nodes.joined(node) for node in "ab"}
-        share(*both.values())
+        both = shared(nodes)
         before = shards_of(both["a"])
         for server in ensemble.servers[:2]:
             server.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from chronos.adapters.machine import ShiftedClock
 from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
+from chronos.node.shards import ShardDriver
 from chronos.workers.replica import master
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
@@ -172,6 +174,19 @@ def test_a_node_without_room_is_paused_and_one_that_is_back_after_an_hour_is_not
         assert prometheus.ever == set()
 
 
+@contextmanager
+def set_right_by_an_hour(path: Path) -> Iterator[tuple[Inside, ShardDriver]]:
+    """A node whose clock was an hour behind until a moment ago, and its shard with a message that
+    is due."""
+    clock = ShiftedClock(-HOUR_MS)
+    with Inside(path, clock) as service:
+        service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
+        (shard,) = service.node.shards
+        wait_until(lambda: shard.state.pending == 1)
+        clock.shift(HOUR_MS)
+        yield service, shard
+
+
 def test_a_master_that_commits_nothing_is_silent_and_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,12 +195,7 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
     monkeypatch.setattr(stall, "STALLED_MS", 1_000)
     for name in ("TENURE_MS", "SURE_MS"):
         monkeypatch.setattr(master, name, 2 * HOUR_MS)
-    clock = ShiftedClock(-HOUR_MS)
-    with Inside(tmp_path, clock) as service:
-        service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
-        (shard,) = service.node.shards
-        wait_until(lambda: shard.state.pending == 1)
-        clock.shift(HOUR_MS)
+    with set_right_by_an_hour(tmp_path) as (service, shard):
         wait_until(lambda: shard.paused is not None and shard.stalled_ms > 0)
         prometheus = of_inside(service)
         assert prometheus.scrape() == {"ChronosSilent", "ChronosStalled"}
@@ -202,12 +212,7 @@ def test_a_shard_whose_master_finds_its_clock_set_by_an_hour_has_no_master_and_i
     tmp_path: Path,
 ) -> None:
     """Its leadership ends, and the next one does not begin while the clock is wrong."""
-    clock = ShiftedClock(-HOUR_MS)
-    with Inside(tmp_path, clock) as service:
-        service.ask("POST", "/v1/messages", message("due", now_ms() - HOUR_MS // 2))
-        (shard,) = service.node.shards
-        wait_until(lambda: shard.state.pending == 1)
-        clock.shift(HOUR_MS)
+    with set_right_by_an_hour(tmp_path) as (service, shard):
         wait_until(lambda: shard.role == "taking over" and shard.paused is not None)
         prometheus = of_inside(service)
         prometheus.scrape()

@@ -227,7 +227,9 @@ class FaultInjection(ClusterPart):
         self.brokers.odd_offsets = dice.choice([0.0, 0.0, 0.0, 0.3])
         if dice.random() < 0.25:
             for _ in range(dice.choice([1, 3, 8])):
-                world.after(dice.randrange(500, self.fault_ms), self._inject, self._forget_ids)
+                world.after(
+                    dice.randrange(500, self.fault_ms), self._inject, self.brokers.forget_ids
+                )
         if self.cluster.stands_still:
             for number in range(STANDINGS):
                 began_ms = number * STANDING_MS + dice.randrange(500, 10_000)
@@ -293,11 +295,6 @@ class FaultInjection(ClusterPart):
             draw.choice(PLACES),
             draw.choice([5, 300, 2_000, 7_000, 12_000]),
         )
-
-    def _forget_ids(self) -> None:
-        """The brokers forget the fences, and a node that slept through its successor's time wakes
-        up."""
-        self.brokers.forget_ids()
 
     def _stand_still(self) -> None:
         """A process is frozen in a step, before it sends anything; or a virtual machine is

@@ -6,7 +6,7 @@ no records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,13 @@ from chronos.core.shard.progress import Progress, unpack_progress
 from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.opening import own_topics
 from chronos.node.shards import ShardDriver, Shared, make_shard
-from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Verify, Writer
+from chronos.ports import Outgoing, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
 from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
 from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
+from tests.harness.writers import AroundWriter
 
 SHARDS = 3
 IDS = [
@@ -39,31 +40,18 @@ IDS = [
 SECOND = 1_000
 
 
-class Refusing:
+class Refusing(AroundWriter):
     """A writer whose transactions fail if they hold records for a place that refuses them."""
 
     def __init__(self, log: PartialLog, writer: Writer) -> None:
+        super().__init__(writer)
         self._log = log
-        self._writer = writer
-
-    @property
-    def sent(self) -> Sequence[Sent]:
-        return self._writer.sent
 
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         places = {(topic, partition) for topic, _, _, _, partition in messages}
         if {*places, *((topic, -1) for topic, _ in places)} & self._log.refusing:
             raise TransactionAborted("refused", poison_likely=True)
-        self._writer.send(messages, progress)
-
-    def begin_at(self, end: int) -> None:
-        self._writer.begin_at(end)
-
-    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
-        return self._writer.commit(verify, meanwhile)
-
-    def close(self) -> None:
-        self._writer.close()
+        super().send(messages, progress)
 
 
 class PartialLog(EmbeddedLog):

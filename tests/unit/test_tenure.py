@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.embedded.log import EmbeddedLog, EmbeddedWriter
+from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.message import Record
 from chronos.errors import TransactionAborted
-from chronos.ports import Appended, Outgoing, Sent, Verify
+from chronos.ports import Appended, Outgoing, Verify, Writer
 from chronos.workers.replica.master import HEARTBEAT_MS, SURE_MS, TENURE_MS
 from tests.harness.clock import HandClock
 from tests.harness.replicas import Node, S, SharedShard, lead
+from tests.harness.writers import AroundWriter
 
 
 class SharedLog(EmbeddedLog):
@@ -32,13 +33,12 @@ class SharedLog(EmbeddedLog):
         return SharedWriter(self, super().writer(shard))
 
 
-class SharedWriter:
+class SharedWriter(AroundWriter):
     """A writer of it."""
 
-    def __init__(self, log: SharedLog, writer: EmbeddedWriter) -> None:
-        self._log, self._writer = log, writer
-
-    sent: Sequence[Sent] = ()
+    def __init__(self, log: SharedLog, writer: Writer) -> None:
+        super().__init__(writer)
+        self._log = log
 
     def begin_at(self, end: int) -> None:
         self._log.began_at = end
@@ -46,15 +46,12 @@ class SharedWriter:
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         if self._log.aborts:
             raise TransactionAborted("a broker is slow", poison_likely=False)
-        self._writer.send(messages, progress)
+        super().send(messages, progress)
 
     def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
-        return self._writer.commit(
+        return super().commit(
             lambda timestamp_ms, _: verify(timestamp_ms, self._log.others), meanwhile
         )
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class Case(SharedShard):

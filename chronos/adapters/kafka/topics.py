@@ -83,7 +83,8 @@ class KafkaTopics:
         self._warned: set[str] = set()
         """Topics with one replica that were logged."""
         self._forgetful: list[str] | None = None
-        """Brokers that forget transactional ids too soon, for people; None: not asked yet."""
+        """Brokers that forget transactional ids too soon, for people; None: not all
+        have answered."""
 
     def _new_admin(self) -> AdminClient:
         return AdminClient(self._connection.asking({**ADMIN, "error_cb": self._connection.refused}))
@@ -206,45 +207,43 @@ class KafkaTopics:
         if spec.name == self._progress_topic:
             if self._forgetful is None:
                 self._forgetful = self._forgetful_brokers()
-            advice += self._forgetful
+            advice += self._forgetful or []
         return problems, advice
 
-    def _forgetful_brokers(self) -> list[str]:
+    def _forgetful_brokers(self) -> list[str] | None:
         """Return which brokers forget a transactional id, and with it the fence of a master, before
-        FENCE_KEPT_MS, for people; empty if Chronos may not read their settings."""
+        FENCE_KEPT_MS, for people; empty if Chronos may not read their settings.
+
+        None if one did not answer, which must not keep a node from its work."""
         name = "transactional.id.expiration.ms"
         texts = []
-        for broker in self._broker_ids():
-            resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-            (asked,) = self._admin.describe_configs(
-                [resource], request_timeout=self._connection.request_timeout_s
-            ).values()
-            try:
-                kept_ms = int(asked.result(self._connection.answer_s)[name].value)
-            except TimeoutError:
-                raise self._connection.unanswered(f"describing broker {broker}") from None
-            except KafkaException as error:
-                if error.args[0].code() in FORBIDDEN_CODES:
-                    return []
-                raise self._connection.unavailable(
-                    f"reading the settings of broker {broker}", error
-                ) from error
-            if kept_ms < FENCE_KEPT_MS:
-                texts.append(
-                    f"broker {broker} has {name}={kept_ms}, {FENCE_KEPT_MS} is the least that is "
-                    "advised: a master that commits nothing for so long loses its fence, and its "
-                    "leadership begins anew (docs/operations/texts.md)"
-                )
+        try:
+            asked = {
+                broker: _broker_settings(self._admin, self._connection, broker)
+                for broker in sorted(self._listed_brokers())
+            }
+            for broker, settings in asked.items():
+                kept_ms = int(settings.result(self._connection.answer_s)[name].value)
+                if kept_ms < FENCE_KEPT_MS:
+                    texts.append(
+                        f"broker {broker} has {name}={kept_ms}, {FENCE_KEPT_MS} is the least that "
+                        "is advised: a master that commits nothing for so long loses its fence, "
+                        "and its leadership begins anew (docs/operations/texts.md)"
+                    )
+        except (TimeoutError, LogUnavailable):
+            return None
+        except KafkaException as error:
+            return [] if error.args[0].code() in FORBIDDEN_CODES else None
         return texts
 
-    def _broker_ids(self) -> list[int]:
+    def _listed_brokers(self) -> dict[int, Any]:
+        """The client's `BrokerMetadata` of every broker that is alive, by its id."""
         try:
-            listed = self._admin.list_topics(
+            return self._admin.list_topics(
                 self._progress_topic, timeout=self._connection.request_timeout_s
-            )
+            ).brokers
         except KafkaException as error:
             raise self._connection.unavailable("listing the brokers", error) from error
-        return sorted(listed.brokers)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """Describe the topics in two requests, one for partitions and one for settings; neither
@@ -353,12 +352,7 @@ class KafkaTopics:
 
     def brokers(self) -> list[tuple[str, int]]:
         """Return host and port of every broker, as they advertise themselves."""
-        try:
-            listed = self._admin.list_topics(
-                self._progress_topic, timeout=self._connection.request_timeout_s
-            ).brokers
-        except KafkaException as error:
-            raise self._connection.unavailable("listing the brokers", error) from error
+        listed = self._listed_brokers()
         return [(str(broker.host), broker.port) for _, broker in sorted(listed.items())]
 
     def creation_problems(self, specs: Sequence[TopicSpec]) -> list[str]:
@@ -513,9 +507,14 @@ def public_operations(connection: Connection, topic: str) -> list[str]:
 def _has_authorizer(admin: AdminClient, connection: Connection) -> bool:
     """Return whether the brokers check permissions: a request for the ACLs has no error where they
     do not (measured)."""
-    broker = str(next(iter(admin.list_topics(timeout=connection.request_timeout_s).brokers)))
-    resource = ConfigResource(ConfigResource.Type.BROKER, broker)
-    asked = admin.describe_configs([resource], request_timeout=connection.request_timeout_s)[
+    broker = next(iter(admin.list_topics(timeout=connection.request_timeout_s).brokers))
+    asked = _broker_settings(admin, connection, broker)
+    return bool(asked.result(connection.answer_s)["authorizer.class.name"].value)
+
+
+def _broker_settings(admin: AdminClient, connection: Connection, broker: int) -> Any:
+    """Ask a broker for its settings; the future of the client's `ConfigEntry` by name."""
+    resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+    return admin.describe_configs([resource], request_timeout=connection.request_timeout_s)[
         resource
     ]
-    return bool(asked.result(connection.answer_s)["authorizer.class.name"].value)
