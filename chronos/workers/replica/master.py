@@ -616,7 +616,7 @@ class Master:
         if abs(self._set_ms) > SURE_MS:
             raise ProducerLost(
                 f"this machine's clock was set by {self._set_ms} ms, so that the time since the "
-                "last commit is not known, and another node may have been master meanwhile"
+                "last commit is not known, and another node may have been master meanwhile; check NTP"
             )
 
     def _clock_was_set(self) -> bool:
@@ -673,7 +673,7 @@ class Master:
                 raise ProducerLost(
                     f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this "
                     "machine's, so that the time since the last commit is not known, and another "
-                    "node may have been master meanwhile. The step was aborted"
+                    "node may have been master meanwhile. The step was aborted; check NTP on both"
                 )
         self._distrust_clock()
         if was_set:
