@@ -123,6 +123,7 @@ class Forks:
             "cwd": str(cwd or Path.cwd()),
             "ends_quickly": ends_quickly,
         }
+        sys.audit("chronos.fork", arguments)
         reports, written = os.pipe()
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [*files, written])

@@ -616,7 +616,8 @@ class Master:
         if abs(self._set_ms) > SURE_MS:
             raise ProducerLost(
                 f"this machine's clock was set by {self._set_ms} ms, so that the time since the "
-                "last commit is not known, and another node may have been master meanwhile; check NTP"
+                "last commit is not known, and another node may have been master meanwhile; check "
+                "NTP"
             )
 
     def _clock_was_set(self) -> bool:
