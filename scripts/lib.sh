@@ -165,11 +165,26 @@ set_up_spark() {
     locked=$(digest "$ROOT/$lock")
     if is_current "$VENV/.installed-${lock##*/}" "$locked"; then return; fi
     say "installing $lock into .venv (some 400 MB: it takes a while)"
-    # PySpark is published as source only; what it is built with is in the lock of the tests.
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes \
-        --only-binary :all: --no-binary pyspark --no-build-isolation -r "$ROOT/$lock" ||
-        fail "could not install $lock; pip's reason is above."
+    pip_spark install || fail "could not install $lock; pip's reason is above."
     printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
+}
+
+# build_spark: what set_up_spark installs, fetched and built into pip's cache; .venv stays as it is.
+build_spark() {
+    local lock=locks/requirements-spark.txt wheels status=0
+    set_up_jars "Spark's Kafka connector" spark
+    if is_current "$VENV/.installed-${lock##*/}" "$(digest "$ROOT/$lock")"; then return; fi
+    wheels=$(mktemp -d)
+    pip_spark wheel --no-deps --wheel-dir "$wheels" || status=$?
+    rm -rf "$wheels"
+    return "$status"
+}
+
+# pip_spark COMMAND...: PySpark is published as source only; what it is built with is in the lock of the tests. pip keeps the wheel
+# that it has built, with the hash of its source, in the user's cache.
+pip_spark() {
+    "$VENV/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-input --require-hashes \
+        --only-binary :all: --no-binary pyspark --no-build-isolation -r "$ROOT/locks/requirements-spark.txt"
 }
 
 # jar_hashes DIRECTORY: the SHA-256 and the name of every jar in it, as `sha256sum` writes them.

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.harness import profile
+from tests.harness import profile, reruns, stale_seeds, tiers
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
@@ -50,15 +50,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 Service.forked = True
 
-SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
-
-SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
-"""In a module all of whose tests are slow."""
-
-INTEGRATION_FOLDERS = {"browser", "integration"}
-"""All tests in these need Java or a browser, or take as long as those that do;
-tests/spark/conftest.py marks those of Spark."""
-
 SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""
 
@@ -81,14 +72,8 @@ LONG_WITH_ALL_EXAMPLES = {"test_digest.py", "test_series.py", "test_shard_model.
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules of which `./scripts/test fast` runs no test: that would take it
-    seconds."""
-    deselected = config.getoption("markexpr")
-    if "not integration" in deselected and collection_path.parent.name in INTEGRATION_FOLDERS:
-        return True
-    if "not slow" in deselected and collection_path.suffix == ".py":
-        return True if SLOW_MODULE in collection_path.read_text() else None
-    return None
+    """Do not import modules of which the tier runs no test: that would take it seconds."""
+    return True if tiers.is_left_out(collection_path, config) else None
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
@@ -105,7 +90,7 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         A service's test waits more than it computes, so that the processor would idle while all
         workers run them. The run of everything keeps its order, in which the longest tests are the
         first."""
-        if "not integration" in self.config.getoption("markexpr"):
+        if tiers.chosen(self.config) == "fast":
             serves = self.nodes.index(node) % 2 == 0
             preferred = next(
                 (scope for scope in self.workqueue if scope.startswith(SERVICES) == serves), None
@@ -137,7 +122,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need Java as integration tests; put the tests that take longest first.
+    """Mark tests with the resources that their fixtures give; put the tests that take longest
+    first.
 
     A worker takes the next test, or half of the tests of Spark, when it has finished one. With the
     long ones first, the short ones fill up what is left at the end, and no worker idles while
@@ -145,25 +131,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("campaign") is not None:
             item.add_marker(pytest.mark.timeout(CAMPAIGN_S))
-        if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(
-            getattr(item, "fixturenames", ())
-        ):
-            item.add_marker(pytest.mark.integration)
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        for resource in tiers.needs(item):
+            item.add_marker(resource)
+    slow = {item.path for item in items if tiers.of(item) & {"slow", "process"}}
     items.sort(key=lambda item: _order(item, slow))
 
 
 def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
-    """Spark, then slow tests, then the others that need a server, then those with many examples,
-    then the rest; each in the order of its file.
+    """Spark, then slow tests and those of processes, then the others that need a server, then those
+    with many examples, then the rest; each in the order of its file.
 
     Tests that share a fixture stay together, and one of them that is slow, by the files in `slow`,
     comes with all others."""
     path = item.nodeid.partition("::")[0]
+    needs = tiers.of(item)
     return (
         item.path.parent.name != "spark",
-        item.get_closest_marker("slow") is None and not (item.path in slow and _shares(path)),
-        item.get_closest_marker("integration") is None,
+        not needs & {"slow", "process"} and not (item.path in slow and _shares(path)),
+        not needs,
         path.rpartition("/")[2] not in LONG_WITH_ALL_EXAMPLES,
     )
 
@@ -183,12 +168,17 @@ WATCHDOG_S = 120.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`./scripts/test` has the same options."""
     profile.add_option(parser)
+    reruns.add_option(parser)
+    tiers.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is captured yet."""
     config.stash[_stderr] = os.dup(2)
+    tiers.begin(config)
+    stale_seeds.begin(config)
     profile.begin(config)
+    reruns.begin(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -206,23 +196,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """An integration test that is skipped has failed: without it the real broker would silently go
-    untested."""
-    report = yield
-    if (
-        report.skipped
-        and item.get_closest_marker("integration") is not None
-        and not hasattr(report, "wasxfail")
-    ):
-        report.outcome = "failed"
-        report.longrepr = f"integration tests must not be skipped: {report.longrepr}"
-    return report
 
 
 @pytest.fixture(scope="session")

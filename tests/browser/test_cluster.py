@@ -14,7 +14,7 @@ from tests.browser.conftest import faults, opened
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 SHARDS = 4
 

@@ -20,6 +20,8 @@ from tests.harness.audits import result
 from tests.harness.service import Service
 from tests.harness.tokens import tokens_file
 
+pytestmark = pytest.mark.browser
+
 ROOT = Path(__file__).parents[2]
 HOSTILE = (
     "<script>window.hacked = 1</script>",

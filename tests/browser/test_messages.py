@@ -14,6 +14,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.conftest import faults, opened
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.browser
+
 MANY = 3_000
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -127,6 +129,7 @@ def press(page: Page, button: str, confirmation: str) -> None:
 # --- one message
 
 
+@pytest.mark.smoke
 def test_who_has_only_an_id_finds_out_why_it_was_not_delivered_and_sends_it_again(
     page: Page, service: Service
 ) -> None:
@@ -525,7 +528,7 @@ VIEWS = (
 )
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+@pytest.mark.parametrize("look", [pytest.param("light", marks=pytest.mark.smoke), "dark", "narrow"])
 def test_the_views_have_no_serious_fault_of_accessibility(
     page: Page, service: Service, look: str
 ) -> None:

@@ -13,6 +13,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import faults, opened
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.browser
+
 MANY = 3_000
 HOSTILE = "<script>window.hacked = 1</script>"
 """An id that must be shown as it is. It is due first, so that it is listed."""

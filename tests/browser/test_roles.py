@@ -13,6 +13,8 @@ from tests.browser.conftest import faults
 from tests.harness.service import Service
 from tests.harness.tokens import tokens_file
 
+pytestmark = pytest.mark.browser
+
 ROLES = {
     "viewer": ["read"],
     "reader": ["read", "payload"],

@@ -12,6 +12,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import faults, opened
 from tests.harness.service import Service
 
+pytestmark = pytest.mark.browser
+
 VIEWS = (
     "/",
     "/ui/messages",

@@ -11,6 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.harness.service import Service
 from tests.harness.tokens import tokens_file
 
+pytestmark = pytest.mark.browser
+
 ROLES = {"writer": ["write"], "owner": ["read", "payload", "write", "operate"]}
 """The roles of each token, whose name is the token."""
 

@@ -66,7 +66,7 @@ def main() -> int:
         help=(
             "instead of the faults: kill -9 a single node N times at random moments on Kafka, on "
             "the embedded log, and during its first start, and check every message "
-            "(./scripts/test does it some tens of times)"
+            "(./scripts/chaos --tests does it some tens of times)"
         ),
     )
     parser.add_argument(

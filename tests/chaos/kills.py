@@ -1,9 +1,9 @@
 """One node, killed with SIGKILL again and again at random moments while messages are written,
 cancelled and delivered.
 
-`./scripts/test` kills it some tens of times on each log, `./scripts/chaos --kills` as often as
-asked. Each function raises an AssertionError if a message was lost, duplicated, early, or delivered
-although it was cancelled in time."""
+`./scripts/chaos --tests` kills it some tens of times on each log, `./scripts/chaos --kills` as
+often as asked. Each function raises an AssertionError if a message was lost, duplicated, early, or
+delivered although it was cancelled in time."""
 
 import random
 import time

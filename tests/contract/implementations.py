@@ -29,6 +29,7 @@ from chronos.core.message import Record
 from chronos.ports import Clock, Log, Reader, Store, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.memory import MemoryStore
+from tests.harness.waiting import check_deadline
 from tests.sim.broker import PROGRESS, Brokers
 from tests.sim.log import SimLog
 from tests.sim.node import SimClock
@@ -78,7 +79,7 @@ class LogCase:
         overrides it."""
         until_ms, deadline = self.clock.now_ms() + wait_ms, time.monotonic() + TIMEOUT_S
         while self.clock.now_ms() < until_ms:
-            assert time.monotonic() < deadline
+            check_deadline(deadline)
 
     def require(self, feature: Feature) -> None:
         """Skip the test on a log without the feature."""
@@ -201,7 +202,7 @@ class LogImplementation:
 LOGS: Mapping[str, LogImplementation] = {
     "embedded": LogImplementation(open=embedded_log),
     "simulated": LogImplementation(open=simulated_log),
-    "kafka": LogImplementation(open=kafka_log, marks=(pytest.mark.integration,)),
+    "kafka": LogImplementation(open=kafka_log, marks=(pytest.mark.kafka,)),
 }
 
 
@@ -305,7 +306,7 @@ def read_until(reader: Reader, end: int) -> list[Record]:
     deadline = time.monotonic() + TIMEOUT_S
     records: list[Record] = []
     while reader.position < end:
-        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}"
+        check_deadline(deadline, f"at {reader.position}, not at {end}")
         reader.wait(1.0)
         records += reader.read(1_000, 10**9)
     return records

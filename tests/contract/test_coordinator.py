@@ -407,8 +407,8 @@ def doors() -> Iterator[tuple[Broker, list[Link]]]:
 
 @pytest.fixture(
     params=[
-        pytest.param("zookeeper", marks=pytest.mark.integration),
-        pytest.param("kafka", marks=pytest.mark.integration),
+        pytest.param("zookeeper", marks=pytest.mark.zookeeper),
+        pytest.param("kafka", marks=pytest.mark.kafka),
         pytest.param("raft", marks=pytest.mark.slow),
         "simulated",
     ]
@@ -596,7 +596,7 @@ def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
     until(cluster, lambda: a.control(plan) and masters(a) == {"a"}, a, plan=None)
 
 
-@pytest.mark.slow
+@pytest.mark.kafka
 def test_a_controller_on_kafka_whose_transactional_id_was_forgotten_begins_a_new_epoch() -> None:
     """It fences, and reads the roles again, which another one may have published meanwhile."""
     with Broker(FORGETFUL) as broker:

@@ -22,7 +22,7 @@ from chronos.node.opening import cluster_topic, own_topics
 from chronos.ports import READING_BOUNDED, TopicSpec
 from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
-from tests.harness.inside import wait_until
+from tests.harness.waiting import check_deadline, wait_until
 from tests.integration.foreign import Sent, alter_topic, produce
 
 TIMEOUT_S = 60.0
@@ -171,7 +171,7 @@ def log(broker: Broker) -> Iterator[KafkaLog]:
         yield opened
 
 
-@pytest.mark.integration
+@pytest.mark.kafka
 def test_a_reader_reads_the_largest_batch_that_its_topic_accepts() -> None:
     """librdkafka refuses a response above 100 MB unless it is told otherwise: the reader would
     stand there for ever."""
@@ -301,7 +301,7 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
     killed: set[int] = set()
     deadline = time.monotonic() + 2 * TIMEOUT_S
     while reader.position < 6:
-        assert time.monotonic() < deadline, f"at {reader.position}"
+        check_deadline(deadline, f"at {reader.position}")
         child = reader.child_pid
         if child is not None and reader.position == 1 and len(killed) < 2 and child not in killed:
             os.kill(child, signal.SIGKILL)
@@ -362,7 +362,7 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
     found: dict[int, list[bytes | None]] = {1: [], 2: []}
     deadline = time.monotonic() + TIMEOUT_S
     while any(len(values) < 5 for values in found.values()):
-        assert time.monotonic() < deadline, found
+        check_deadline(deadline, found)
         for partition, values in found.items():
             bounded[partition].wait(0.02)
             assert with_child() in ([0], [0, 1], [0, 2])

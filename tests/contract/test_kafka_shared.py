@@ -24,10 +24,10 @@ from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, LogMismatch
 from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
-from tests.harness.inside import wait_until
+from tests.harness.waiting import check_deadline, wait_until
 from tests.integration.foreign import Sent, produce
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.kafka
 
 TIMEOUT_S = 60.0
 QUIET_S = 0.3
@@ -70,7 +70,7 @@ class Reading:
         """Read until the condition holds; fails if it does not in time."""
         deadline = time.monotonic() + TIMEOUT_S
         while not condition(self.reader):
-            assert time.monotonic() < deadline, (self.reader.position, self.reader.is_shared)
+            check_deadline(deadline, (self.reader.position, self.reader.is_shared))
             self.step()
 
     def is_shared(self) -> None:

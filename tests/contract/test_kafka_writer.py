@@ -14,7 +14,9 @@ from chronos.core.message import Record
 from chronos.errors import ChronosError, ClockDisagrees, LogMismatch, ProducerLost
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.broker import FORGETFUL, Broker
-from tests.harness.inside import wait_until
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.kafka
 
 SHARD = 1
 
@@ -165,7 +167,6 @@ def step(writer: KafkaWriter, messages: Sequence[Outgoing]) -> None:
     writer.commit(lambda timestamp_ms, others: None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 100_000], ids=["at the commit", "while it produces"])
 def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
     forgetful: Broker, topic_names: Callable[..., str], count: int
@@ -183,7 +184,6 @@ def test_a_writer_whose_transactional_id_was_forgotten_is_lost(
     log.close()
 
 
-@pytest.mark.slow
 def test_a_bulk_producer_whose_transactional_id_was_forgotten_fails(
     forgetful: Broker, topic_names: Callable[..., str]
 ) -> None:

@@ -35,6 +35,7 @@ from chronos.workers.push.targets import Refusals, Retries
 from chronos.workers.replica.retention import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 from tests.harness.memory import MemoryStore
+from tests.harness.waiting import check_deadline
 
 NO_LIMIT = 10**8
 
@@ -65,9 +66,7 @@ def read_until(reader: Reader, end: int) -> list[Record]:
     deadline = time.monotonic() + TIMEOUT_S
     records: list[Record] = []
     while reader.position < end:
-        assert time.monotonic() < deadline, (
-            f"at {reader.position}, not at {end}, with {len(records)} records"
-        )
+        check_deadline(deadline, f"at {reader.position}, not at {end}, with {len(records)} records")
         reader.wait(1.0)
         records += reader.read(1_000, NO_LIMIT)
     return records
@@ -86,7 +85,7 @@ def settled_end(case: LogCase, topic: str, partition: int = 0) -> int:
             LogUnavailable
         ):  # the leader of a new topic's partition takes a moment to learn that it leads
             pass
-        assert time.monotonic() < deadline
+        check_deadline(deadline)
 
 
 def committed(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
@@ -238,6 +237,7 @@ def test_records_that_are_handed_over_are_not_changed(case):
 # ------------------------------------------------------------------------------------- Transactions
 
 
+@pytest.mark.smoke
 def test_a_transaction_is_readable_only_once_it_is_committed(case):
     """In every topic and partition it writes to, the progress partition among them."""
     first, second = case.topic("first"), case.topic("second")
@@ -314,6 +314,7 @@ def test_messages_of_a_transaction_keep_their_order(case):
         writer.close()
 
 
+@pytest.mark.smoke
 def test_a_new_writer_of_a_shard_fences_the_older_one(case):
     """Nothing the older one sends is ever readable; other shards are not affected."""
     topic = case.topic(partitions=1)
@@ -404,7 +405,7 @@ def test_a_read_stays_within_its_limit_and_the_next_one_continues(case):
     found: list[Record] = []
     deadline = time.monotonic() + TIMEOUT_S
     while len(found) < 50:
-        assert time.monotonic() < deadline
+        check_deadline(deadline)
         assert reader.wait(TIMEOUT_S)
         records = reader.read(7, 1)
         assert len(records) <= 7

@@ -45,6 +45,7 @@ from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
 from tests.harness.plans import plan_for
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
+from tests.harness.waiting import check_deadline
 from tests.harness.zookeeper import member
 
 pytestmark = pytest.mark.slow
@@ -98,7 +99,7 @@ def until(condition: Callable[[], object], *coordinators: RaftCoordinator) -> No
     """Let these coordinators control and wait until the condition holds."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not hold in time"
+        check_deadline(deadline_s, "the condition did not hold in time")
         for each in coordinators:
             each.control(plan)
             each.wait(0.02)

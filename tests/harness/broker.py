@@ -29,7 +29,7 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +42,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 from tests.harness.java import ROOT, compiled, jars, java, shared_classes
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog, freeze
+from tests.harness.waiting import NotInTime, is_in_time
 
 START_TIMEOUT_S = 90.0
 """From `start()` to a broker that answers. Usually 4 s; the bound is for a loaded machine."""
@@ -98,6 +99,10 @@ class BrokerError(Exception):
     reason."""
 
 
+class BrokerNotInTime(BrokerError, NotInTime):
+    """A broker, or what is kept by brokers, was not ready before its deadline."""
+
+
 @dataclass(frozen=True)
 class ConsoleRecord:
     """A record as the console programs read and write it: text only."""
@@ -130,16 +135,6 @@ def java_command(
         main_class,
         *arguments,
     ]
-
-
-def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
-    """Wait for the condition; return False if it is not true by the deadline (of
-    `time.monotonic()`)."""
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_INTERVAL_S)
-    return True
 
 
 @dataclass(frozen=True)
@@ -211,8 +206,10 @@ class Clients:
                 p.leader >= 0 for p in seen.partitions.values()
             )
 
-        if not wait_until(lambda: all(map(is_listed, self.admins())), deadline=deadline):
-            raise BrokerError(
+        if not is_in_time(
+            lambda: all(map(is_listed, self.admins())), deadline_s=deadline, every_s=POLL_INTERVAL_S
+        ):
+            raise BrokerNotInTime(
                 f"topic {name} is not listed with all leaders by every broker after "
                 f"{timeout_s:.0f} s"
             )
@@ -238,8 +235,10 @@ class Clients:
             partitions = [partition for topic in topics for partition in topic.partitions.values()]
             return all(p.leader >= 0 and len(p.isrs) == len(p.replicas) for p in partitions)
 
-        if not wait_until(is_in_sync, deadline=time.monotonic() + timeout_s):
-            raise BrokerError(f"not all replicas are in sync after {timeout_s:.0f} s")
+        if not is_in_time(
+            is_in_sync, deadline_s=time.monotonic() + timeout_s, every_s=POLL_INTERVAL_S
+        ):
+            raise BrokerNotInTime(f"not all replicas are in sync after {timeout_s:.0f} s")
 
     def transactional_ids(self) -> set[str]:
         """The transactional ids that the brokers remember, by Kafka's own tool."""
@@ -256,10 +255,12 @@ class Clients:
 
     def wait_forgotten(self) -> None:
         """Wait until the brokers remember no transactional id."""
-        if not wait_until(
-            lambda: not self.transactional_ids(), deadline=time.monotonic() + FORGET_S
+        if not is_in_time(
+            lambda: not self.transactional_ids(),
+            deadline_s=time.monotonic() + FORGET_S,
+            every_s=POLL_INTERVAL_S,
         ):
-            raise BrokerError(f"transactional ids are remembered: {self.transactional_ids()}")
+            raise BrokerNotInTime(f"transactional ids are remembered: {self.transactional_ids()}")
 
     def open_transactions(self, topic: str) -> int:
         """Number of partitions of a topic that end in an open transaction, which `read_committed`
@@ -557,13 +558,14 @@ class Broker(Clients, Startable):
                 return False
             return seen.controller is not None and self.node_id in {node.id for node in seen.nodes}
 
-        in_time = wait_until(is_listed, deadline=deadline)
+        in_time = is_in_time(is_listed, deadline_s=deadline, every_s=POLL_INTERVAL_S)
         if in_time and self.running:
             return
         reason = "exited" if in_time else "did not become ready in time"
         tail = self.log_tail()
         self.kill()
-        raise BrokerError(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
+        error = BrokerError if in_time else BrokerNotInTime
+        raise error(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """A controlled shutdown, or a kill after `timeout_s`; the data is kept. Does nothing if the
@@ -785,8 +787,8 @@ class Cluster(Clients, Startable):
                 return False
             return all(len(view.brokers) == self.brokers_max for view in seen)
 
-        if not wait_until(is_complete, deadline=deadline):
-            raise BrokerError(
+        if not is_in_time(is_complete, deadline_s=deadline, every_s=POLL_INTERVAL_S):
+            raise BrokerNotInTime(
                 f"the {self.brokers_max} brokers did not find each other within {timeout_s:.0f} s"
             )
         self.wait_in_sync(timeout_s=max(1.0, deadline - time.monotonic()))

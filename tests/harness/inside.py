@@ -6,8 +6,7 @@ import http.client
 import json
 import ssl
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -18,18 +17,6 @@ from chronos.node import Node
 from chronos.ports import Clock
 
 START_S = 30.0
-
-
-def wait_until(
-    condition: Callable[[], bool],
-    what: Callable[[], object] = lambda: "not in time",
-    timeout_s: float = 30.0,
-) -> None:
-    """Poll until the condition is true. `what`: returns what a failure shows."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, what()
-        time.sleep(0.01)
 
 
 class Answer(NamedTuple):

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.harness.waiting import check_deadline
+
 CLOSE_S = 15.0
 """The watchdog kills a process and removes a directory: milliseconds, on a loaded machine
 seconds."""
@@ -26,7 +28,7 @@ def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + FREEZE_S
     while any(is_running(task) for task in Path(f"/proc/{pid}/task").iterdir()):
-        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        check_deadline(deadline, f"process {pid} does not stop")
         time.sleep(0.001)
 
 

@@ -1,6 +1,6 @@
 """A plugin of pytest that writes where a run of the tests spends its time, and a table of it.
 
-    ./scripts/test --profile FILE            writes FILE
+    ./scripts/test full --profile FILE       writes FILE
     python -m tests.harness.profile FILE     prints it by folder of tests
 
 The processor time of a test is that of its worker and of the processes that ended in it. That of
@@ -45,6 +45,7 @@ class Profile:
                 command = arguments[0] if event == "chronos.fork" else ()
             words = [command] if isinstance(command, str | bytes) else command
             text = event + " " + " ".join(map(os.fsdecode, words))
+            text = text.encode(errors="replace").decode()
             self._starts.append(text[:80] + " ... " + text[-60:])
 
     @pytest.hookimpl(wrapper=True)

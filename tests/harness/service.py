@@ -21,12 +21,17 @@ from typing import Any, Self
 from tests.harness.command import Forked, forks
 from tests.harness.ports import free_port
 from tests.harness.process import freeze
+from tests.harness.waiting import NotInTime, is_in_time
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 
 class ServiceError(Exception):
+    """The service failed, or gave another answer; the text ends with its log."""
+
+
+class ServiceNotInTime(ServiceError, NotInTime):
     """The service did not do something in time; the text ends with its log."""
 
 
@@ -128,18 +133,21 @@ class Service:
         timeout_s: float = 30.0,
         every_s: float = 0.02,
     ) -> None:
-        """Poll until the condition is true; ServiceError with the end of the log if it is not in
-        time."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+        """Poll until the condition is true; ServiceNotInTime with the end of the log if it is not
+        in time, and ServiceError if the process exits before."""
+
+        def holds() -> bool:
+            if condition():
+                return True
             if self._process is not None and self._process.poll() is not None:
                 raise ServiceError(
                     f"chronos exited with {self._process.returncode} before it did "
                     f"{what}\n{self.tail()}"
                 )
-            if time.monotonic() > deadline:
-                raise ServiceError(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
-            time.sleep(every_s)
+            return False
+
+        if not is_in_time(holds, deadline_s=time.monotonic() + timeout_s, every_s=every_s):
+            raise ServiceNotInTime(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
 
     @property
     def running(self) -> bool:
@@ -166,7 +174,7 @@ class Service:
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ServiceError(
+            raise ServiceNotInTime(
                 f"chronos did not exit within {timeout_s:g} s\n{self.tail()}"
             ) from None
 
@@ -179,7 +187,7 @@ class Service:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise ServiceError(
+            raise ServiceNotInTime(
                 f"chronos did not exit within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}"
             ) from None
 

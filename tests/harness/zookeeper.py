@@ -33,10 +33,11 @@ from typing import Any, Self
 from kazoo.client import KazooClient
 
 from chronos.core.cluster.roles import Member, ReplicaReport
-from tests.harness.broker import JAVA_OPTIONS, wait_until
+from tests.harness.broker import JAVA_OPTIONS
 from tests.harness.java import ROOT, jars
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog, freeze
+from tests.harness.waiting import is_in_time
 
 START_TIMEOUT_S = 60.0
 """From `start()` to a server that answers. Usually 1 s; the bound is for a loaded machine."""
@@ -161,7 +162,7 @@ class Server(Startable):
         """Wait until the server answers clients; otherwise kill it and raise `ZooKeeperError` with
         the end of its log."""
         if (
-            wait_until(lambda: not self.running or self.mode() is not None, deadline=deadline)
+            is_in_time(lambda: not self.running or self.mode() is not None, deadline_s=deadline)
             and self.running
         ):
             return

@@ -30,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from chronos.core.shard.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
 from tests.harness.service import Service
+from tests.harness.waiting import check_deadline
 
 READ_TIMEOUT_S = 60.0
 """Bound of every wait: only a test that fails takes this long."""
@@ -214,8 +215,8 @@ class Tail:
         deadline = time.monotonic() + timeout_s
         while not condition():
             seen = {topic: len(records) for topic, records in self.records.items()}
-            assert time.monotonic() < deadline, (
-                f"not found within {timeout_s:g} s: {what}; read so far: {seen}"
+            check_deadline(
+                deadline, f"not found within {timeout_s:g} s: {what}; read so far: {seen}"
             )
             self.read()
 
@@ -245,7 +246,7 @@ class Tail:
         for part in self._parts:
             _, end = self._consumer.get_watermark_offsets(part, timeout=READ_TIMEOUT_S)
             while self._ends.get((part.topic, part.partition), 0) < end:
-                assert time.monotonic() < deadline, f"{part} was not read to {end}"
+                check_deadline(deadline, f"{part} was not read to {end}")
                 self.read()
 
     def close(self) -> None:
@@ -314,7 +315,7 @@ def delete_topic(kafka: Clients, *topics: str) -> None:
         future.result(30)
     deadline = time.monotonic() + 30
     while set(topics) & set(admin.list_topics(timeout=5).topics):
-        assert time.monotonic() < deadline, f"{topics} are still there"
+        check_deadline(deadline, f"{topics} are still there")
         time.sleep(0.02)
 
 
@@ -332,7 +333,7 @@ def alter_topic(kafka: Clients, topic: str, **settings: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
     deadline = time.monotonic() + 30
     while not _has_settings(admin, topic, settings):
-        assert time.monotonic() < deadline, f"{topic} does not show {settings}"
+        check_deadline(deadline, f"{topic} does not show {settings}")
     kafka.create_topic(f"after.{uuid4().hex}")
 
 

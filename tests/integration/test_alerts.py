@@ -26,7 +26,7 @@ from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.foreign import Sent, Topics, produce, schedule
 from tests.integration.health import FAST, give
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.kafka
 
 BEHIND, AHEAD = 1, 2
 """Node ids of the brokers."""

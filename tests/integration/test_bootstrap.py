@@ -28,10 +28,9 @@ from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+from tests.harness.waiting import check_deadline
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MESSAGES = 48_000
 """More in each shard than a replica replays without asking for a checkpoint."""
@@ -146,8 +145,8 @@ def digests(fleet: Fleet) -> list[dict[str, Any]]:
                 and len({each["applied"] for each in found}) == 1
             ):
                 break
-            assert time.monotonic() < deadline, (
-                f"the replicas of shard {shard} do not stand at the same record: {found}"
+            check_deadline(
+                deadline, f"the replicas of shard {shard} do not stand at the same record: {found}"
             )
         assert len({each["node"] for each in found}) == len(fleet.running)
         assert (

@@ -18,6 +18,8 @@ from tests.harness.broker import BrokerClock, Cluster, cluster
 from tests.harness.service import Service
 from tests.integration.foreign import READ_TIMEOUT_S, Sent, Tail, Topics, produce, read_all
 
+pytestmark = pytest.mark.kafka
+
 SHARDS = 4
 BEHIND, AHEAD = 1, 2
 """Node ids of the brokers."""

@@ -11,11 +11,13 @@ import pytest
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.topics import RENEW_S
 from chronos.errors import LogUnavailable
-from tests.harness import inside
+from tests.harness import waiting
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.foreign import read_all
+
+pytestmark = pytest.mark.kafka
 
 TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""
@@ -95,7 +97,6 @@ def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> 
     assert [got.key for got in read_all(own_broker.bootstrap, topic)] == [b"before", b"after"]
 
 
-@pytest.mark.slow
 def test_a_ping_is_answered_by_a_broker_that_was_frozen_for_long(own_broker: Broker) -> None:
     """The client is replaced meanwhile, and the new one serves all other requests too."""
     topic = own_broker.create_topic("t")
@@ -148,7 +149,6 @@ def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path
         assert service.pid == process
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("timeout_s", [TIMEOUT_S, 10])
 def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
     own_broker: Broker, tmp_path: Path, timeout_s: int
@@ -170,7 +170,6 @@ def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
         check_outcome(flow, service)
 
 
-@pytest.mark.slow
 def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(
     own_broker: Broker, tmp_path: Path
 ) -> None:
@@ -229,7 +228,7 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 80.0) -> None:
     """Poll until the condition is true."""
-    inside.wait_until(condition, lambda: f"the service did not {what} in time", timeout_s)
+    waiting.wait_until(condition, lambda: f"the service did not {what} in time", timeout_s)
 
 
 def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Path) -> None:

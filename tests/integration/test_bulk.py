@@ -10,7 +10,7 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import KafkaFlow, Sent, now_ms
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.kafka
 
 FAR, NEAR = 5_000, 3_000
 

@@ -27,6 +27,8 @@ from tests.harness.helm import HelmError, lint, render
 from tests.harness.pages import DOCS, ROOT, blocks, inline
 from tests.harness.stopping import LONGEST_STOP_S
 
+pytestmark = pytest.mark.tools
+
 CHART = ROOT / "config" / "helm" / "chronos"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 PAGE = DOCS / "how-to" / "kubernetes.md"

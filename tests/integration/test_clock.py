@@ -12,7 +12,7 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.machine import ShiftedClock
 from chronos.node import Node
 from tests.harness.broker import Broker
-from tests.harness.inside import wait_until
+from tests.harness.waiting import wait_until
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
 from tests.integration.nodes import kafka, running
 
@@ -147,7 +147,7 @@ def delivered(node: Node) -> list[int]:
     return sorted(int(record.value or b"") for record in records)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
 def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(
     tmp_path: Path, wrong_ms: int
@@ -173,7 +173,7 @@ def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(
         assert delivered(node) == list(range(COUNT))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong_ms", [MINUTE_MS, HOUR_MS])
 def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(
     tmp_path: Path, wrong_ms: int
@@ -188,7 +188,7 @@ def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(
         assert delivered(node) == [0]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong_ms", [-MINUTE_MS, -HOUR_MS])
 def test_an_embedded_log_with_future_timestamps_waits_for_them(
     tmp_path: Path, wrong_ms: int

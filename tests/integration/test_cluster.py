@@ -19,7 +19,7 @@ from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.kafka
 
 FAULT = {fault.name: fault for fault in FAULTS}
 QUORUM_LOST_S = 8.0
@@ -134,7 +134,7 @@ def test_every_node_holds_every_shard_and_answers_for_it(
             ("kill", "freeze", "transfer", "roll", "disk"),
             marks=pytest.mark.campaign,
         ),
-        (ON_KAFKA, ("kill", "controller", "roll")),
+        pytest.param(ON_KAFKA, ("kill", "controller", "roll"), marks=pytest.mark.smoke),
         pytest.param(
             ON_RAFT,
             ("kill", "freeze", "transfer", "controller", "roll"),

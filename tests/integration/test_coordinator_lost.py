@@ -17,7 +17,7 @@ from tests.harness.broker import Broker
 from tests.harness.zookeeper import Ensemble, Server
 from tests.integration.flow import KafkaFlow, now_ms
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.kafka
 
 SHARDS = 4
 

@@ -13,6 +13,8 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, KafkaFlow, LogFlow, now_ms
 
+pytestmark = pytest.mark.kafka
+
 HOUR_MS = 3_600_000
 KILLS = 10
 """On the embedded log; `./scripts/chaos --kills 300` does hundreds on each log."""
@@ -29,7 +31,6 @@ def fresh_seed() -> int:
 
 
 @pytest.mark.campaign
-@pytest.mark.slow
 def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -38,8 +39,6 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
 
 
 @pytest.mark.campaign
-@pytest.mark.slow
-@pytest.mark.integration
 def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -89,7 +88,7 @@ def delivered(service: Service) -> int:
     return sum(shard["totals"]["delivered"] for shard in service.shards())
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -104,8 +103,6 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
         stop_while_draining(flow, service)
 
 
-@pytest.mark.slow
-@pytest.mark.integration
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -158,7 +155,6 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
     time.sleep(max(0, last_ms + 1_000 - now_ms()) / 1_000)
 
 
-@pytest.mark.slow
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -176,8 +172,6 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(
         assert len(flow.delivered()) == len(flow.sent) - CANCELS
 
 
-@pytest.mark.slow
-@pytest.mark.integration
 def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
@@ -200,15 +194,12 @@ def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_
 FIRST_KILLS = 4
 
 
-@pytest.mark.slow
-@pytest.mark.integration
 def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
     """The next start continues with the existing files: an incomplete directory is not a damaged
     one."""
     kill_at_first_start(tmp_path, kills=FIRST_KILLS, seed=fresh_seed())
 
 
-@pytest.mark.integration
 def test_a_store_without_a_complete_manifest_is_created_again(tmp_path: Path) -> None:
     """A manifest that no CURRENT file names, complete or torn: nothing was written to such a
     store."""

@@ -10,10 +10,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.harness.broker import Broker
 from tests.harness.command import run
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Tail, Topics, produce, read_all, schedule
+
+pytestmark = pytest.mark.kafka
 
 ROOT = Path(__file__).parents[2]
 LETTERS = 1_000
@@ -43,6 +47,7 @@ def ended(command: subprocess.Popen[str]) -> int:
     return command.returncode
 
 
+@pytest.mark.smoke
 def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_message_once(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(
         assert flow.complaints() == []
 
 
-@pytest.mark.integration
+@pytest.mark.process
 def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_the_embedded_log(
     disk: Path,
 ) -> None:
@@ -134,7 +134,7 @@ def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Pat
         assert flow.complaints() == []
 
 
-@pytest.mark.integration
+@pytest.mark.process
 def test_a_completely_full_disk_loses_nothing_on_the_embedded_log(disk: Path) -> None:
     """Acknowledged messages are delivered once, those refused with 507 or 503 at most once."""
     with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": "0"}) as service:
@@ -178,7 +178,7 @@ def test_a_sync_after_a_write_that_found_the_disk_full_asks_for_space_too(disk: 
     again.close()
 
 
-@pytest.mark.integration
+@pytest.mark.process
 @pytest.mark.parametrize("reserve", ["0", f"{RESERVE_MB}MiB"])
 def test_a_start_on_a_full_disk_reports_it_and_loses_nothing(disk: Path, reserve: str) -> None:
     """It may exit or wait, but reports the reason; with space the next start delivers every

@@ -15,6 +15,8 @@ from tests.harness.broker import FORGETFUL, Broker
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.nodes import SILENCE_S, paused
 
+pytestmark = pytest.mark.kafka
+
 MESSAGES = 40
 
 
@@ -74,6 +76,7 @@ def is_settled(flow: KafkaFlow, node: Node) -> bool:
     return False
 
 
+@pytest.mark.smoke
 def test_a_master_that_wakes_after_its_transactional_id_was_forgotten_delivers_nothing_twice(
     forgetful: Broker, tmp_path: Path
 ) -> None:

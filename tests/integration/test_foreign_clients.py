@@ -17,6 +17,8 @@ from tests.harness.broker import Broker, ConsoleRecord
 from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
 
+pytestmark = pytest.mark.kafka
+
 EARLY_MS = 0
 """Tolerance for early deliveries: the broker's clock is that of this machine."""
 
@@ -91,6 +93,7 @@ def due_ms(got: Got) -> int:
     return int(got.header("chronos-due-at") or b"")
 
 
+@pytest.mark.smoke
 def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> None:
     """Without any library: a shell is enough."""
     target = chronos.target()
@@ -227,6 +230,7 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
             )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
 def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
     """Cancel, reschedule, fire and replace reach the message of the same producer, with any

@@ -17,7 +17,7 @@ from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.health import FAST, give
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.kafka
 
 REPLACED_S = 60.0
 """In `auto`, a stuck master is replaced within this time, also with the constants that are the

@@ -36,6 +36,8 @@ from tests.integration.foreign import (
     schedule,
 )
 
+pytestmark = pytest.mark.kafka
+
 RECORDS = 5_000
 RECORDS_AT_ONCE = 20
 CANCELLED = 30

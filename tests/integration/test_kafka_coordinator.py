@@ -5,7 +5,6 @@ The contract that it shares with the other coordinators is `tests/contract/test_
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -35,14 +34,15 @@ from chronos.core.cluster.heartbeats import (
 from chronos.core.cluster.roles import NUMBER_MAX, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
-from tests.harness.broker import Broker, wait_until
+from tests.harness.broker import Broker
 from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
+from tests.harness.waiting import wait_until
 from tests.harness.zookeeper import member
 from tests.integration.foreign import Sent, produce
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.kafka
 
 TIMING = Timing(heartbeat_ms=200, timeout_ms=1_000)
 
@@ -89,7 +89,7 @@ class Nodes:
                     each.control(plan)
             return bool(condition())
 
-        assert wait_until(holds, deadline=time.monotonic() + WAIT_S)
+        wait_until(holds, timeout_s=WAIT_S)
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ class Writing:
             self._writer.poll()
             return getattr(self, count) >= enough
 
-        assert wait_until(write, deadline=time.monotonic() + WAIT_S)
+        wait_until(write, timeout_s=WAIT_S)
 
     def _settled(self, offset: int | None, why: str) -> None:
         self._is_under_way = False

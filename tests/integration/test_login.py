@@ -4,7 +4,6 @@ and names the address."""
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +26,10 @@ from chronos.adapters.kafka.batches import batch_header
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
 from chronos.ports import TopicSpec
-from tests.harness.broker import Broker, wait_until
+from tests.harness.broker import Broker
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+from tests.harness.waiting import wait_until
 from tests.integration.foreign import Sent, Topics, examine, produce
 
 TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
@@ -128,9 +128,10 @@ def wait_refused(log: KafkaLog, reason: str) -> None:
             log.names()
         return reason in str(raised.value)
 
-    assert wait_until(is_named, deadline=time.monotonic() + ANSWER_S), reason
+    wait_until(is_named, lambda: reason, timeout_s=ANSWER_S)
 
 
+@pytest.mark.kafka
 def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(
     doors: Doors, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(
     assert "Invalid username or password" in service.tail()
 
 
+@pytest.mark.kafka
 def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -> None:
     """The request that the client does not make itself logs in and checks certificates as the
     client does."""
@@ -225,6 +227,7 @@ def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -
             batch_header((host, int(at)), properties, topic, 0, 1, ANSWER_S)
 
 
+@pytest.mark.kafka
 def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path: Path) -> None:
     """The operation that an ACL denies, for each of Chronos's own topics."""
     topics = Topics.of("acl")

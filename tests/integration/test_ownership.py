@@ -12,7 +12,7 @@ from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.integration.nodes import SILENCE_S, paused, taken_over
 
 
-@pytest.mark.integration
+@pytest.mark.process
 def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     """Exit code 1, and an error that names the directory and its process and node; the first one
     keeps running."""
@@ -37,7 +37,6 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> No
         second.start()
 
 
-@pytest.mark.slow
 def test_a_second_node_waits_for_the_silence_of_the_first_and_the_first_gives_way(
     broker: Broker, tmp_path: Path
 ) -> None:

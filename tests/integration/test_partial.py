@@ -15,7 +15,7 @@ from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms, read_committed
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.zookeeper]
 
 MESSAGES = 400
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-import pytest
-
 from chronos.cli.service.serve import ORDERLY
-from tests.harness.broker import Broker, wait_until
+from tests.harness.broker import Broker
 from tests.harness.process import is_running
 from tests.harness.service import Service, consecutive_ports
+from tests.harness.waiting import wait_until
 from tests.integration.flow import KafkaFlow, now_ms
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def children(service: Service) -> dict[str, int]:
@@ -68,7 +64,7 @@ def test_processes_share_the_shards_are_restarted_and_retire(
 
     last = [Path(f"/proc/{pid}") for pid in children(service).values()]
     service.kill()
-    assert wait_until(lambda: not any(map(is_running, last)), deadline=time.monotonic() + 30)
+    wait_until(lambda: not any(map(is_running, last)), timeout_s=30)
     assert len(service.events("stopped")) == 2
     service.arguments = []
     service.start()

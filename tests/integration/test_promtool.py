@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.tools
 
 ROOT = Path(__file__).parents[2]
-
-pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Tail, Topics, alter_topic, produce, read_all, schedule
 
+pytestmark = pytest.mark.kafka
+
 
 class Place:
     """Topics of their own on the shared broker, and services on them that share one data

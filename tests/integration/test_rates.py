@@ -16,7 +16,7 @@ from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow
 from tests.integration.foreign import Sent, Tail, produce, schedule
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.zookeeper]
 
 MESSAGES = 4_000
 RATE, BURST = 100, 50

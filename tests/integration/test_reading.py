@@ -6,10 +6,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.harness.broker import Broker
 from tests.harness.command import run
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Topics, produce, schedule
+
+pytestmark = pytest.mark.kafka
 
 
 def test_records_of_targets_and_rejected_ones_are_read_through_the_service(

@@ -20,8 +20,6 @@ from tests.chaos.fleet import Fleet, Node
 from tests.harness.broker import Broker
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 GONE_S = 60.0
 """Time for killed nodes to be gone and for the others to say so: a few seconds, on a machine that
 is busy more."""

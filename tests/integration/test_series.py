@@ -15,6 +15,8 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
 
+pytestmark = pytest.mark.kafka
+
 EARLY_MS = 500
 """Law 2: the tolerance of the clocks."""
 
@@ -27,7 +29,6 @@ def due_ms(got: Got) -> int:
     return int(got.header("chronos-due-at") or b"0")
 
 
-@pytest.mark.integration
 def test_series_keep_their_rhythm_across_a_kill_and_a_spread_smooths_a_burst(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -20,8 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from chronos.adapters.machine import ShiftedClock
 from chronos.workers.watch import stall
 from tests.harness.broker import Broker, Clients
-from tests.harness.inside import wait_until
 from tests.harness.service import Service
+from tests.harness.waiting import wait_until
 from tests.integration.flow import KafkaFlow, now_ms
 from tests.integration.foreign import (
     Got,
@@ -34,6 +34,8 @@ from tests.integration.foreign import (
     topic_names_of,
 )
 from tests.integration.nodes import kafka, running
+
+pytestmark = pytest.mark.kafka
 
 LATE_MS = 4_000
 """Bound for the lateness of the messages that have nothing to do with the fault: they are late by
@@ -123,6 +125,7 @@ def delete(kafka: Clients, *topics: str) -> None:
         future.result(30)
 
 
+@pytest.mark.smoke
 def test_a_rejected_topic_deleted_at_run_time_is_created_again_and_delays_no_message(
     place: Place,
 ) -> None:

@@ -13,6 +13,8 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
+pytestmark = pytest.mark.kafka
+
 AHEAD_MS = 6_000
 """Messages are due within this time: some are delivered before the store is changed, some after."""
 
@@ -57,6 +59,7 @@ def test_a_stale_copy_of_the_store_catches_up_from_the_logs(
         assert flow.complaints() == []
 
 
+@pytest.mark.smoke
 def test_a_store_that_was_removed_is_rebuilt_from_the_logs(
     flow: KafkaFlow, broker: Broker, tmp_path: Path
 ) -> None:

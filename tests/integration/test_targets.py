@@ -21,9 +21,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from chronos.core.keys import partition_of
 from chronos.core.size import batch_bytes
-from tests.harness.broker import Broker, Clients, cluster, wait_until
+from tests.harness.broker import Broker, Clients, cluster
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
+from tests.harness.waiting import wait_until
 from tests.integration.foreign import (
     Got,
     Sent,
@@ -150,7 +151,6 @@ def creating_broker() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.mark.integration
 def test_a_missing_topic_is_looked_up_twice_and_never_created(
     tmp_path: Path, creating_broker: Broker
 ) -> None:
@@ -197,6 +197,7 @@ def test_a_missing_topic_is_looked_up_twice_and_never_created(
         place.dead(20)
 
 
+@pytest.mark.smoke
 def test_a_topic_deleted_at_run_time_costs_other_messages_a_moment(place: Place) -> None:
     """The cached metadata is up to ten seconds old and wrong: the transaction fails, then it is
     fetched again."""
@@ -361,7 +362,6 @@ def short_broker() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.mark.integration
 def test_messages_wait_for_a_topic_that_cannot_be_created_yet(
     tmp_path: Path, short_broker: Broker
 ) -> None:
@@ -580,7 +580,7 @@ def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -
     assert refused.headers[:2] == headers
 
 
-@pytest.mark.integration
+@pytest.mark.kafka
 def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_path: Path) -> None:
     """Each is parked once, also over a restart, and can be cancelled; then they are delivered in
     order, never dead-lettered.
@@ -624,9 +624,8 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
         with place.service as service:
             service.start()
             down.kill()
-            assert wait_until(
-                lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0),
-                deadline=time.monotonic() + 30,
+            wait_until(
+                lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0), timeout_s=30
             )
             service.wait_ready()
             # Chronos's own topics fail over too, which takes as long as Kafka needs: that is over

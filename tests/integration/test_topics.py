@@ -30,6 +30,8 @@ from tests.integration.foreign import (
     schedule,
 )
 
+pytestmark = pytest.mark.kafka
+
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 CONFIGURATION_EXIT, MISMATCH_EXIT = 2, 1

@@ -16,11 +16,14 @@ from structlog.testing import capture_logs
 from chronos.adapters.kafka import reader as reading
 from chronos.node import opening
 from tests.chaos.fleet import Fleet
-from tests.harness.broker import Broker, wait_until
+from tests.harness.broker import Broker
 from tests.harness.inside import Inside
 from tests.harness.service import Service
+from tests.harness.waiting import wait_until
 from tests.harness.zookeeper import Ensemble
 from tests.integration.foreign import Sent, Tail, Topics, produce, progress_of, read_all, schedule
+
+pytestmark = pytest.mark.kafka
 
 DELAYED_S_MAX = 60
 """Longest delay of the messages behind such a batch."""
@@ -30,6 +33,7 @@ RESIDENT_BYTES_MAX = 1 << 30
 UNCLEAN_ENDS_MAX = 2
 
 
+@pytest.mark.smoke
 def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_path: Path) -> None:
     """One record of 110 MB, then a batch of many and another one directly behind it; then such a
     record in other codecs.
@@ -206,7 +210,6 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
         assert [got.reason for got in tail.records[topics.rejected]] == ["no-target"]
 
 
-@pytest.mark.slow
 def test_two_nodes_step_over_such_batches_alike(
     broker: Broker, zookeeper: Ensemble, tmp_path: Path
 ) -> None:
@@ -260,10 +263,11 @@ def test_two_nodes_step_over_such_batches_alike(
                 return False
             return len({(answer["applied"], answer["digest"]) for _, answer in answers}) == 1
 
-        deadline_s = time.monotonic() + 2 * DELAYED_S_MAX
-        assert wait_until(is_settled, deadline=deadline_s), [
-            node.tail() for node in fleet.nodes.values()
-        ]
+        wait_until(
+            is_settled,
+            lambda: [node.tail() for node in fleet.nodes.values()],
+            timeout_s=2 * DELAYED_S_MAX,
+        )
         assert [got.value for got in tail.settle().records[target]] == [
             b"before",
             b"between",

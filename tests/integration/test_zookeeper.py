@@ -26,9 +26,8 @@ from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from tests.harness.plans import plan_for
 from tests.harness.ports import free_port
 from tests.harness.proxy import Network
+from tests.harness.waiting import check_deadline
 from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server, member
-
-pytestmark = pytest.mark.integration
 
 plan = plan_for(2)
 
@@ -93,7 +92,7 @@ def until(
     """Let the nodes wait, and control unless `plan` is None, until the condition is true."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, "the condition is not true in time"
+        check_deadline(deadline, "the condition is not true in time")
         for coordinator in coordinators:
             if plan is not None:
                 with suppress(CoordinatorUnavailable):
@@ -189,7 +188,7 @@ def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooCli
 
     deadline = time.monotonic() + WAIT_S
     while raw.get_children(f"/chronos/{nodes.cluster}/requests"):
-        assert time.monotonic() < deadline, "requests are left"
+        check_deadline(deadline, "requests are left")
         a.control(counted)
         a.wait(0.02)
     assert max(sizes) == REQUESTS_MAX
@@ -198,6 +197,7 @@ def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooCli
 # --- One controller -------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_end_of_a_session_moves_control_and_shards_at_once(
     nodes: Nodes, raw: KazooClient
 ) -> None:
@@ -315,6 +315,7 @@ def test_a_frozen_server_does_not_block_a_node(own_zookeeper: Ensemble) -> None:
     a.leave()
 
 
+@pytest.mark.zookeeper
 def test_a_quorum_of_three_loses_its_leader_and_no_node_loses_a_role() -> None:
     """The leader is killed, and later another server frozen: the ensemble continues with two."""
     with Ensemble(3) as ensemble:
@@ -374,7 +375,7 @@ def until_back(coordinators: dict[str, ZooKeeperCoordinator]) -> None:
         )
 
     while not all(map(is_back, coordinators.values())):
-        assert time.monotonic() < deadline_s, "the nodes are not back in time"
+        check_deadline(deadline_s, "the nodes are not back in time")
         for node, coordinator in coordinators.items():
             with suppress(CoordinatorUnavailable):
                 coordinator.report(member(node, applied=applied))
@@ -475,6 +476,7 @@ def test_nodes_join_again_when_an_older_state_was_restored_and_read_its_roles(
         each.leave()
 
 
+@pytest.mark.zookeeper
 def test_a_quorum_that_was_away_for_three_session_timeouts_finds_all_roles_unchanged() -> None:
     """The old session or a new one counts, whichever is answered first."""
     with Ensemble(3) as ensemble:
@@ -496,6 +498,7 @@ def test_a_quorum_that_was_away_for_three_session_timeouts_finds_all_roles_uncha
         both["b"].leave()
 
 
+@pytest.mark.zookeeper
 def test_one_server_of_three_that_lost_its_data_costs_no_role() -> None:
     """It gets the data from the leader before it answers any node."""
     with Ensemble(3) as ensemble:
@@ -583,6 +586,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.zookeeper
 def test_over_tls_both_sides_present_a_certificate(certificates: Path) -> None:
     """With the right certificates everything works; a server certificate of another CA is
     refused."""
@@ -643,6 +647,7 @@ def test_a_stepped_clock_does_not_change_the_age_of_members(
     assert seen[-1].now_ms - seen[-1].since_ms["b"] < WAIT_S * 1_000
 
 
+@pytest.mark.zookeeper
 def test_a_silent_server_costs_no_session_while_others_answer() -> None:
     """Behind a link that drops everything it accepts connections and never answers."""
     with Ensemble(3) as zookeeper, Network() as network:

@@ -38,8 +38,9 @@ from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
 from tests.harness.certificates import Authority
 from tests.harness.examples import EXAMPLES
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.tokens import TOKENS, old_tokens_file
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -678,6 +679,7 @@ def test_the_variables_of_the_clients_are_no_settings():
 # --- The clients
 
 
+@pytest.mark.process
 def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
     """As an argument, from the environment, and on the command line from a file."""
     url = f"http://127.0.0.1:{service.port}"

@@ -24,9 +24,10 @@ from chronos.node.shards import ShardDriver
 from chronos.workers.replica import master
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

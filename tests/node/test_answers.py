@@ -20,10 +20,9 @@ from chronos.core.cluster.roles import Member, Roles
 from chronos.errors import LogUnavailable
 from chronos.ports import ClusterSnapshot
 from tests.harness.command import run
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.ports import free_port
-
-pytestmark = pytest.mark.slow
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +57,7 @@ def overdue(inside: Inside, message_id: str) -> dict[str, Any]:
 # --- Why it is late
 
 
+@pytest.mark.process
 def test_a_late_message_of_a_paused_shard_tells_the_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +194,7 @@ def test_a_node_that_was_restarted_still_tells_a_taken_id(tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.process
 def test_the_client_and_the_command_line_use_the_same_words(node: Inside, client: Client) -> None:
     assert client.schedule("orders", "v", delay="1h", id="same").result == "accepted"
     assert (
@@ -239,6 +240,7 @@ def test_the_client_and_the_command_line_use_the_same_words(node: Inside, client
 # --- Filters
 
 
+@pytest.mark.process
 def test_a_target_is_a_pattern(node: Inside, client: Client) -> None:
     sent = client.schedule_many(
         [message(f"mail-{name}", "v", delay="1h") for name in ("a", "b", "ab")]
@@ -255,6 +257,7 @@ def test_a_target_is_a_pattern(node: Inside, client: Client) -> None:
     assert "is not the name of a topic, nor a pattern like orders.*" in answer.body.decode()
 
 
+@pytest.mark.process
 def test_an_empty_window_is_refused(node: Inside, client: Client) -> None:
     for path in ("/v1/messages?due_from=2&due_to=1", "/v1/dead-letters?since=2&until=1"):
         assert node.ask("GET", path).status == 422, path
@@ -269,6 +272,7 @@ def test_an_empty_window_is_refused(node: Inside, client: Client) -> None:
     assert (done.code, "--until lies before --since" in done.err) == (2, True)
 
 
+@pytest.mark.process
 def test_a_prefix_with_a_wildcard_is_named(node: Inside) -> None:
     done = run("list", "--id-prefix", "order-*", server=node.server.url)
     assert (done.code, "--id-prefix is no pattern" in done.err) == (0, True)
@@ -284,6 +288,7 @@ def test_a_list_has_what_was_scheduled_before(client: Client) -> None:
         assert sum(1 for _ in client.pending(target=f"fresh-{turn}")) == 1_000
 
 
+@pytest.mark.process
 def test_a_list_names_the_shards_that_are_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +353,7 @@ def test_the_last_node_that_may_lead_is_not_drained() -> None:
         assert caught.value.status == 409
 
 
+@pytest.mark.process
 def test_the_doctor_asks_the_service_that_it_is_told_of(node: Inside, tmp_path: Path) -> None:
     """In an empty directory, which is no service."""
     for options, server in (((), node.server.url), (("--server", node.server.url), None)):
@@ -363,6 +369,7 @@ def test_the_doctor_asks_the_service_that_it_is_told_of(node: Inside, tmp_path: 
     assert "ok       settings" in nobody.out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("switch", "consequence"),
     [("push", "nothing is delivered"), ("pull", "nothing new is taken in")],
@@ -394,6 +401,7 @@ def test_a_node_that_only_keeps_its_settled_messages_tells_of_no_switch(tmp_path
             assert inside.ask("GET", "/v1/nodes").json()["nodes"][0]["switched_off"] == []
 
 
+@pytest.mark.process
 def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
     """A node with a token that the doctor is given, or is not given."""
     from hashlib import sha256
@@ -424,6 +432,7 @@ def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
 # --- Errors
 
 
+@pytest.mark.process
 def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -> None:
     why = r"repeat '0 9 \* \* 1-5' is not a repetition: begin with cron, every or backoff"
     with pytest.raises(ValueError, match=why):
@@ -473,6 +482,7 @@ def test_an_action_without_the_log_does_not_speak_of_scheduling(
 # --- Five questions
 
 
+@pytest.mark.process
 def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Path) -> None:
     """Why is it late, why did it not arrive, what died, what was refused, is it safe now."""
     with Inside(tmp_path / "node", delivery__rates="{mail: 0.001/s burst 1}") as inside:

@@ -23,8 +23,9 @@ from chronos.admin.http.problems import ProblemError
 from chronos.config import load
 from chronos.errors import ConfigurationError, Retry
 from tests.harness.audits import result
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.tokens import tokens_file
+from tests.harness.waiting import wait_until
 
 ROLES: dict[str, list[str]] = {
     "reader": ["read", "payload"],

@@ -37,8 +37,9 @@ from chronos.node import tls
 from chronos.node.tls import Tls
 from tests.harness import command
 from tests.harness.certificates import Authority, Pair
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.ports import free_port
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -317,6 +318,7 @@ def test_an_authority_that_only_openssl_reads_stops_no_node(tmp_path, authority,
     assert found.server() is not None
 
 
+@pytest.mark.process
 def test_new_files_are_examined_when_they_are_read(tmp_path, authority, monkeypatch):
     """Files that Python 3.13 refuses are in force all the same; the log and the doctor name
     them."""
@@ -570,7 +572,7 @@ def run(url: str, *options: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(tmp_path, authority):
     """By options or variables; a certificate that is not trusted, for another name, missing, or for
     no TLS at all is named as such."""

@@ -46,7 +46,7 @@ def chronos(service: Service):
 # --- Verbs
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 def test_a_message_that_is_sent_comes_out_of_its_topic(chronos):
     """send, then tail: the payload and nothing else on stdout."""
     sent = chronos(
@@ -167,7 +167,6 @@ def test_the_exit_code_says_how_a_verb_ended(chronos):
         assert (done.code, done.err) == (1, "error: too late: past is no longer pending\n")
 
 
-@pytest.mark.slow
 def test_tail_waits_for_a_topic_that_does_not_exist_yet(service):
     """tail starts before the first message is sent."""
     command = [
@@ -192,7 +191,6 @@ def test_tail_waits_for_a_topic_that_does_not_exist_yet(service):
         assert tail.wait(30) == 0
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_a_tail_silently(service):
     """Exit code 0, because nothing failed."""
     run("send", "--to", "broken-off", "--in", "0ms", "x", server=service.url)
@@ -445,6 +443,7 @@ def test_a_tail_ends_when_its_reader_does(service):
         assert tail.stderr.read() == b""
 
 
+@pytest.mark.process
 def test_a_reason_of_the_service_is_printed(tmp_path):
     """The detail of a 503, although the retry after it gets no answer."""
     detail = b'{"detail": "the brokers did not acknowledge within 20 s"}'
@@ -494,6 +493,7 @@ def test_a_pause_is_shown_once_for_all_shards():
 # --- Wrong usage
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -552,6 +552,7 @@ def test_a_refusal_of_the_service_is_wrong_usage(chronos):
     assert done.err.startswith("error: --to: chronos.delay is a topic of Chronos")
 
 
+@pytest.mark.process
 def test_a_service_that_does_not_run_is_exit_code_3():
     """Within seconds."""
     started = time.monotonic()
@@ -561,6 +562,7 @@ def test_a_service_that_does_not_run_is_exit_code_3():
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -697,6 +699,7 @@ def test_shell_completion_can_be_installed():
     assert b"_CHRONOS_COMPLETE" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "verb",
     [
@@ -734,6 +737,7 @@ def test_every_verb_explains_itself(verb):
 # --- Settings
 
 
+@pytest.mark.process
 def test_the_settings_are_shown_and_checked(tmp_path):
     """As YAML that can be read back, and as JSON."""
     shown = run("config", "show", "--set", "shards=7")
@@ -743,7 +747,7 @@ def test_the_settings_are_shown_and_checked(tmp_path):
     assert run("config", "show", "-c", path, "-o", "json").json["shards"] == 7
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_all_problems_of_the_settings_are_listed(tmp_path):
     """Each with its place; exit code 2."""
     path = tmp_path / "chronos.yaml"
@@ -758,6 +762,7 @@ def test_all_problems_of_the_settings_are_listed(tmp_path):
     assert len(run("config", "check", "--config", path, "-o", "json").json["problems"]) == 2
 
 
+@pytest.mark.process
 def test_the_version_is_shown():
     """For people and for programs."""
     from chronos import __version__
@@ -790,7 +795,6 @@ def test_the_verbs_of_the_client_load_nothing_of_the_service(service):
 # --- The service
 
 
-@pytest.mark.slow
 def test_a_second_service_on_the_same_directory_is_refused(service):
     """Exit code 1, and the process that holds it."""
     done = run("serve", "--set", f"node.data_dir={service.data_dir}", "--set", "admin.port=0")
@@ -798,7 +802,6 @@ def test_a_second_service_on_the_same_directory_is_refused(service):
     assert f"process {service.pid}" in done.err
 
 
-@pytest.mark.slow
 def test_a_port_in_use_is_named(service, tmp_path):
     """And what to do; the node that had started is stopped again."""
     done = run(
@@ -814,7 +817,6 @@ def test_a_port_in_use_is_named(service, tmp_path):
     assert f"cannot listen on 127.0.0.1:{service.port}" in done.err
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once(service):
     """Without waiting: 1, or 0 if it had already stopped."""
     with Service(service.data_dir.with_name("impatient"), settings={"shards": 1}) as running:

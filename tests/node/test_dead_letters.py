@@ -16,8 +16,6 @@ from chronos.core.message import Reason
 from tests.harness.command import Done, run
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
-
 TOPICS = ("http", "cli", "client", "paged", "barred", "placed")
 MANY = 1_500
 

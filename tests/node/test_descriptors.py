@@ -13,8 +13,6 @@ import pytest
 from chronos.config import Config, load
 from chronos.node.opening import AMPLE, needed, raise_limit
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 
 KIND = resource.RLIMIT_NOFILE

@@ -9,7 +9,7 @@ from tests.harness.command import Done, run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def examine(service: Service, *arguments: str) -> Done:

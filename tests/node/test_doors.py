@@ -31,7 +31,8 @@ from chronos.admin.http.connections import (
 from chronos.admin.http.routes import table
 from chronos.client import Client
 from chronos.node.opening import DataDirectory
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -437,7 +438,6 @@ DIGITS = [
 """Python refuses to convert more than 4,300 digits."""
 
 
-@pytest.mark.slow
 def test_no_number_in_a_path_or_a_query_is_an_error_of_the_service(service):
     """Of any route, in any parameter."""
     with capture_logs() as logs:

@@ -15,8 +15,6 @@ import pytest
 
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -70,6 +68,8 @@ def test_reminders_move_along_with_their_customer(service: Service) -> None:
     assert output.endswith("drop   letter: cancelled\n")
 
 
+@pytest.mark.smoke
+@pytest.mark.process
 def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
     """Its first commands, in order, on a new service."""
     readme = (EXAMPLES.parent / "README.md").read_text()

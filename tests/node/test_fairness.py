@@ -17,7 +17,8 @@ from msgspec import structs
 from chronos.admin.http.tokens import SenderLimits, digest, parse_tokens
 from chronos.admin.http.waiting import ThreadTurns, asker
 from chronos.core.reach import EVERYTHING
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 LIMITS: dict[str, dict[str, int]] = {
     "greedy": {},

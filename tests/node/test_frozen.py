@@ -23,7 +23,7 @@ from chronos.core.shard.progress import RULES
 from chronos.errors import LogMismatch
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 FROZEN = Path(__file__).parent / "frozen"
 

@@ -1215,7 +1215,7 @@ def test_a_request_that_is_not_http_is_answered_with_400(service):
     assert service.is_ready()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
     """HTTP ends first: a waiting poll is answered, and acknowledged messages are there at the next
     start."""

@@ -23,7 +23,8 @@ from chronos.admin.http import tokens as issuer_module
 from chronos.admin.http.tokens import digest, parse_tokens, read_keys
 from chronos.config import load
 from chronos.errors import ConfigurationError
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 ISSUER = "https://login.example.org/realms/main"
 AUDIENCE = "chronos"

@@ -22,7 +22,7 @@ from chronos.client import AsyncClient, Client, Job, NotFound, Refused
 from tests.harness.command import run as command
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 SHARDS = 3

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from chronos.cli.service.findings import of_shard
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 TO = ("chronos-target-topic", b"orders")
 

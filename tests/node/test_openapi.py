@@ -36,7 +36,6 @@ from tests.harness.service import Service
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
 # One node answers all of them.
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from chronos.client import Refused
 from tests.harness.command import run
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 DAY_MS = 24 * 3_600_000
 MAX_DELAY_MS = 3_650 * DAY_MS

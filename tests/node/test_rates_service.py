@@ -17,7 +17,7 @@ from chronos.client import NotFound, Refused
 from tests.harness.command import run
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")

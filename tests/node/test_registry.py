@@ -19,9 +19,10 @@ from chronos.cli.service.registry import ranges
 from chronos.core.cluster import registry
 from chronos.errors import Stop
 from tests.harness.command import Done, run
-from tests.harness.inside import Inside, wait_until
+from tests.harness.inside import Inside
 from tests.harness.proxy import Network
 from tests.harness.tokens import TOKENS, old_tokens_file
+from tests.harness.waiting import wait_until
 
 TOKEN = "everything"
 """A token that may do everything."""
@@ -259,7 +260,7 @@ def test_without_tokens_nobody_registers_a_node_of_a_standalone_service(tmp_path
             assert (answer.status, answer.problem) == (403, "not-a-member")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None:
     """Tables, JSON, and the exit code 4 for what is not there."""
     token = tmp_path / "token"
@@ -299,6 +300,7 @@ def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None
     ask(service, "DELETE", "/nodes/a?cluster=far")
 
 
+@pytest.mark.process
 def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_not_give(
     service: Inside, tmp_path: Path
 ) -> None:
@@ -341,6 +343,7 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
     assert done.code == 0
 
 
+@pytest.mark.process
 def test_a_value_that_another_node_took_is_named(service: Inside, tmp_path: Path) -> None:
     """Behind a load balancer one registry may be changed twice, and another one not at all: exit
     code 3."""

@@ -18,9 +18,8 @@ from chronos.core.letters import read_rejected
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.ports import Outgoing
 from tests.harness.command import Done, run
-from tests.harness.inside import Inside, wait_until
-
-pytestmark = pytest.mark.slow
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 MANY = 300
 DELAY = "chronos.delay"
@@ -133,6 +132,7 @@ def test_the_counts_of_all_parts_are_those_of_the_list(service: Inside) -> None:
     assert counts["conflict", "orders"] == 1
 
 
+@pytest.mark.process
 def test_the_command_line_lists_shows_and_counts(service: Inside) -> None:
     done = chronos(service, "rejected", "list", "--target", "orders", "--since", "-1h")
     assert done.code == 0, done.err
@@ -152,6 +152,7 @@ def test_the_command_line_lists_shows_and_counts(service: Inside) -> None:
     assert chronos(service, "rejected", "count", "--by", "client").code == 2
 
 
+@pytest.mark.process
 def test_records_are_selected_and_counted_by_a_header_of_their_producers(service: Inside) -> None:
     """Headers of Chronos on a rejected record are none of the producer's."""
     assert len(rejected(service, "&header=app%3Dshop&target=orders")) == 2
@@ -178,6 +179,7 @@ def test_records_are_selected_and_counted_by_a_header_of_their_producers(service
     assert chronos(service, "rejected", "count", "--by", "header:").code == 2
 
 
+@pytest.mark.process
 def test_a_filter_that_can_match_no_rejected_record_is_an_error(service: Inside) -> None:
     for wrong, named in (
         (("--reason", "nonsense"), "reason: 'nonsense' is not a reason; these are: bad-id, "),
@@ -191,6 +193,7 @@ def test_a_filter_that_can_match_no_rejected_record_is_an_error(service: Inside)
         assert service.ask("GET", f"/v1/{path}?reason=nonsense").status == 422
 
 
+@pytest.mark.process
 def test_a_target_that_is_no_topic_selects_the_records_that_were_refused_for_it(
     tmp_path: Path,
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_target_that_is_no_topic_selects_the_records_that_were_refused_for_it(
             assert [one["id"] for one in done.json["rejected"]] == [ids], pattern
 
 
+@pytest.mark.process
 def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) -> None:
     answer = service.ask("GET", "/v1/messages/order-7")
     assert (answer.status, answer.problem) == (404, "not-found")
@@ -234,6 +238,7 @@ def test_an_id_that_was_rejected_is_answered_with_the_reason(service: Inside) ->
     assert "bad-value" in done.err
 
 
+@pytest.mark.process
 def test_a_later_record_that_was_rejected_is_told_with_the_message(tmp_path: Path) -> None:
     """The id was taken: the message that it has is not the one that was sent last."""
 

@@ -16,7 +16,7 @@ from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 ORDER = ["started", "listening", "stopping", "no longer listening", "stopped"]
 """Lines of the log from start to stop."""
@@ -72,6 +72,7 @@ def test_http_listens_once_the_node_has_started_and_ends_before_it(tmp_path: Pat
         assert [line["event"] for line in service.events(*ORDER)] == ORDER
 
 
+@pytest.mark.smoke
 def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):
     """And Ctrl-C stops it in order."""
     leader, follower = pty.openpty()

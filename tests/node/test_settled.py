@@ -11,9 +11,8 @@ import pytest
 
 from chronos.client import Client
 from tests.harness.command import run
-from tests.harness.inside import Inside, wait_until
-
-pytestmark = pytest.mark.slow
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
 
 KEPT = "2h"
 
@@ -87,6 +86,7 @@ def test_pages_go_on_where_the_one_before_ended(service: Inside) -> None:
     assert sorted(found) == ["invoice-1", "order-1", "order-2", "order-3", "order-5"]
 
 
+@pytest.mark.process
 def test_the_command_line_says_how_to_ask_the_archive(service: Inside) -> None:
     """With the same conditions, and without its place where that is configured."""
     url = f"http://127.0.0.1:{service.port}"
@@ -108,6 +108,7 @@ def test_the_command_line_says_how_to_ask_the_archive(service: Inside) -> None:
     assert "kept_from" not in json.loads(run("list", "-o", "json", server=url).out)
 
 
+@pytest.mark.process
 def test_find_shows_messages_in_any_state_and_says_where_older_ones_are(service: Inside) -> None:
     url = f"http://127.0.0.1:{service.port}"
 
@@ -139,6 +140,7 @@ def test_find_shows_messages_in_any_state_and_says_where_older_ones_are(service:
     assert found()[0] == found("order-1", "--key", "anna")[0] == 2
 
 
+@pytest.mark.process
 def test_the_command_line_and_the_client_list_them(service: Inside) -> None:
     url = f"http://127.0.0.1:{service.port}"
     done = run("list", "--state", "settled", "--key", "anna", "--id-prefix", "order-", server=url)

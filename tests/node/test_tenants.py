@@ -29,7 +29,8 @@ from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
 from tests.harness.described import Names, alternatives, requests, resolved
 from tests.harness.examples import EXAMPLES
-from tests.harness.inside import Answer, Inside, wait_until
+from tests.harness.inside import Answer, Inside
+from tests.harness.waiting import check_deadline, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -541,7 +542,7 @@ def test_a_job_of_a_limited_token_touches_its_own_messages_only(world):
         while (found := service.ask("GET", f"/v1/jobs/{job}", token="limited").json())[
             "state"
         ] == "running":
-            assert time.monotonic() < deadline_s
+            check_deadline(deadline_s)
         assert (found["matched"], found["scanned"], found["done"]) == (matched, matched, matched)
     assert (
         service.ask("GET", "/v1/messages/theirs-in-mine", token="everything").json()["state"]

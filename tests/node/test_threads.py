@@ -20,7 +20,7 @@ from chronos.node import Node, cluster
 from chronos.node.cluster import ClusterNode, NodeCallbacks, reassigned
 from chronos.ports import Coordinator
 from tests.harness.files import no_more_files
-from tests.harness.inside import wait_until
+from tests.harness.waiting import wait_until
 from tests.harness.zookeeper import member
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World

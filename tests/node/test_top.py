@@ -24,8 +24,9 @@ import pytest
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+from tests.harness.waiting import check_deadline
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 WAIT_S = 30.0
 """Longest wait for a text on the screen."""
@@ -82,7 +83,7 @@ class Terminal:
         deadline = time.monotonic() + WAIT_S
         raw = self._seen
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, "the verb does not end"
+            check_deadline(deadline, "the verb does not end")
             if select.select([self._mine], [], [], 0.05)[0]:
                 raw += os.read(self._mine, 65_536).decode(errors="replace")
         while select.select([self._mine], [], [], 0)[0]:

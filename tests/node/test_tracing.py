@@ -22,8 +22,6 @@ from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.step import Parsed, Selection, Staged
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
-
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01".encode()
 
@@ -238,6 +236,7 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
+@pytest.mark.process
 def test_a_service_sends_two_linked_spans_and_leaves_the_header_as_it_is(tmp_path, receiver):
     settings = {
         "tracing.enabled": "true",
@@ -273,6 +272,7 @@ def test_a_service_sends_two_linked_spans_and_leaves_the_header_as_it_is(tmp_pat
     assert accept.trace_id != deliver.trace_id
 
 
+@pytest.mark.process
 def test_a_receiver_that_does_not_answer_delays_no_message_and_no_stop(tmp_path, receiver):
     """Spans are sent by a thread of their own, and what is left at the end is given up in time."""
     receiver.answers.clear()

@@ -11,7 +11,7 @@ from operator import eq
 import pytest
 
 from chronos.node.shards import StartTurns
-from tests.harness.inside import wait_until
+from tests.harness.waiting import wait_until
 
 AT_ONCE = 3
 THREADS = 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from chronos.errors import ChronosError
 from chronos.node import Node
 from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardWatch, TroubleLog
 from chronos.workers.replica.state import ReplicaState
-from tests.harness.broker import wait_until
+from tests.harness.waiting import wait_until
 from tests.sim.broker import DELAY, PROGRESS, Brokers
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer as Caller
@@ -28,9 +27,8 @@ def test_a_partition_that_cannot_be_asked_for_hides_no_other(tmp_path: Path) -> 
     node = Node(load(None, {}, settings))
     node.start()
     try:
-        assert wait_until(
-            lambda: all(shard.role == ReplicaState.MASTER for shard in node.shards),
-            deadline=time.monotonic() + 30,
+        wait_until(
+            lambda: all(shard.role == ReplicaState.MASTER for shard in node.shards), timeout_s=30
         )
         world = World(0)
         brokers = Brokers(world, lambda transaction: None)

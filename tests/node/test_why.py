@@ -14,7 +14,7 @@ from chronos.client import Client
 from tests.harness.command import run
 from tests.harness.service import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 DOOMED = 7
 

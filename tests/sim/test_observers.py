@@ -3,9 +3,11 @@ fault."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.sim import first_seeds
+from tests.sim.conftest import cases
 from tests.sim.observer_faults import OBSERVER_FAULTS
 from tests.sim.simulation import simulate_observed
 
@@ -31,6 +33,8 @@ def test_no_verdict_moves_a_role_that_must_stay_in_many_clusters() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", OBSERVER_FAULTS)
-def test_a_planted_fault_of_the_observers_is_found(fault: str) -> None:
-    assert first_seeds.find("observers", fault) is not None
+@pytest.mark.parametrize("fault", cases(OBSERVER_FAULTS, "a lone observer causes a failover"))
+def test_a_planted_fault_of_the_observers_is_found(
+    fault: str, assert_found: Callable[[str, str], None]
+) -> None:
+    assert_found("observers", fault)

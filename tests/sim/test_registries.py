@@ -3,9 +3,11 @@ fault."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.sim import first_seeds
+from tests.sim.conftest import cases
 from tests.sim.registries import simulate
 from tests.sim.registry_faults import REGISTRY_FAULTS
 
@@ -24,9 +26,11 @@ def test_registries_that_share_nothing_answer_the_roles_in_many_clusters() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", REGISTRY_FAULTS)
-def test_a_planted_fault_of_the_registries_is_found(fault: str) -> None:
-    assert first_seeds.find("registries", fault) is not None
+@pytest.mark.parametrize("fault", cases(REGISTRY_FAULTS, "an older state displaces a newer one"))
+def test_a_planted_fault_of_the_registries_is_found(
+    fault: str, assert_found: Callable[[str, str], None]
+) -> None:
+    assert_found("registries", fault)
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -1,5 +1,4 @@
-"""One Spark session for all tests, the connector's jars, and the marks of the tests that need
-Spark."""
+"""One Spark session for all tests, and the connector's jars."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.harness.broker import QUICK_START
 from tests.harness.java import shared_classes
+from tests.harness.tiers import chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,17 +27,6 @@ ROOT = HERE.parent.parent
 WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py"}
 """Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python
 alone."""
-
-IN_PYTHON = {
-    *WITHOUT_SPARK,
-    "test_backfill_counts.py",
-    "test_backfill_records.py",
-    "test_codec.py",
-    "test_schema.py",
-    "test_storage.py",
-    "test_timeline.py",
-}
-"""Modules whose tests start no JVM, unless a test asks for the session."""
 
 HEAP = ("-Xms1g", "-Xmn500m", "-XX:MetaspaceSize=512m")
 """Java's options for a heap that is there from the start: fewer collections."""
@@ -63,26 +52,12 @@ again half of the rest (measured). One of the audits does both, as those of user
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules of which `./scripts/test fast` runs no test, or that import PySpark or
-    Arrow and neither is installed."""
-    is_fast = "not integration" in config.getoption("markexpr")
-    if (
-        not is_fast
-        or collection_path.suffix != ".py"
-        or not collection_path.name.startswith("test_")
-    ):
+    """Leave out of `./scripts/test fast` the modules that import PySpark or Arrow, if these are not
+    installed."""
+    if chosen(config) != "fast" or importlib.util.find_spec("pyspark") is not None:
         return None
-    runs = WITHOUT_SPARK if importlib.util.find_spec("pyspark") is None else IN_PYTHON
-    return True if collection_path.name not in runs else None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that starts a JVM counts as one of integration: Spark needs Java and half a minute."""
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
-        if item.path.name not in IN_PYTHON or "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.integration)
+    name = collection_path.name
+    return True if name.startswith("test_") and name not in WITHOUT_SPARK else None
 
 
 def connector() -> dict[str, str]:

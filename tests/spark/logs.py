@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.spark.archive.job import ArchivePlan
 from tests.harness.broker import Broker
+from tests.harness.waiting import check_deadline
 
 SHARDS = 2
 Headers = Sequence[tuple[str, bytes | None]]
@@ -49,7 +50,7 @@ class Logs:
             future.result(30)
         deadline = time.monotonic() + 30
         while topic in admin.list_topics(timeout=10).topics:
-            assert time.monotonic() < deadline
+            check_deadline(deadline)
 
     def write(
         self,

@@ -23,6 +23,7 @@ from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
+from tests.harness.waiting import check_deadline
 from tests.integration.flow import (
     SHARDS,
     TARGET_PARTITIONS,
@@ -93,7 +94,7 @@ class Outage:
         gone.result(30)
         deadline = time.monotonic() + 30
         while self.flow.target in admin.list_topics(timeout=10).topics:
-            assert time.monotonic() < deadline
+            check_deadline(deadline)
         self.broker.create_topic(
             self.flow.target,
             partitions=TARGET_PARTITIONS,
@@ -199,7 +200,7 @@ class Outage:
         last, deadline = watermarks.start, time.monotonic() + 30
         try:
             while reader.position < watermarks.stable:
-                assert time.monotonic() < deadline
+                check_deadline(deadline)
                 if reader.wait(0.05):
                     records = reader.read(10_000, 1 << 24)
                     last = records[-1].offset + 1 if records else last

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = pytest.mark.spark
+
 
 WHOLE = {"stable_end": PULLED, "high_watermark": PULLED}
 

@@ -62,6 +62,8 @@ from tests.spark.histories import HOUR_MS, frame, offsets_row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.spark
+
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -643,7 +645,6 @@ def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
-@pytest.mark.slow
 def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_path: Path) -> None:
     """JSON on stdout, progress and nothing of Spark's on stderr; details that are there are refused
     before Spark starts."""
@@ -714,7 +715,6 @@ def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
 
 
-@pytest.mark.slow
 def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     command = [
         sys.executable,
@@ -743,7 +743,6 @@ def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_find_asks_the_archive_for_what_the_service_does_not_keep(
     archived: Path, tmp_path: Path
 ) -> None:
@@ -777,7 +776,6 @@ def test_find_asks_the_archive_for_what_the_service_does_not_keep(
     assert (one["outcome"], one["reason"]) == ("unknown", "target-not-archived")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ended", "last"),
     [

@@ -48,7 +48,7 @@ from chronos.spark.backfill.sending import (
 from chronos.spark.ledger import Attempt, BackfillReport, BackfillRun
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
-from tests.harness.broker import wait_until
+from tests.harness.waiting import check_deadline, wait_until
 from tests.integration.flow import read_committed
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.harness.broker import Broker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 T = START_MS
 
@@ -186,9 +188,7 @@ class Lost:
         """Messages that a `read_committed` reader of the delay topic finds missing, duplicated or
         changed."""
         broker, delay = self.logs.broker, self.logs.delay
-        assert wait_until(
-            lambda: not broker.open_transactions(delay), deadline=time.monotonic() + MARKERS_S
-        )
+        wait_until(lambda: not broker.open_transactions(delay), timeout_s=MARKERS_S)
         times: Counter[bytes] = Counter()
         wrong = []
         for message in read_committed(broker.bootstrap, delay):
@@ -381,7 +381,7 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
             )
         deadline = time.monotonic() + 400
         while not moment() and process.poll() is None:
-            assert time.monotonic() < deadline, log_path.read_text()[-4_000:]
+            check_deadline(deadline, log_path.read_text()[-4_000:])
             time.sleep(0.005)
         kills += process.poll() is None
         process.send_signal(signal.SIGKILL)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from pyspark.sql import Row
 
 from chronos.spark.backfill import job
 from chronos.spark.backfill.job import counted
 from chronos.spark.ledger import BackfillReport
 from chronos.spark.request import BackfillRequest
-
-pytestmark = pytest.mark.slow
 
 PLANNED = BackfillReport(
     run="r",

@@ -15,6 +15,8 @@ from tests.spark.lost import START_MS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.spark
+
 
 T = START_MS
 OUTCOME_COLUMNS = (

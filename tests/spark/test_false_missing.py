@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
 
 @pytest.fixture
 def drill(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Drill]:

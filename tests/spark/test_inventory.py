@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
 
 @pytest.fixture(scope="module")
 def logs(broker: Broker) -> Logs:

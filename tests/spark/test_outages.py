@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
 
 @pytest.fixture
 def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outage]:
@@ -27,6 +29,7 @@ def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outa
         yield made
 
 
+@pytest.mark.smoke
 def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) -> None:
     """Messages delivered before the loss come again, archived or not; those in the new topic do
     not."""

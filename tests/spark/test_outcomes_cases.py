@@ -14,6 +14,8 @@ from tests.spark.histories import DELAY, HOUR_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
+
 
 DUE = T + 60_000
 LATER = T + 120_000

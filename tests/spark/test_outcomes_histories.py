@@ -22,6 +22,8 @@ from tests.unit.model import MINUTE_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
+
 HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
 EPOCH_RECORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
 """Every log begins with a step that settles nothing: the epoch record of its first master."""

@@ -13,6 +13,8 @@ from chronos.spark.ledger import LEDGER
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
+
 OUTCOME_COLUMNS = (
     "shard int, source_offset long, occurrence int, outcome string, reason string, deliveries "
     "long, due_ms long, delivered_ms long"

@@ -20,6 +20,8 @@ OPEN = """
 import sys
 from chronos.errors import SparkMissing
 from chronos.spark.session import open_session
+
+pytestmark = pytest.mark.spark
 log = open("spark.log", "ab")
 try:
     kafka = sys.argv[1] != "none"

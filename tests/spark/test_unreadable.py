@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = pytest.mark.spark
+
 BOMB_BYTES = 110_000_000
 """More than the client decompresses of zstd; 3.5 kB in the log."""
 
@@ -119,7 +121,6 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
 
 
 @pytest.mark.campaign
-@pytest.mark.slow
 def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:
     """In a target nothing steps over it: the error has its topic, partition and offset, and other
     topics stay archived."""

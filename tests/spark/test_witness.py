@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
-pytestmark = pytest.mark.slow
-
 RUNS = int(os.environ.get("WITNESS_RUNS", "1"))
 """Runs, each with a seed of its own."""
 

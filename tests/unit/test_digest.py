@@ -82,6 +82,7 @@ class Cleaned(Replica):
         )
 
 
+@pytest.mark.slow
 @examples(60, 500)
 @given(
     history=histories,

@@ -446,6 +446,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:

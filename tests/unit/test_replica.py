@@ -39,9 +39,9 @@ from chronos.workers.replica.state import (
     Assignment,
     ReplicaState,
 )
-from tests.harness.inside import wait_until
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture

@@ -617,7 +617,6 @@ def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
 
 
 @pytest.mark.campaign
-@pytest.mark.slow
 @pytest.mark.parametrize(("message_id", "policy", "first"), CASES)
 def test_longer_orders_of_actions(message_id: bytes | None, policy: LatePolicy, first: str) -> None:
     """The same, one action more: some 50 times the orders."""

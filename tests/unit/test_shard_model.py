@@ -89,7 +89,6 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
         check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
 
 
-@pytest.mark.slow
 @examples(40, 300)
 @given(
     history=histories,

@@ -18,10 +18,11 @@ import msgspec
 
 from tests.bench.peers.kafka import TARGET
 from tests.clients.programs import go_environ, made, node_packages, run_step
-from tests.harness.broker import Broker, wait_until
+from tests.harness.broker import Broker
 from tests.harness.java import compiled, jars, java, pinned_version
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+from tests.harness.waiting import is_in_time
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "peers"
@@ -67,7 +68,7 @@ def _server(directory: Path, command: Callable[[str, str], Sequence[str]]) -> It
             program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environ()
         )
     try:
-        if not wait_until(lambda: _is_open(port), deadline=time.monotonic() + START_S):
+        if not is_in_time(lambda: _is_open(port), deadline_s=time.monotonic() + START_S):
             raise RuntimeError(f"{program[0]} did not start\n{log.read_text()[-2_000:]}")
         yield f"127.0.0.1:{port}"
     finally:
