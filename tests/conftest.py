@@ -36,7 +36,7 @@ _no_deadline = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
 settings.register_profile("dev", _no_deadline)
-# The same examples in every run of everything (scripts/test), which judges the change; other runs
+# The same examples in every full run (scripts/test full), which judges the change; other runs
 # find new examples. It shows the first example that fails as it is: shrinking may take five
 # minutes, and a test that exceeds its time limit shows no reason. `TEST_EXAMPLES=whole
 # HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the same example and shrinks it.
@@ -68,7 +68,7 @@ SPARK_SECOND = {
 the others."""
 
 LONG_WITH_ALL_EXAMPLES = {"test_digest.py", "test_series.py", "test_shard_model.py"}
-"""Tests of these take up to half a minute with the examples of the run of everything."""
+"""Tests of these take up to half a minute with the examples of a full run."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -88,8 +88,7 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         then what is left.
 
         A service's test waits more than it computes, so that the processor would idle while all
-        workers run them. The run of everything keeps its order, in which the longest tests are the
-        first."""
+        workers run them. A full run keeps its order, in which the longest tests are the first."""
         if tiers.chosen(self.config) == "fast":
             serves = self.nodes.index(node) % 2 == 0
             preferred = next(

@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ WAIT_S = 60.0
 
 SLOW_S = 2.0
 """Processor time of a test that is slow, in s."""
+
+_SLOW = "slow"
+"""Property of a test that is, with its processor time in s."""
 
 
 def needs(item: pytest.Item) -> set[str]:
@@ -116,6 +120,9 @@ class Watch:
 
     def __init__(self) -> None:
         self._started = ""
+        self._began_s = 0.0
+        self._slow: dict[str, float] = {}
+        """Test -> its processor time in s, of all workers."""
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -142,10 +149,27 @@ class Watch:
         if report.skipped and marks & SERVERS.keys() and not hasattr(report, "wasxfail"):
             report.outcome = "failed"
             report.longrepr = f"tests on servers must not be skipped: {report.longrepr}"
+        used_s = time.process_time() - self._began_s
+        # With the examples of a full run any generated test is slow.
+        is_generated = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        is_exempt = is_generated and chosen(item.config) != "fast"
+        if report.when == "teardown" and used_s > SLOW_S and not marks and not is_exempt:
+            report.user_properties.append((_SLOW, used_s))
         return report
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """What was started before is not of this test."""
-        self._started = ""
+        self._started, self._began_s = "", time.process_time()
         return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what all workers found slow."""
+        used_s = dict(report.user_properties).get(_SLOW)
+        if isinstance(used_s, float):
+            self._slow[report.nodeid] = used_s
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the slow tests that lack the mark."""
+        for test, used_s in sorted(self._slow.items()):
+            terminalreporter.write_line(f"{used_s:.1f} s, mark it slow: {test}")

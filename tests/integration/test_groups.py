@@ -3,14 +3,17 @@
 import subprocess
 import sys
 
+import pytest
+
 from chronos.adapters.kafka.log import KafkaLog
 from tests.harness.broker import Broker
+
+pytestmark = pytest.mark.kafka
 
 QUERY = """
 import sys
 from chronos.adapters.kafka.log import KafkaLog
 
-pytestmark = pytest.mark.kafka
 log = KafkaLog(bootstrap_servers=sys.argv[1], properties={}, progress_topic="p", transaction_timeout_s=10)
 for number in range(5):
     assert log.committed(f"group-{sys.argv[2]}-{number}", "topic", 0) is None

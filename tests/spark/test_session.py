@@ -16,12 +16,13 @@ from pyspark.errors import AnalysisException, SparkRuntimeException
 from chronos.errors import ArchiveFailed
 from chronos.spark.session import CONNECTOR, one_line, session_settings
 
+pytestmark = pytest.mark.spark
+
 OPEN = """
 import sys
 from chronos.errors import SparkMissing
 from chronos.spark.session import open_session
 
-pytestmark = pytest.mark.spark
 log = open("spark.log", "ab")
 try:
     kafka = sys.argv[1] != "none"
