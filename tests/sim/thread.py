@@ -103,6 +103,8 @@ class ReplicaThread:
         """The thread makes no further steps and has closed everything."""
         self._given = STANDALONE
         """The assignment as of the last step."""
+        self._is_behind = False
+        """A log was found trimmed ahead of the replica in this step."""
         self._busy = False
         self._nudged = False
         self._wake_ms: int | None = None
@@ -266,6 +268,7 @@ class ReplicaThread:
         self.steps += 1
         self.step_began_ms = clock.now_ms()
         before, aborts = self.replica.role, self.replica.aborts
+        self._is_behind = False
         try:
             wake_ms = self.replica.step(clock.now_ms())
         except Crashed:
@@ -290,7 +293,8 @@ class ReplicaThread:
             return
         if self.replica.role != before:
             self.world.trace(f"{self.name} {self.replica.role} {self.replica.paused or ''}")
-            if before == ReplicaState.MASTER and self.replica.aborts == aborts:
+            has_failed = self._is_behind or self.replica.aborts > aborts
+            if before == ReplicaState.MASTER and not has_failed:
                 self._check_deposed()
         wait_ms = min(wake_ms - clock.now_ms(), node.settings.poll_ms)
         if self._nudged:
@@ -330,6 +334,7 @@ class ReplicaThread:
 
     def trimmed(self, text: str) -> None:
         """A log was trimmed ahead of this replica: it starts again from a checkpoint."""
+        self._is_behind = True
         settings = self.node.checkpoint_settings
         waited_for = settings is None or settings.away_ms >= AWAY_MS
         if self.process.coordinator is not None:
