@@ -118,6 +118,16 @@ set_up_python() {
     if command -v flock >/dev/null; then exec 9>&-; fi
 }
 
+# ------------------------------------------------------------------------------------- Style, types
+
+check_style() {
+    "$VENV/bin/ruff" check || fail "the style check failed; ./scripts/check --fix repairs most findings"
+    "$VENV/bin/ruff" format --check --quiet || fail "some files are not formatted; repair: ./scripts/check --fix"
+}
+
+# check_types [PATH]...: without a path everything that pyproject.toml names.
+check_types() { "$VENV/bin/mypy" "$@" || fail "the type check failed"; }
+
 # ---------------------------------------------------------------------- Java, Maven, Kafka, ZooKeeper
 
 need_java() {

@@ -33,26 +33,11 @@ class Profile:
         self._path = path
         self._began_s = time.monotonic()
         self._tests: list[dict[str, Any]] = []
-        self._starts: list[str] = []
-        sys.addaudithook(self._audit)
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Keep the commands that tests start as processes."""
-        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "chronos.fork"):
-            if event == "subprocess.Popen":
-                command = arguments[1]
-            else:
-                command = arguments[0] if event == "chronos.fork" else ()
-            words = [command] if isinstance(command, str | bytes) else command
-            text = event + " " + " ".join(map(os.fsdecode, words))
-            text = text.encode(errors="replace").decode()
-            self._starts.append(text[:80] + " ... " + text[-60:])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Measure a test with its fixtures."""
         wall_s, began_s = time.monotonic(), cpu_s()
-        self._starts = []
         try:
             return (yield)
         finally:
@@ -61,9 +46,6 @@ class Profile:
                     "test": item.nodeid,
                     "wall_s": round(time.monotonic() - wall_s, 3),
                     "cpu_s": round(cpu_s() - began_s, 3),
-                    "marks": sorted({mark.name for mark in item.iter_markers()}),
-                    "fixtures": sorted(getattr(item, "fixturenames", ())),
-                    "starts": self._starts[:20],
                 }
             )
 

@@ -35,6 +35,7 @@ RESOURCES = {
 
 GIVEN = {
     "Broker": "kafka",
+    "Cluster": "kafka",
     "Ensemble": "zookeeper",
     "SparkSession": "spark",
     "Browser": "browser",
@@ -67,11 +68,15 @@ def needs(item: pytest.Item) -> set[str]:
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
         return set()
-    types = " ".join(
-        inspect.formatannotation(definitions[-1].func.__annotations__.get("return", ""))
-        for definitions in info.name2fixturedefs.values()
-    )
-    return {GIVEN[name] for name in re.findall(r"\w+", types) if name in GIVEN}
+    given = set()
+    for definitions in info.name2fixturedefs.values():
+        fixture = definitions[-1].func
+        type_ = inspect.formatannotation(fixture.__annotations__.get("return", ""))
+        for name in GIVEN.keys() & set(re.findall(r"\w+", type_)):
+            # A class of the test's own may have the same name.
+            if getattr(fixture.__globals__.get(name), "__module__", "") != fixture.__module__:
+                given.add(GIVEN[name])
+    return given
 
 
 def of(item: pytest.Item) -> set[str]:

@@ -26,7 +26,7 @@ def assert_found(record_property: Callable[[str, object], None]) -> Callable[[st
 
     def check(name: str, fault: str) -> None:
         seed = first_seeds.find(name, fault)
-        if seed != first_seeds.kept().get(name, {}).get(fault, 0):
+        if seed != first_seeds.kept_seed(name, fault):
             record_property(PROPERTY, fault)
         assert seed is not None
 

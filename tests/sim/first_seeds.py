@@ -55,11 +55,15 @@ def kept() -> dict[str, dict[str, int]]:
     return json.loads(KEPT.read_text())  # type: ignore[no-any-return]
 
 
+def kept_seed(name: str, fault: str) -> int:
+    """The kept seed of a fault; a fault that seed 0 shows is not kept."""
+    return kept().get(name, {}).get(fault, 0)
+
+
 def find(name: str, fault: str) -> int | None:
     """A seed that shows the fault, the kept one before all others; None if none does."""
     simulation = PLANTED[name]
-    first = kept().get(name, {}).get(fault, 0)
-    seeds = dict.fromkeys([first, *range(simulation.seeds)])
+    seeds = dict.fromkeys([kept_seed(name, fault), *range(simulation.seeds)])
     with planted(simulation.faults[fault]):
         return next((seed for seed in seeds if finds(simulation.simulate, seed)), None)
 

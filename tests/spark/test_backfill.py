@@ -48,7 +48,7 @@ from chronos.spark.backfill.sending import (
 from chronos.spark.ledger import Attempt, BackfillReport, BackfillRun
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
-from tests.harness.waiting import check_deadline, wait_until
+from tests.harness.waiting import NotInTime, wait_until
 from tests.integration.flow import read_committed
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
@@ -381,7 +381,8 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
             )
         deadline = time.monotonic() + 400
         while not moment() and process.poll() is None:
-            check_deadline(deadline, log_path.read_text()[-4_000:])
+            if time.monotonic() >= deadline:
+                raise NotInTime(log_path.read_text()[-4_000:])
             time.sleep(0.005)
         kills += process.poll() is None
         process.send_signal(signal.SIGKILL)

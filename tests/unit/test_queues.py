@@ -76,7 +76,7 @@ class PartialLog(EmbeddedLog):
         return Refusing(self, super().writer(shard))
 
 
-class Running:
+class Service:
     """Three shards on one node, which are stepped by hand."""
 
     def __init__(self, path: Path) -> None:
@@ -204,19 +204,19 @@ class Running:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Running]:
-    service = Running(tmp_path)
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path)
     yield service
     service.close()
 
 
-def cut(service: Running, partition: int) -> None:
+def cut(service: Service, partition: int) -> None:
     """From now on a partition of the delay topic has no leader, and the masters know it."""
     service.log.leaderless.add((service.topics.delay, partition))
     service.run(11 * SECOND)
 
 
-def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Running) -> None:
+def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Service) -> None:
     """And the record arrives, and acts, once the partition of its id has a leader."""
     cut(service, 1)
     kept, gone, late = IDS[0][0], IDS[0][1:21], IDS[1][0]
@@ -244,7 +244,7 @@ def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Run
     service.check_replay(1)
 
 
-def test_records_of_an_id_keep_their_order_behind_a_queue(service: Running) -> None:
+def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> None:
     """What comes while the queue is written on goes behind it."""
     name, batch = IDS[1][0], service.config.delivery.batch_messages
     cut(service, 1)
@@ -280,7 +280,7 @@ def test_records_of_an_id_keep_their_order_behind_a_queue(service: Running) -> N
     service.check_replay(0)
 
 
-def test_deliveries_go_on_between_the_steps_that_write_on(service: Running) -> None:
+def test_deliveries_go_on_between_the_steps_that_write_on(service: Service) -> None:
     cut(service, 1)
     batch = service.config.delivery.batch_messages
     service.write(0, *[service.message(name, 500 * SECOND) for name in IDS[1][:40]] * (batch // 10))
@@ -301,7 +301,7 @@ def test_deliveries_go_on_between_the_steps_that_write_on(service: Running) -> N
     assert service.waits(0)[0] == 0
 
 
-def test_a_master_that_takes_over_finds_the_queues(service: Running) -> None:
+def test_a_master_that_takes_over_finds_the_queues(service: Service) -> None:
     """From its store, and from the log alone."""
     cut(service, 1)
     service.write(0, *(service.message(name, 500 * SECOND) for name in IDS[1][:5]))
@@ -319,7 +319,7 @@ def test_a_master_that_takes_over_finds_the_queues(service: Running) -> None:
     assert service.shards[1].replica.state.pending == 5
 
 
-def test_a_partition_that_refuses_records_without_a_word_is_found_alone(service: Running) -> None:
+def test_a_partition_that_refuses_records_without_a_word_is_found_alone(service: Service) -> None:
     """Two transactions fail; then what goes there waits, and what goes to the others is
     forwarded."""
     service.log.refusing.add((service.topics.delay, 1))
@@ -341,7 +341,7 @@ def test_a_partition_that_refuses_records_without_a_word_is_found_alone(service:
     service.check_replay(0)
 
 
-def test_rejections_wait_while_the_rejected_topic_takes_none(service: Running) -> None:
+def test_rejections_wait_while_the_rejected_topic_takes_none(service: Service) -> None:
     """The client's answer does not wait: the progress record has the reason. The letter has its
     text, cut."""
     partitions = service.log.topics()[service.topics.rejected].partitions
@@ -375,7 +375,7 @@ def test_rejections_wait_while_the_rejected_topic_takes_none(service: Running) -
 
 
 def test_a_held_record_that_its_partition_would_not_take_any_more_is_rejected(
-    service: Running,
+    service: Service,
 ) -> None:
     """Those before and behind it are forwarded."""
     cut(service, 1)
@@ -400,7 +400,7 @@ def test_a_held_record_that_its_partition_would_not_take_any_more_is_rejected(
 
 
 def test_beyond_the_bound_nothing_is_pulled_and_what_is_pending_is_delivered(
-    service: Running, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "HELD_MAX", 3)
     cut(service, 1)
@@ -422,7 +422,7 @@ def test_beyond_the_bound_nothing_is_pulled_and_what_is_pending_is_delivered(
     assert [reason for _, _, reason in service.rejected()] == [b"too-late"]
 
 
-def test_other_shards_forget_nothing_that_a_held_record_may_need(service: Running) -> None:
+def test_other_shards_forget_nothing_that_a_held_record_may_need(service: Service) -> None:
     cut(service, 1)
     service.write(0, service.message(IDS[0][0], 500 * SECOND))
     service.run(10)
