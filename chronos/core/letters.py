@@ -23,7 +23,6 @@ from chronos.core.message import (
     DELIVER_AT,
     DETAIL,
     DUE_AT,
-    EXPIRE_AT,
     ID,
     OCCURRENCE,
     ON_CONFLICT,
@@ -47,7 +46,7 @@ from chronos.core.size import batch_bytes
 RESOLUTIONS = ("replayed", "discarded")
 """The ends of a dead letter."""
 
-_KEPT = SCHEDULING - {ACTION, DELIVER_AT, DELAY, ON_CONFLICT, EXPIRE_AT}
+_KEPT = SCHEDULING - {ACTION, DELIVER_AT, DELAY, ON_CONFLICT}
 """Control headers on a dead letter that its replay has too."""
 
 
@@ -189,7 +188,7 @@ def replay(
     """Return shard, key and headers of the record that schedules a whole letter again, due at once;
     its value is the letter's.
 
-    The message keeps its id, its target and its own headers; an expiry that is over is left out.
+    The message keeps its id, its target and its own headers; an expiry that is over has no effect.
     `chronos-replayed` names the source of its first dead letter, so that of several replays of one
     letter only the first is accepted. An occurrence of a series gets that name as its id, because
     the series keeps its own. `rules`: of every shard, in order. Returns the rejection if the shard
@@ -209,9 +208,6 @@ def replay(
         (REPLAYED, first.encode()),
         *((name, value) for name, value in control.items() if name in _KEPT),
     ]
-    expire_at_ms = _number(control, EXPIRE_AT)
-    if expire_at_ms is not None and expire_at_ms > now_ms:
-        headers.append((EXPIRE_AT, b"%d" % expire_at_ms))
     if key is None:
         headers.append((ID, letter.id))
     found = parse(Record(0, now_ms, key, letter.record.value, headers), rules[shard])

@@ -501,17 +501,14 @@ class Checker:
             raise broken("1", f"{source} went to {topic} with key {record.key!r}")
         if stamp_ms < due_ms - EARLY_MS:
             raise broken("2", f"{source} is delivered {due_ms - stamp_ms} ms early")
+        expiry_ms = self._expiry_of(*source)
         if (
-            expected.expire_at_ms is not None
+            expiry_ms is not None
             and not self.world.faulty
-            and self.world.now_ms > expected.expire_at_ms + EARLY_MS
+            and self.world.now_ms > expiry_ms + EARLY_MS
         ):
             raise broken(
-                "1",
-                (
-                    f"{source} is delivered {self.world.now_ms - expected.expire_at_ms} ms after "
-                    "it expired"
-                ),
+                "1", f"{source} is delivered {self.world.now_ms - expiry_ms} ms after it expired"
             )
         # Every record that was readable half a second before the due time must be executed before
         # the delivery.
@@ -579,8 +576,9 @@ class Checker:
         if told[1] > min(self.attempts_max, expected.attempts or self.attempts_max):
             raise broken("8", f"{source} was attempted {told[1]} times, more often than its limit")
         if reason == "expired":
+            expiry_ms = self._expiry_of(*source)
             justified = expected.late_policy == "skip" or (
-                expected.expire_at_ms is not None and stamp_ms >= expected.expire_at_ms - EARLY_MS
+                expiry_ms is not None and stamp_ms >= expiry_ms - EARLY_MS
             )
         elif reason == "no-key":
             justified = expected.key is None and expected.target in self.brokers.compacted
@@ -689,7 +687,7 @@ class Checker:
                     del pending[holder]
             alive = holder is not None and holder in pending
             reason = self.refused.get(source)
-            expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
+            expiry_ms = None if holder is None else self._expiry_of(shard, holder)
             is_beyond = (
                 expected.verb == "reschedule"
                 and expiry_ms is not None
@@ -884,6 +882,15 @@ class Checker:
     def _first_of(self, shard: int, offset: int) -> int:
         """Return the first timestamp of a record, as accepted."""
         return _accepted_ms(self._record_at(shard, offset), self.expected[shard, offset])
+
+    def _expiry_of(self, shard: int, offset: int) -> int | None:
+        """Return the time after which a message is not delivered (epoch ms). A replay has none if
+        it was written after it."""
+        expected = self.expected[shard, offset]
+        expiry_ms = expected.expire_at_ms
+        if expected.verb == "replay" and expiry_ms is not None:
+            return expiry_ms if expiry_ms > self._first_of(shard, offset) else None
+        return expiry_ms
 
     def _check_place(
         self, source: tuple[int, int], expected: Expectation, reason: int | None

@@ -351,6 +351,7 @@ class Producers:
             message_id, is_keyed = replayed, True
         due_ms = self.world.now_ms
         own = [pair for pair in letter.headers or () if not pair[0].startswith("chronos-")]
+        expiry = headers.get("chronos-expire-at")
         command = Command(
             verb="replay",
             id=message_id,
@@ -361,6 +362,7 @@ class Producers:
             value=letter.value,
             headers=own,
             replayed=replayed,
+            expire_at_ms=None if expiry is None or int(expiry) <= due_ms else int(expiry),
         )
         pairs: Pairs = [
             *own,
@@ -372,6 +374,8 @@ class Producers:
         ]
         if command.target_key is not None:
             pairs.append(("chronos-target-key", command.target_key))
+        if expiry is not None:
+            pairs.append(("chronos-expire-at", expiry))
         self._write(self._partition(command), command, pairs, message_id if is_keyed else None)
 
     # Mistakes

@@ -145,7 +145,7 @@ def test_a_replay_keeps_the_attempts_that_its_producer_asked_for_and_counts_them
     assert (entry.options.attempts_max, entry.attempt) == (3, 1)
 
 
-def test_a_replay_keeps_an_expiry_that_is_not_over() -> None:
+def test_a_replay_keeps_an_expiry_that_is_not_over_when_it_is_written() -> None:
     assert scheduled(letter(expire_at=str(NOW_MS + 1)))[1].entry.expire_at_ms == NOW_MS + 1
     assert scheduled(letter(expire_at=str(NOW_MS)))[1].entry.expire_at_ms is None
 

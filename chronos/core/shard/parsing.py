@@ -473,7 +473,9 @@ def _message(
             expire_at_ms = time_of(control[EXPIRE_AT], record.timestamp_ms, rules.min_time_ms)
         except ValueError as error:
             return bad_value(EXPIRE_AT, error)
-        if expire_at_ms < due_ms:
+        if verb is Verb.REPLAY and expire_at_ms <= due_ms:
+            expire_at_ms = None  # A dead letter is replayed though its message has expired.
+        elif expire_at_ms < due_ms:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} is before the due time")
     options: Options | None = None
     if not control.keys().isdisjoint(OPTIONAL):
