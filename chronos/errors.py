@@ -62,7 +62,7 @@ class StoreInUse(Stop):
 
 class LogMismatch(Stop):
     """A topic was recreated, trimmed ahead of the store, given another number of partitions, or has
-    unknown records."""
+    unknown records; or a newer version of Chronos wrote it, the store or the roles."""
 
 
 class Deposed(Stop):

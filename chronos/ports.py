@@ -497,6 +497,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
     format: int
     """Version of the manifest."""
+    rules: int
+    """The number of the rules of its store, see `core.shard.progress`."""
     shard: int
     node: str
     """Id of the node that made it, for people."""

@@ -107,8 +107,6 @@ set_up_python() {
 
     project=$(digest "$ROOT/pyproject.toml")
     if ! is_current "$VENV/.installed-project" "$project"; then
-        # The distribution was called chronos once; both names side by side would be two owners of one command.
-        "$python" -m pip uninstall --quiet --disable-pip-version-check --yes chronos 2>/dev/null || true
         # The build backend is in the lock: nothing is fetched here.
         "$python" -m pip install --quiet --disable-pip-version-check --no-input \
             --no-index --no-deps --no-build-isolation --editable "$ROOT"

@@ -217,14 +217,13 @@ class Servers:
         return True
 
     def _read(self, route: dict[str, Any]) -> _Shard:
-        # A token is sent neither to an address that somebody else than its node has registered, nor
-        # to a node without TLS that was learned from one with it.
+        # A token is not sent to a node without TLS that was learned from one with it.
         scheme = (
             "https://" if all(address.startswith("https://") for address in self.given) else "http"
         )
 
         def usable(nodes: list[dict[str, Any]]) -> tuple[str, ...]:
-            found = [str(node["address"]) for node in nodes if node.get("announced") is True]
+            found = [str(node["address"]) for node in nodes]
             return tuple(each for each in found if each.startswith(scheme) and is_address(each))
 
         masters = [] if route["master"] is None else [route["master"]]

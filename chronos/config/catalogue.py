@@ -17,10 +17,10 @@ from chronos.config.model import Config
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 
-# The free mappings: the rest of a path below one is the name of a property or of a filter, or a
-# pattern of topics, which contains dots.
+# The free mappings: the rest of a path below one is the name of a property, or a pattern of topics,
+# which contains dots.
 PROPERTIES: Final = "log.kafka.properties"
-MAPS: Final = {PROPERTIES: "properties", "delivery.rates": "rates", "admin.filters": "filters"}
+MAPS: Final = {PROPERTIES: "properties", "delivery.rates": "rates"}
 """By path: what its items are."""
 
 MASK: Final = "********"

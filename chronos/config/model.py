@@ -22,7 +22,6 @@ from chronos.config.values import (
     Address,
     Addresses,
     Duration,
-    Filters,
     Hosts,
     Name,
     Patterns,
@@ -263,13 +262,6 @@ class DeliveryConfig(Section):
         "Create target topics that do not exist. It is off by default, so that messages for a "
         "mistyped topic are dead-lettered and not written to a topic without readers. The embedded "
         "log creates every target, whatever is set.",
-    )
-    open_transactions: Literal["deliver", "wait"] = key(
-        "deliver",
-        "What happens to due messages while a producer's open transaction holds back later "
-        "records of the delay topic. `deliver`: they are delivered, so that no producer can stop "
-        "the deliveries of others; a cancel that is held back may be too late. `wait`: they are "
-        "delivered once every record that was in the log when they were due can be read.",
     )
     transaction_timeout: Duration = key(
         "10s",
@@ -539,15 +531,6 @@ class AdminConfig(Section):
         "the machine, `host` and the name in `advertised` are always served. A request for "
         "another name is refused, because a web site could otherwise make its own name that of "
         "this node (DNS rebinding).",
-    )
-    filters: Filters = Field(
-        default_factory=dict,
-        description=(
-            "Filters that the console shows as links above its lists, as `{name: address}`: one "
-            "of the views `messages`, `dead-letters` and `rejected` with its query, for example "
-            "`dead-letters?target=orders&reason=target-missing`, as the address of the browser "
-            "has it after `/ui/`. They are links in the order of the file, and give no rights."
-        ),
     )
     archive_audits: Text | None = key(
         None,

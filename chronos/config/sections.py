@@ -240,13 +240,6 @@ class RegistryConfig(Section):
         least="2s",
         most="1h",
     )
-    order_config: bool = key(
-        False,
-        (
-            "Attach the values of the namespace `ORDER_TOPIC_CONFIG` to the routes of the topics "
-            "they are named after."
-        ),
-    )
 
 
 class ReplicationConfig(Section):

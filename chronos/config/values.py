@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any, Final
-from urllib.parse import parse_qsl, urlencode
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -236,32 +235,6 @@ def _rate(text: str) -> str:
     return text.strip()
 
 
-FILTERED_VIEWS = ("messages", "dead-letters", "rejected")
-"""The views of the console that a saved filter may open."""
-
-
-def _filter_name(text: str) -> str:
-    name = text.strip()
-    if not 0 < len(name) <= 100:
-        raise ValueError("the name of a filter has 1 to 100 characters")
-    return name
-
-
-def _filter(text: str) -> str:
-    view, _, query = text.strip().removeprefix("/ui/").partition("?")
-    if view not in FILTERED_VIEWS:
-        raise ValueError(
-            f"{quoted(text)} begins with none of the views {', '.join(FILTERED_VIEWS)}"
-        )
-    try:
-        conditions = parse_qsl(query, strict_parsing=True)
-    except ValueError:
-        conditions = []
-    if not conditions:
-        raise ValueError(f"{quoted(text)} has no query, as in dead-letters?target=orders")
-    return f"{view}?{urlencode(conditions)}"
-
-
 def is_loopback(host: str) -> bool:
     """Return whether an address to listen on is reached from this machine only."""
     try:
@@ -286,9 +259,6 @@ Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 Rates = Mapping[
     Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]
-]
-Filters = Mapping[
-    Annotated[str, AfterValidator(_filter_name)], Annotated[str, AfterValidator(_filter)]
 ]
 Hosts = Annotated[tuple[str, ...], AfterValidator(_hosts)]
 Voters = Annotated[tuple[str, ...], AfterValidator(_voters)]

@@ -65,12 +65,6 @@ _GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][
 
 STATE_KEY = META + b"state"
 IDENTITY_KEY = META + b"identity"
-PLACED_KEY = META + b"placed"
-"""The row of a store that was replayed to the end of its logs, and then had no ids of other
-shards."""
-
-PLACED = b"\x01"
-"""The value of that row. Earlier it was empty, and said so before the logs were replayed."""
 
 
 def entry_key(due_ms: int, offset: int) -> bytes:

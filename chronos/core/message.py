@@ -6,9 +6,9 @@ Values only: `parsing` makes commands of records, `rules` holds what the configu
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from chronos.core.keys import generated_id
 
@@ -185,9 +185,9 @@ LATE_POLICIES = {
 
 
 class Repetition(Struct, frozen=True, array_like=True, gc=False):
-    """The rhythm of a series. Field order is the layout: append only, with a default."""
+    """The rhythm of a series. Field order is the layout."""
 
-    kind: int
+    kind: Annotated[int, Meta(ge=1, le=Repeat.CRON.value)]
     """A `Repeat`."""
     values: tuple[int, ...] = ()
     """`EVERY`: the interval (ms). `BACKOFF`: base (ms), factor in thousandths, cap (ms). `CRON`:
@@ -200,14 +200,14 @@ class Repetition(Struct, frozen=True, array_like=True, gc=False):
     """Most occurrences; 0: without limit."""
     until_ms: int = 0
     """The last due time (epoch ms) that an occurrence may have; 0: without limit."""
-    late_policy: int = LatePolicy.FIRE_ONCE
+    late_policy: Annotated[int, Meta(ge=1, le=LatePolicy.SKIP.value)] = LatePolicy.FIRE_ONCE
     planned_ms: int = 0
     """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0:
     it is."""
 
 
 class Options(Struct, frozen=True, array_like=True, gc=False):
-    """What few messages ask for. Field order is the layout: append only, with a default."""
+    """What few messages ask for. Field order is the layout."""
 
     attempts_max: int = 0
     """Most attempts to deliver it (`chronos-attempts`); 0: the configuration's."""
@@ -228,8 +228,7 @@ class IdOrder(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):
-    """A pending message as the store keeps it. Field order is the layout: append only, with a
-    default."""
+    """A pending message as the store keeps it. Field order is the layout."""
 
     id: bytes | None
     """The user's key, or the generated id of an entry that has left the position in that id; else

@@ -206,7 +206,7 @@ def reassigned(before: Roles | None, roles: Roles | None, shards: int) -> Collec
     changed."""
     if roles is before:
         return ()
-    if before is None or roles is None or roles.rules != before.rules:
+    if before is None or roles is None:
         return range(shards)
     was, now = before.decisions.shards, roles.decisions.shards
     return [shard for shard in range(shards) if was.get(shard) != now.get(shard)]

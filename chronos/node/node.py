@@ -26,7 +26,6 @@ from chronos.core.cluster.roles import OK, Member
 from chronos.core.keys import STATE_KEY
 from chronos.core.selector import Selector
 from chronos.core.shard.codec import FRESH, Identity, unpack_state
-from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBootstrap
@@ -499,7 +498,6 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
-            rules=RULES,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards

@@ -504,7 +504,6 @@ def make_shard(
                     linger_ms=delivery.linger,
                     pull=config.workers.pull,
                     push=config.workers.push,
-                    wait_for_transactions=delivery.open_transactions == "wait",
                 ),
                 delay_topic=topics.delay,
                 progress_topic=topics.progress,

@@ -1,6 +1,7 @@
 """Records to rows of the archive's tables: Arrow batches and DataFrames in, the same out."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from chronos.core.message import (
 )
 from chronos.core.series import shift_ms
 from chronos.core.shard.parsing import parse
-from chronos.core.shard.progress import RULES, Outcome, Progress, unpack_progress
+from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
@@ -62,9 +63,6 @@ exists only to be large."""
 
 REFUSED = "refused"
 """The verb of a record that asks for nothing that can be done."""
-
-BEFORE_FOLDING = 2
-"""The last rules by which a header in another spelling was the producer's own."""
 
 PARSED = (
     "verb",
@@ -112,21 +110,18 @@ def parse_messages(shards: int) -> Callable[[Batches], Batches]:
     """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same
     and `PARSED`.
 
-    Parsed by the newest rules of replay, which depend on no settings. The refusals of a master are
-    in the progress records, those of older rules too, which refused what newer ones accept. What
-    only newer rules refuse is parsed by those that accept it."""
+    Parsed by the rules of replay, which depend on no settings. The refusals of a master are in the
+    progress records."""
 
     def parsed(batches: Batches) -> Batches:
-        rules: dict[tuple[int, int], Rules] = {}
+        rules: dict[int, Rules] = {}
         for batch in batches:
             yield _parse_batch(batch, rules, shards)
 
     return parsed
 
 
-def _parse_batch(
-    batch: pa.RecordBatch, rules: dict[tuple[int, int], Rules], shards: int
-) -> pa.RecordBatch:
+def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) -> pa.RecordBatch:
     rows: list[Parsed] = []
     headers = batch.column("headers")
     ends = headers.offsets.to_pylist()
@@ -141,11 +136,7 @@ def _parse_batch(
         ends, ends[1:], *columns, strict=False
     ):
         record = Record(offset, timestamp_ms, key, value, pairs[begin:end])
-        parsed = _parsed(record, _rules(rules, shard, shards, RULES))
-        if parsed[0] == REFUSED:
-            older = _parsed(record, _rules(rules, shard, shards, BEFORE_FOLDING))
-            parsed = parsed if older[0] == REFUSED else older
-        rows.append(parsed)
+        rows.append(_parsed(record, _rules(rules, shard, shards)))
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
     added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
     return pa.RecordBatch.from_arrays(
@@ -153,12 +144,12 @@ def _parse_batch(
     )
 
 
-def _rules(rules: dict[tuple[int, int], Rules], shard: int, shards: int, number: int) -> Rules:
-    """The rules of this number of one shard, made once."""
-    found = rules.get((shard, number))
+def _rules(rules: dict[int, Rules], shard: int, shards: int) -> Rules:
+    """The rules of one shard, made once."""
+    found = rules.get(shard)
     if found is None:
-        found = rules[shard, number] = Rules(
-            shard=shard, shards=max(shards, shard + 1), max_delay_ms=NO_LIMIT_MS, number=number
+        found = rules[shard] = Rules(
+            shard=shard, shards=max(shards, shard + 1), max_delay_ms=NO_LIMIT_MS
         )
     return found
 
@@ -229,11 +220,15 @@ def _label(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def unpack_steps(batches: Batches) -> Batches:
+def unpack_steps(shards: int) -> Callable[[Batches], Batches]:
     """Progress records `(shard, offset, timestamp_ms, value)` -> the table `progress`, without its
     hours."""
+    return partial(_unpack_steps, shards)
+
+
+def _unpack_steps(shards: int, batches: Batches) -> Batches:
     for batch in batches:
-        steps = [(*key, unpack_progress(value), value) for *key, value in _rows(batch)]
+        steps = [(*key, unpack_progress(value, shards), value) for *key, value in _rows(batch)]
         yield _columns(
             [
                 [
@@ -247,20 +242,15 @@ def unpack_steps(batches: Batches) -> Batches:
                     step.cursor_due_ms,
                     str(step.cursor_offset),
                     step.pull_offset,
-                    *_counts(step),
+                    *step.counts,
                     len(step.refused),
                     value,
                     [{"first": first, "last": last} for first, last in step.unreadable] or None,
-                    step.rules,
                 ]
                 for shard, offset, timestamp_ms, step, value in steps
             ],
             _STEP_TYPES,
         )
-
-
-def _counts(step: Progress) -> list[int]:
-    return [*step.counts, *[0] * (len(Outcome) - len(step.counts))]
 
 
 _STEP_TYPES: list[tuple[str, Any]] = [
@@ -278,7 +268,6 @@ _STEP_TYPES: list[tuple[str, Any]] = [
     ("refused", pa.int64()),
     ("value", pa.binary()),
     ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
-    ("rules", pa.int32()),
 ]
 
 _DECISION_TYPES: list[tuple[str, Any]] = [
@@ -298,13 +287,17 @@ _DECISION_TYPES: list[tuple[str, Any]] = [
 ]
 
 
-def unpack_decisions(batches: Batches) -> Batches:
+def unpack_decisions(shards: int) -> Callable[[Batches], Batches]:
     """Progress records `(shard, offset, timestamp_ms, value)` -> the table `decisions`, without its
     hours."""
+    return partial(_unpack_decisions, shards)
+
+
+def _unpack_decisions(shards: int, batches: Batches) -> Batches:
     for batch in batches:
         rows: list[list[Any]] = []
         for shard, offset, timestamp_ms, value in _rows(batch):
-            step, at = unpack_progress(value), [shard, offset, timestamp_ms]
+            step, at = unpack_progress(value, shards), [shard, offset, timestamp_ms]
             refused = [*step.refused, *_unreadable(step), *_too_large(step)]
             held = {hold.offset: hold.destination for hold in step.held}
             rows += [
@@ -477,18 +470,22 @@ def messages_of(shards: int) -> Callable[[DataFrame], DataFrame]:
     return made
 
 
-def steps_of(records: DataFrame) -> DataFrame:
+def steps_of(shards: int) -> Callable[[DataFrame], DataFrame]:
     """Progress records -> `progress`."""
-    return _progress(records).mapInArrow(unpack_steps, schema.columns_of(schema.PROGRESS))
+    columns = schema.columns_of(schema.PROGRESS)
+    return lambda records: _progress(records).mapInArrow(unpack_steps(shards), columns)
 
 
-def decisions_of(records: DataFrame) -> DataFrame:
+def decisions_of(shards: int) -> Callable[[DataFrame], DataFrame]:
     """Progress records -> `decisions`."""
-    return _progress(records).mapInArrow(unpack_decisions, schema.columns_of(schema.DECISIONS))
+    columns = schema.columns_of(schema.DECISIONS)
+    return lambda records: _progress(records).mapInArrow(unpack_decisions(shards), columns)
 
 
 def _progress(records: DataFrame) -> DataFrame:
-    return raw(records).select(f.col("partition").alias("shard"), "offset", "timestamp_ms", "value")
+    """The progress records, without those of other programs (see `progress.is_foreign`)."""
+    own = raw(records).where(f.col("key").isNull() & (f.coalesce(f.size("headers"), f.lit(0)) <= 0))
+    return own.select(f.col("partition").alias("shard"), "offset", "timestamp_ms", "value")
 
 
 def with_receipt(records: DataFrame) -> DataFrame:

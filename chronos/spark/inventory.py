@@ -4,8 +4,8 @@ of rows.
     <location>/_files/<folder>.json    {"files": {"<path below the folder>": [<bytes>, <rows>]}}
 
 A batch is recorded once its files are written, and its record is removed before they are: a folder
-without a record is one of an older version of Chronos, or one that is not complete. Law: a file
-that was recorded and is not there, or is another one, is named before anything is judged or sent.
+without a record is not complete. Law: a file that was recorded and is not there, or is another one,
+is named before anything is judged or sent.
 """
 
 from collections.abc import Iterable, Mapping

@@ -152,9 +152,9 @@ class BackfillReport(Struct, frozen=True, kw_only=True):
     """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None
     attempts: int = 0
-    archived_ms: int | None = None
+    archived_ms: int = 0
     """The end of the archive when the plan was made, epoch ms: messages due after it may be left
-    out; 0: it had none yet. None: a plan of an older version."""
+    out; 0: it had none yet."""
 
 
 REPLAY_OF = "x-chronos-replay-of"

@@ -215,7 +215,6 @@ PROGRESS = Table(
                 "their batches cannot be read"
             ),
         ),
-        ("rules", IntegerType(), True, "number of the rules that the step was decided by; null: 1"),
     ),
 )
 

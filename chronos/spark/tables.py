@@ -32,8 +32,7 @@ class Tables(Struct, frozen=True, kw_only=True):
 
 
 def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table) -> DataFrame:
-    """A table of the archive, written by this or an older version; empty if nothing was archived to
-    it yet."""
+    """A table of the archive; empty if nothing was archived to it yet."""
     kinds = schema.table_schema(table)
     if not storage.folders(table.name):
         return spark.createDataFrame([], kinds)

@@ -103,7 +103,7 @@ def measure(bench: Bench, rate: int, shards: int, seconds: float) -> Used:
     committed = [
         at_ms
         for shard in range(shards)
-        for at_ms, _ in progress_of(bench, f"{prefix}.progress", shard)
+        for at_ms, _ in progress_of(bench, f"{prefix}.progress", shard, shards)
         if began_s <= at_ms / 1_000 < ended_s
     ]
     late = results[1] if results else {"p50_ms": 0.0, "p99_ms": 0.0}

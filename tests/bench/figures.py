@@ -171,14 +171,15 @@ class Bench:
         self.add(figure, measured, f">= {bar} PT", rate >= bar * self.pt, rate=rate)
 
 
-def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Progress]]:
+def progress_of(bench: Bench, topic: str, shard: int, shards: int) -> list[tuple[int, Progress]]:
     """`(broker timestamp, progress record)` of every progress record of a shard, in order."""
     found: list[tuple[int, Progress]] = []
-    for messages in load.read(bench.broker.bootstrap, topic, partition, idle=False):
+    for messages in load.read(bench.broker.bootstrap, topic, shard, idle=False):
         if messages is None:
             return found
         found += [
-            (message.timestamp()[1], unpack_progress(message.value())) for message in messages
+            (message.timestamp()[1], unpack_progress(message.value(), shards))
+            for message in messages
         ]
     return found
 
@@ -310,7 +311,7 @@ def records_of(bench: Bench, prefix: str, shards: int) -> list[tuple[int, Progre
     return [
         record
         for shard in range(shards)
-        for record in progress_of(bench, f"{prefix}.progress", shard)
+        for record in progress_of(bench, f"{prefix}.progress", shard, shards)
     ]
 
 

@@ -106,7 +106,7 @@ def _ingest(
         resident = resident or service.resident_bytes()
     records = [
         (at, record.pull_offset)
-        for at, record in progress_of(bench, f"{prefix}.progress", 0)
+        for at, record in progress_of(bench, f"{prefix}.progress", 0, 1)
         if record.log_epoch == 2
     ]
     begun, *quarters = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.shard.progress import Progress, pack_progress
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from tests.bench import load
 from tests.bench.figures import Bench
 
@@ -143,10 +143,11 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
         cluster=cluster,
         node="n",
         instance="i",
+        shards=PARTITIONS,
         cursor_due_ms=0,
         cursor_offset=0,
         pull_offset=0,
-        counts=(0,) * 7,
+        counts=(0, *NO_OUTCOMES),
     )
     producer.produce(own["progress"], pack_progress(step), partition=0)
     if producer.flush(60) > 0:

@@ -70,7 +70,10 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
     return records
 
 
-WRITER = WriterEpoch(cluster="shop", node="bench", instance="bench", role_epoch=1, log_epoch=1)
+SHARDS = 4
+WRITER = WriterEpoch(
+    cluster="shop", node="bench", instance="bench", shards=SHARDS, role_epoch=1, log_epoch=1
+)
 
 
 def _recorded(staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
@@ -101,7 +104,7 @@ def _step(
 
 
 def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:
-    rules = Rules(shard=0, shards=4)
+    rules = Rules(shard=0, shards=SHARDS)
     store = RocksStore(directory)
     shard = Shard(rules=rules, state=FRESH, view=store)
     way = "ingest with a key" if keyed else "ingest"
@@ -131,7 +134,7 @@ def _pusher(rules: Rules) -> Pusher:
 
 def _series(watch: _Stopwatch, directory: Path) -> None:
     """10,000 series of 1 s, each step with half of them; the first occurrences are not measured."""
-    rules = Rules(shard=0, shards=4)
+    rules = Rules(shard=0, shards=SHARDS)
     store = RocksStore(directory)
     shard = Shard(rules=rules, state=FRESH, view=store)
     for batch in range(2):

@@ -15,7 +15,6 @@ from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, OF_ZOOKEEPER, Fault, epochs_complaints, plan
 from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.chaos.report import Report
-from tests.chaos.upgrade import BEFORE, upgrade
 from tests.chaos.world import Scene, World, bring_up
 from tests.harness.broker import Broker
 from tests.harness.service import ServiceError
@@ -78,23 +77,7 @@ def main() -> int:
             "two have clocks 400 ms apart and drifting, with all features, and check every message"
         ),
     )
-    parser.add_argument(
-        "--upgrade",
-        nargs="?",
-        const=BEFORE,
-        metavar="COMMIT",
-        help=(
-            "instead of the faults: upgrade three nodes and one on the embedded log from this "
-            f"commit to this checkout, forth and back, and check every message (default "
-            f"{BEFORE[:7]}, the last one with other rules)"
-        ),
-    )
     arguments = parser.parse_args()
-    if arguments.upgrade is not None:
-        try:
-            return upgrade(arguments.upgrade, arguments.seed, arguments.coordinator)
-        except LookupError as error:
-            parser.error(str(error))
     if arguments.clocks is not None:
         return kill_with_clocks(arguments.clocks, arguments.seed)
     if arguments.kills is not None:

@@ -513,7 +513,7 @@ def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[
             if batch is None:
                 break
             for message in batch:
-                progress = unpack_progress(message.value())
+                progress = unpack_progress(message.value(), shards)
                 if progress.log_epoch < last:
                     found.append(
                         f"shard {shard}: {progress.node} committed with epoch "

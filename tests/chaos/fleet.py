@@ -27,7 +27,6 @@ class Node(Service):
         *,
         bootstrap: str,
         settings: dict[str, object],
-        source: Path | None = None,
     ) -> None:
         self._clock_path = data_dir.with_name(data_dir.name + ".clock")
         super().__init__(
@@ -36,7 +35,6 @@ class Node(Service):
             settings=settings,
             environ={ENVIRONMENT: str(self._clock_path)},
             module="tests.chaos.stepped",
-            source=source,
         )
 
     def set_clock(self, wrong_ms: int) -> None:
@@ -85,7 +83,6 @@ class Fleet:
     """`count` nodes on the same topics. Their data stays in `directory` across restarts.
 
     `zookeeper`: its servers; None: the coordinator is Kafka. `raft`: the nodes themselves vote.
-    `source`: the checkout that all nodes are of at first; None: this one.
     """
 
     def __init__(
@@ -100,7 +97,6 @@ class Fleet:
         session_s: int = SESSION_S,
         settings: dict[str, object] | None = None,
         node_settings: Callable[[str], dict[str, object]] = lambda _: {},
-        source: Path | None = None,
     ) -> None:
         self.shards = shards
         self.session_s = session_s
@@ -117,7 +113,6 @@ class Fleet:
                     **(settings or {}),
                     **node_settings(name),
                 },
-                source=source,
             )
             for name in names
         }

@@ -30,14 +30,14 @@ from chronos.adapters.checkpoints.files import (
 from chronos.adapters.checkpoints.folder import CheckpointFolder
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY, entry_key
-from chronos.core.shard.codec import Identity, State, pack_identity, pack_state
+from chronos.core.shard.codec import RULES, Identity, State, pack_identity, pack_state
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 from tests.harness.memory import MemoryStore
 from tests.unit.drivers import MASTER_RULES, Master, Replica, opened
-from tests.unit.histories import Step, histories
+from tests.unit.histories import SHARDS, Step, histories
 
 NOW_MS = 1_800_000_000_000
 SHARD = 3
@@ -237,7 +237,7 @@ def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
     replica.store.rows = rows
     replica.shard = opened(replica.store)
     for offset, timestamp_ms, data in master.progress[at:]:
-        replica.follow(unpack_progress(data), offset, timestamp_ms)
+        replica.follow(unpack_progress(data, SHARDS), offset, timestamp_ms)
     assert digest(replica.store) == digest(master.store)
 
 
@@ -333,6 +333,7 @@ def test_a_manifest_has_its_golden_bytes() -> None:
     number."""
     assert decode_manifest(GOLDEN.encode(), "here") == Checkpoint(
         format=1,
+        rules=1,
         shard=SHARD,
         node="n-1",
         version="0.1.0",
@@ -354,12 +355,30 @@ def test_a_manifest_has_its_golden_bytes() -> None:
 
 
 GOLDEN = """{
-  "format": 1, "shard": 3, "node": "n-1", "version": "0.1.0", "made_at_ms": 1800000000000,
+  "format": 1, "rules": 1, "shard": 3, "node": "n-1", "version": "0.1.0", "made_at_ms": 1800000000000,
   "identity": ["c", 3, 4, "delay", "d1", "progress", "p1"],
   "applied": 7, "pull_offset": 70, "cursor_due_ms": 5, "cursor_offset": 6, "progress_ms": 8, "pending": 9,
   "digest": "0123", "remembered_ms": 21780000,
   "files": [{"name": "000008.sst", "bytes": 12, "blake2b": "ab"}]
 }"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (
+            RULES + 1,
+            f"here was written by rules {RULES + 1}, .* up to {RULES}: .* Upgrade",
+        ),
+        (0, "here names rules 0, which there never were"),
+        ("x", "this checkpoint is damaged"),
+    ],
+)
+def test_rules_that_are_not_known_are_named_whatever_else_a_manifest_has(
+    rules: object, why: str
+) -> None:
+    with pytest.raises(StoreCorrupt, match=why):
+        decode_manifest(json.dumps({"format": 1, "rules": rules, "shard": []}).encode(), "here")
 
 
 # ------------------------------------------------------------------------------- Storage that fails
@@ -544,6 +563,7 @@ def test_a_manifest_of_another_store_is_found(case: CopyingNode, tmp_path: Path)
     ("change", "kept"),
     [
         ({"format": 2}, False),
+        ({"rules": RULES + 1}, False),
         ({"files": [{"name": "../x", "bytes": 1, "blake2b": ""}]}, False),
         ({"files": [{"name": "/etc/x", "bytes": 1, "blake2b": ""}]}, False),
         ({"files": [{"name": MANIFEST, "bytes": 1, "blake2b": ""}]}, False),
@@ -555,8 +575,8 @@ def test_a_manifest_of_another_store_is_found(case: CopyingNode, tmp_path: Path)
 def test_an_invalid_manifest_is_ignored(
     case: CopyingNode, change: dict[str, object], kept: bool
 ) -> None:
-    """A newer format, paths outside the folder, a position other than its name; additional fields
-    are accepted."""
+    """A newer format or rules, paths outside the folder, a position other than its name; additional
+    fields are accepted."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
@@ -677,6 +697,19 @@ def test_a_stream_of_another_store_than_its_manifest_is_found(
     with pytest.raises(StoreCorrupt, match="does not match its manifest: digest"):
         case.copier.receive([wrong], tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+def test_a_stream_of_newer_rules_is_refused_before_its_store_is_read(
+    case: CopyingNode, tmp_path: Path
+) -> None:
+    store = case.store()
+    fill(store, 7)
+    with case.copier.temporary_copy(SHARD, store, NOW_MS) as (folder, described):
+        newer = b"".join(pack(folder, replace(described, rules=RULES + 1, digest="0" * 32)))
+    with pytest.raises(StoreCorrupt, match=f"by rules {RULES + 1}, .* Upgrade this node"):
+        case.copier.receive([newer], tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    assert case.left() == []
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

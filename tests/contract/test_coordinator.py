@@ -40,7 +40,6 @@ from chronos.core.cluster.heartbeats import (
 )
 from chronos.core.cluster.roles import (
     ClusterState,
-    Member,
     ReplicaReport,
     Request,
     Roles,
@@ -233,8 +232,8 @@ class KafkaCluster(RealCluster):
         self._timing = PATIENT
 
     def expel(self, node: str) -> None:
-        """As another client of the topic could: end its transactions, and say leave record in its
-        name."""
+        """As another client of the topic could: end its transactions, and write a leave record in
+        its name."""
         incarnations = [
             record
             for entry in self._entries()
@@ -704,40 +703,6 @@ def test_what_is_set_at_run_time_reaches_every_member_and_survives_the_controlle
     until(cluster, lambda: known_roles(b).configured == {}, b)
     request(cluster, b, Request(kind="limit", node="", pattern="orders.*"))
     until(cluster, lambda: known_roles(b).limited == {}, b)
-
-
-def test_the_rules_number_is_raised_once_every_node_announces_it_and_survives_the_controller(
-    cluster: Cluster,
-) -> None:
-    """A rolling upgrade of two nodes: while one is away, and while one announces none, the number
-    stays."""
-    a, b = pair(cluster)
-    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
-    until(cluster, lambda: not is_refused(lambda: a.report(upgraded("a"))), a, b)
-    until(cluster, lambda: b.look().members["a"].rules == 2, a, b)
-    b.leave()
-    until(cluster, lambda: masters(a) == {"a"}, a)
-    assert (list(known_roles(a).away), known_roles(a).rules) == (["b"], 1)
-    b.join(upgraded("b"))
-    until(cluster, lambda: known_roles(a).rules == known_roles(b).rules == 2, a, b)
-    assert {node: each.rules for node, each in a.look().members.items()} == {"a": 2, "b": 2}
-    a.leave()
-    until(cluster, lambda: masters(b) == {"b"}, b)
-    a.join(member("a"))
-    until(cluster, lambda: masters(b) == {"a", "b"} or "a" in b.look().members, a, b)
-    noted = Noted()
-    until(cluster, lambda: any("a" in view.members for view in noted.views), a, b, plan=noted)
-    joined_again = next(view for view in noted.views if "a" in view.members)
-    assert (
-        joined_again.members["a"].rules,
-        joined_again.roles.rules,
-        plan(joined_again).rules,
-    ) == (1, 2, 2)
-
-
-def upgraded(node: str) -> Member:
-    """The report of a node that announces the rules number 2."""
-    return replace(member(node), rules=2)
 
 
 def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster: Cluster) -> None:

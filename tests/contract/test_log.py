@@ -15,7 +15,7 @@ from chronos.core.message import Entry, Record
 from chronos.core.selector import Selector
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
-from chronos.core.shard.progress import RULES, Progress, pack_progress
+from chronos.core.shard.progress import Progress, pack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection
@@ -719,8 +719,8 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
 def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_has_read(
     case: LogCase,
 ) -> None:
-    """Its last committed record, whatever was aborted after it; a cursor in the middle of a time
-    tells nothing."""
+    """Its last committed record, whatever was aborted or written by another program after it; a
+    cursor in the middle of a time tells nothing."""
     now_ms = 1_700_000_000_000
     writer = case.log.writer(1)
     elsewhere = Elsewhere(case.log, case.progress, lambda: {0: FRESH, 1: FRESH})
@@ -733,17 +733,22 @@ def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_ha
             cluster="c",
             node="n",
             instance="i",
+            shards=2,
             cursor_due_ms=now_ms + minute * 60_000,
             cursor_offset=offset,
             pull_offset=0,
             counts=(),
-            rules=RULES,
         )
         commit(writer, [], pack_progress(progress))
     writer.send([], b"aborted")
     with pytest.raises(ClockDisagrees):
         writer.commit(refuse)
     writer.close()
+    foreign = [
+        outgoing(case.progress, key=b"k", partition=1),
+        outgoing(case.progress, headers=[("a", b"1")], partition=1),
+    ]
+    case.log.append(foreign, TIMEOUT_S)
     settled_end(case, case.progress, 1)
     elsewhere.step(now_ms + 1, {1})
     assert elsewhere.read_ms(0) == 0, "it is not looked at all the time"

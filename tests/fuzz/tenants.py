@@ -55,7 +55,7 @@ def token_file(folder: Path) -> Path:
     """The file of the tokens."""
     path = folder / "tokens.yaml"
     entries = [{"name": name, "sha256": digest(name), **entry} for name, entry in ENTRIES.items()]
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
+    path.write_text(json.dumps({"tokens": entries}))
     return path
 
 

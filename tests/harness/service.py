@@ -51,18 +51,14 @@ class Service:
         environ: dict[str, str] | None = None,
         output: Path | None = None,
         module: str = "chronos",
-        source: Path | None = None,
     ) -> None:
-        """`module` is the module that Python runs; it takes the arguments of `chronos`. `source` is
-        the checkout that it is of; None: this one."""
+        """`module` is the module that Python runs; it takes the arguments of `chronos`."""
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = output or data_dir.with_name(data_dir.name + ".log")
         self._environ = environ or {}
         self._module = module
-        self.source = source
-        """Of the next start."""
         self.settings: dict[str, object] = {
             "node.data_dir": data_dir,
             "admin.port": self.port,
@@ -89,7 +85,7 @@ class Service:
         for path, value in self.settings.items():
             arguments += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:
-            is_usual = (self._module, self.source, self._environ) == ("chronos", None, {})
+            is_usual = (self._module, self._environ) == ("chronos", {})
             if self.forked and is_usual and self._process is None:
                 with open(os.devnull) as nothing:
                     files = [nothing.fileno(), output.fileno(), output.fileno()]
@@ -101,8 +97,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=self.source,
-                env={**os.environ, **of_source(self.source), **self._environ},
+                env={**os.environ, **self._environ},
             )
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:
@@ -335,12 +330,6 @@ def consecutive_ports(service: Service, count: int) -> None:
     service.port = first
     service.url = f"http://127.0.0.1:{service.port}"
     service.settings["admin.port"] = service.port
-
-
-def of_source(source: Path | None) -> dict[str, str]:
-    """Return the environment of a Python that imports Chronos from a checkout; None: from this
-    one, as the caller does."""
-    return {} if source is None else {"PYTHONPATH": str(source)}
 
 
 def _decoded(data: bytes, kind: str) -> Any:

@@ -15,25 +15,25 @@ def tokens_file(folder: Path, roles: Mapping[str, Sequence[str]]) -> Path:
         {"name": name, "sha256": digest(name), "roles": given} for name, given in roles.items()
     ]
     path = folder / "tokens.yaml"
-    path.write_text(json.dumps({"format": 2, "tokens": tokens}))
+    path.write_text(json.dumps({"tokens": tokens}))
     return path
 
 
 TOKENS: dict[str, tuple[list[str], list[str]]] = {
-    "reader": (["read"], ["*"]),
+    "reader": (["read", "payload"], ["*"]),
     "writer": (["write"], ["*"]),
     "operator": (["operate"], ["*"]),
-    "everything": (["read", "write", "operate"], ["*"]),
-    "limited": (["read", "write", "operate"], ["mine", "mine.*"]),
+    "everything": (["read", "payload", "write", "operate"], ["*"]),
+    "limited": (["read", "payload", "write", "operate"], ["mine", "mine.*"]),
 }
 """Roles and targets by the name of the token, which is also the token."""
 
 
-def old_tokens_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> Path:
-    """Write a file of format 1, in which each token has roles and targets; its path."""
+def limited_tokens_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> Path:
+    """Write a file in which each token has roles and targets, and may write every id; its path."""
     path = folder / "tokens.yaml"
     entries = [
-        {"name": name, "sha256": digest(name), "roles": roles, "targets": targets}
+        {"name": name, "sha256": digest(name), "roles": roles, "targets": targets, "ids": ["*"]}
         for name, (roles, targets) in tokens.items()
     ]
     path.write_text(json.dumps({"tokens": entries}))

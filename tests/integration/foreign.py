@@ -183,12 +183,13 @@ class Tail:
         self._parts = [
             TopicPartition(topic, partition, 0)
             for topic in topics
-            for partition in self._partitions(topic)
+            for partition in self.partitions(topic)
         ]
         self._consumer.assign(self._parts)
         self._ends: dict[tuple[str, int], int] = {}
 
-    def _partitions(self, topic: str) -> range:
+    def partitions(self, topic: str) -> range:
+        """The partitions of a topic."""
         seen = self._consumer.list_topics(topic, timeout=10).topics[topic]
         assert seen.error is None, seen.error
         return range(len(seen.partitions))
@@ -300,9 +301,10 @@ def read_all(bootstrap: str, topic: str) -> list[Got]:
 
 def progress_of(bootstrap: str, topic: str) -> list[tuple[int, Progress]]:
     """Every committed progress record with its size in bytes."""
-    return [
-        (len(got.value or b""), unpack_progress(got.value)) for got in read_all(bootstrap, topic)
-    ]
+    with Tail(bootstrap, topic) as tail:
+        shards = len(tail.partitions(topic))
+        found = tail.settle().records[topic]
+    return [(len(got.value or b""), unpack_progress(got.value, shards)) for got in found]
 
 
 # ------------------------------------------------------------------------------------------- Topics

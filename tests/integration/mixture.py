@@ -323,7 +323,7 @@ class MixedFlow(KafkaFlow):
         for record in read_committed(self._kafka.bootstrap, f"{self.prefix}.progress"):
             shard = record.partition()
             assert shard is not None
-            for decision in unpack_progress(record.value()).decisions:
+            for decision in unpack_progress(record.value(), SHARDS).decisions:
                 if decision.outcome == Outcome.AGAIN:
                     again[shard, decision.offset, decision.occurrence - 1] += 1
                 elif decision.outcome in (Outcome.DEAD, Outcome.EXPIRED):

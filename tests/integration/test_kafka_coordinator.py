@@ -158,11 +158,11 @@ FOREIGN: list[bytes | None] = [
     b"",
     b"\x00\xff" * 500,
     b"[" * 500_000,
-    msgspec.msgpack.encode({"type": "heartbeat", "life": "x"}),
-    b'{"type":"heartbeat-2","life":"x"}',
+    msgspec.msgpack.encode({"type": "heartbeat", "incarnation": "x"}),
+    b'{"type":"heartbeat-2","incarnation":"x"}',
     b'{"type":"' + b"x" * 500_000 + b'"}',
-    b'{"type":"heartbeat","member":[],"life":7}',
-    b'{"type":"farewell","node":"a","life":"x","generation":18446744073709551616}',
+    b'{"type":"heartbeat","member":[],"incarnation":7}',
+    b'{"type":"leave","node":"a","incarnation":"x","generation":18446744073709551616}',
     pack_record(
         MemberHeartbeat(member=STRANGER, incarnation="x", number=1, generation=1, epoch=NUMBER_MAX)
     ),

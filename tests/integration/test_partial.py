@@ -49,7 +49,7 @@ def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) 
             "ids": ["order-*"],
         },
     ]
-    tokens.write_text(json.dumps({"format": 2, "tokens": entries}))
+    tokens.write_text(json.dumps({"tokens": entries}))
     settings = {
         **flow.settings(),
         "delivery.transaction_timeout": "4s",

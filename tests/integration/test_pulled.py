@@ -87,13 +87,11 @@ def shard(service: Service) -> dict[str, Any]:
     return service.shards()[0]
 
 
-@pytest.mark.parametrize("mode", ["deliver", "wait"])
-def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_only_on_request(
-    place: Place, mode: str
+def test_an_open_transaction_of_a_producer_is_named_and_holds_no_delivery_back(
+    place: Place,
 ) -> None:
-    """A cancel in the log 3 s before the due time, behind the transaction: too late, or in time
-    where deliveries wait."""
-    with place.service(delivery__open_transactions=mode) as service:
+    """A cancel in the log 3 s before the due time, behind the transaction, is too late."""
+    with place.service() as service:
         place.send(b"cancelled", delay="4s", key=b"order-17")
         place.send(b"kept", delay="4s")
         transaction = place.transaction()
@@ -103,9 +101,8 @@ def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_on
         )
         found = shard(service)
         assert found["held_back"]["records"] == found["lag"] == 2
-        if mode == "deliver":
-            (detail,) = service.get("/readyz")["details"]
-            assert f"{place.topics.delay}/0: 2 records from offset 2 on are held back" in detail
+        (detail,) = service.get("/readyz")["details"]
+        assert f"{place.topics.delay}/0: 2 records from offset 2 on are held back" in detail
         metrics = service.get("/metrics")
         assert 'chronos_held_back_records{shard="0"} 2.0' in metrics
         assert 'chronos_pull_lag_records{shard="0"} 2.0' in metrics
@@ -116,30 +113,18 @@ def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_on
             check=True,
         )
         assert "shard 0: 2 records are held back by an open transaction" in status.stdout
-        if mode == "deliver":
-            assert place.arrived(2) == [b"cancelled", b"kept"]
-        else:
-            service.wait_until(
-                lambda: shard(service)["oldest_overdue_ms"] > 1_000, "wait for the transaction"
-            )
-            service.wait_until(lambda: shard(service)["paused"] is not None, "give the reason")
-            assert (
-                "due messages have waited for a producer's open transaction since"
-                in shard(service)["paused"]
-            )
-            assert read_all(place.broker.bootstrap, place.target) == []
+        assert place.arrived(2) == [b"cancelled", b"kept"]
+        assert shard(service)["paused"] is None
         transaction.commit_transaction(30)
         service.wait_until(
             lambda: shard(service)["held_back"] is None, "see the end of the transaction"
         )
         service.wait_until(lambda: shard(service)["pending"] == 0, "settle every message")
         service.wait_until(lambda: shard(service)["lag"] == 0, "pass the marker of the transaction")
-        service.wait_until(lambda: shard(service)["paused"] is None, "end the pause")
         assert "details" not in service.get("/readyz")
-        expected = [b"in the transaction", b"kept"] + ([b"cancelled"] if mode == "deliver" else [])
-        assert place.arrived(len(expected)) == sorted(expected)
+        assert place.arrived(3) == [b"cancelled", b"in the transaction", b"kept"]
         reasons = [got.reason for got in read_all(place.broker.bootstrap, place.topics.rejected)]
-        assert reasons == (["too-late"] if mode == "deliver" else [])
+        assert reasons == ["too-late"]
 
 
 def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_stops_nothing(

@@ -30,6 +30,7 @@ from tests.integration.foreign import (
     Topics,
     alter_topic,
     produce,
+    read_all,
     schedule,
     topic_names_of,
 )
@@ -367,11 +368,11 @@ def test_without_the_permission_to_read_settings_the_log_says_what_is_not_checke
 # ---------------------------------------------------------------------------------- another Chronos
 
 
-def test_the_progress_topic_of_another_chronos_is_never_written_to(
+def test_a_message_for_the_progress_topic_of_another_chronos_harms_neither(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """A message for it is a dead letter that says why; a message for the other's delay topic is
-    delivered."""
+    """It is delivered there, and the other one steps over it; so is a message for the other's delay
+    topic."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     place, other = Place(broker, tmp_path / "one"), Place(broker, tmp_path / "other")
@@ -380,41 +381,44 @@ def test_the_progress_topic_of_another_chronos_is_never_written_to(
         second.start()
         passed_on = [*schedule(other.topics.delay), ("own", b"o")]
         place.send(
-            Sent(b"bad", schedule(other.topics.progress)),
+            Sent(b"odd", schedule(other.topics.progress)),
             Sent(b"on", passed_on),
             *place.others(50, first_ms=0, last_ms=500),
         )
         place.check_others()
-        (letter,) = place.letters(place.topics.dead_letter, 1)
-        assert (letter.reason, letter.value) == ("forbidden-target", b"bad")
-        assert b"progress topic of a Chronos" in (letter.header("chronos-detail") or b"")
+        assert place.letters(place.topics.dead_letter, 0) == []
+        (odd,) = [got for got in read_all(broker.bootstrap, other.topics.progress) if got.headers]
+        assert odd.value == b"odd"
         assert [got.value for got in place.letters(other.topics.delay, 1)] == [b"on"]
+        other.send(*other.others(50, first_ms=0, last_ms=500))
+        other.check_others()
         second.stop()
         second.start()
-        assert place.aborts() == 0
+        other.send(*other.others(50, first_ms=0, last_ms=500))
+        other.check_others()
+        assert (place.aborts(), other.aborts()) == (0, 0)
 
 
-def test_a_foreign_record_in_the_progress_topic_is_named(place: Place) -> None:
-    """The error says where it is, that Chronos did not write it, what it looks like and what to
-    do."""
+def test_records_of_another_program_in_the_progress_topic_are_named(place: Place) -> None:
+    """The log tells how many there are, where, and what the first one looks like; the messages
+    before and after them are delivered."""
     service = place.service
     place.send(*place.others(3, first_ms=0, last_ms=0))
     place.check_others()
-    headers = [("chronos-source", b"shop.delay/0/7"), ("own", b"o")]
-    ((_, offset),) = produce(
-        place.kafka.bootstrap, place.topics.progress, [Sent(b"hello", headers, key=b"order-1")]
-    )
     service.stop()
-    service.launch()
-    assert service.wait_exit() == 1
-    text = service.tail(3)
-    words = [
-        f"{place.topics.progress}/0 has a foreign record at offset {offset}",
-        "order-1",
-        "chronos-source",
-        "shop.delay/0/7",
-    ]
-    assert all(word in text for word in words), text
+    headers = [("chronos-source", b"shop.delay/0/7"), ("own", b"o")]
+    records = [Sent(b"hello", headers, key=b"order-1"), Sent(b"hello", key=b"order-2")]
+    (_, offset), _ = produce(place.kafka.bootstrap, place.topics.progress, records)
+    service.start()
+    place.send(*place.others(3, first_ms=0, last_ms=0))
+    place.check_others()
+    (event,) = (
+        event for event in service.events() if event["event"].startswith("records of another")
+    )
+    assert event["level"] == "warning"
+    assert (event["partition"], event["offset"]) == (f"{place.topics.progress}/0", offset)
+    assert (event["records"], event["key"]) == (2, "b'order-1'")
+    assert event["headers"] == "chronos-source=b'shop.delay/0/7', own=b'o'"
 
 
 # ---------------------------------------------------------------------------------------- the watch

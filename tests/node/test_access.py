@@ -39,7 +39,7 @@ from chronos.node.tls import client_tls
 from tests.harness.certificates import Authority
 from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Inside
-from tests.harness.tokens import TOKENS, old_tokens_file
+from tests.harness.tokens import TOKENS, limited_tokens_file
 from tests.harness.waiting import wait_until
 
 
@@ -48,7 +48,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """One node for all tests, with a message, a dead letter and a rejected record of each of two
     targets."""
     folder = tmp_path_factory.mktemp("access")
-    path = old_tokens_file(folder, TOKENS)
+    path = limited_tokens_file(folder, TOKENS)
     filters = {
         "mine": "messages?target=mine",
         "theirs": "messages?target=theirs",
@@ -424,11 +424,11 @@ def test_a_token_is_found_by_its_hash_only():
 def test_a_changed_file_counts_at_once(tmp_path):
     """A token is added and revoked without a restart; a file that cannot be read changes
     nothing."""
-    path = old_tokens_file(tmp_path, {"first": (["read"], ["*"])})
+    path = limited_tokens_file(tmp_path, {"first": (["read"], ["*"])})
     tokens = TokenFile(str(path))
     assert tokens.sender("first") is not None
     assert tokens.sender("second") is None
-    old_tokens_file(tmp_path, {"second": (["read"], ["*"]), "third": (["read"], ["*"])})
+    limited_tokens_file(tmp_path, {"second": (["read"], ["*"]), "third": (["read"], ["*"])})
     assert (tokens.sender("first"), tokens.sender("second") is None) == (None, False)
     with capture_logs() as logs:
         path.write_text("nonsense")
@@ -437,85 +437,65 @@ def test_a_changed_file_counts_at_once(tmp_path):
         assert tokens.sender("second") is not None
         assert tokens.sender("second") is not None
     assert [line["event"] for line in logs] == ["tokens not read", "tokens not read"]
-    old_tokens_file(tmp_path, {"fourth": (["read"], ["*"])})
+    limited_tokens_file(tmp_path, {"fourth": (["read"], ["*"])})
     assert tokens.sender("second") is None
 
 
-FIRST_FORMAT = (
-    b"tokens: [{name: old, sha256: '%064d', roles: [read, write], targets: [mine]}, {name: bare, "
+ENTRIES = (
+    b"tokens: [{name: shop, sha256: '%064d', roles: [read, write], targets: [mine]}, {name: bare, "
     b"sha256: '%064d', roles: [operate]}]"
 )
+"""Of which the first one lacks ids."""
 
 
-def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
-    """`read` shows payloads, no token is limited to ids, and both the start and a change of the
-    file say so."""
+def test_a_token_that_may_write_needs_ids_beside_targets(tmp_path):
+    """A list of patterns that no header holds is refused. Payloads are shown only with their
+    role."""
     path = tmp_path / "tokens.yaml"
-    path.write_bytes(FIRST_FORMAT % (1, 2))
-    with capture_logs() as logs:
-        tokens = TokenFile(str(path))
-        path.write_bytes(FIRST_FORMAT % (3, 4))
-        tokens.sender("none")
-    assert [line["event"] for line in logs] == [
-        "tokens of an old format",
-        "tokens of an old format",
-        "tokens read",
-    ]
-    assert f"chronos doctor --tokens {path}" in str(logs)
-    assert (tokens.format, tokens.problem) == (1, None)
-    old = parse_tokens(FIRST_FORMAT % (1, 2)).senders[f"{1:064d}"]
-    assert old.sees_payloads
-    assert old.reach.admits(b"any", "mine")
-    assert not old.reach.admits(b"any", "theirs")
-
-
-def test_the_second_format_needs_ids_beside_targets(tmp_path):
-    """And shows payloads only with their role. What it does not know is refused, as is a list of
-    patterns that no header holds."""
-    path = tmp_path / "tokens.yaml"
-    path.write_bytes(b"format: 2\n" + FIRST_FORMAT % (1, 2))
+    path.write_bytes(ENTRIES % (1, 2))
     with pytest.raises(
         ConfigurationError,
-        match=r'limits the token old to targets, and not to ids.*ids: \["old-\*"\]',
+        match=r'limits the token shop to targets, and not to ids.*ids: \["shop-\*"\]',
     ):
         TokenFile(str(path))
-    path.write_bytes(b"format: 3\n" + FIRST_FORMAT % (1, 2))
-    with pytest.raises(ConfigurationError, match="is not a list of tokens"):
-        TokenFile(str(path))
-    path.write_bytes(FIRST_FORMAT.replace(b"targets", b"ids") % (1, 2))
-    with pytest.raises(ConfigurationError, match="begin the file with `format: 2`"):
-        TokenFile(str(path))
     many = ",".join(f"target-{number}" for number in range(500)).encode()
-    path.write_bytes(FIRST_FORMAT.replace(b"mine", many) % (1, 2))
+    path.write_bytes(ENTRIES.replace(b"[mine]", b"[%s], ids: [mine-*]" % many) % (1, 2))
     with pytest.raises(ConfigurationError, match="more than 5000 bytes of targets and ids"):
         TokenFile(str(path))
-    path.write_bytes(
-        b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2)
-    )
+    path.write_bytes(ENTRIES.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2))
     with capture_logs() as logs:
-        assert TokenFile(str(path)).format == 2
+        TokenFile(str(path))
     assert logs == []
     assert not parse_tokens(path.read_bytes()).senders[f"{1:064d}"].sees_payloads
 
 
+def test_a_file_of_another_format_is_refused():
+    """One without a number has the first."""
+    content = ENTRIES.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2)
+    assert parse_tokens(b"format: 1\n" + content) == parse_tokens(content)
+    for number in (0, 2):
+        with pytest.raises(ValueError, match=f"has format {number}, and this version of Chronos"):
+            parse_tokens(b"format: %d\n" % number + content)
+
+
 def test_a_file_that_cannot_be_used_is_told_by_a_metric(tmp_path):
     """Until it can be read again; the tokens of before are in force meanwhile."""
-    path = old_tokens_file(tmp_path, {"first": (["read"], ["*"])})
+    path = limited_tokens_file(tmp_path, {"first": (["read"], ["*"])})
     with Inside(tmp_path, admin__tokens=path) as service:
 
         def samples() -> list[str]:
             text = service.ask("GET", "/metrics", token="first").body.decode()
             return [line for line in text.splitlines() if line.startswith("chronos_tokens_")]
 
-        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
+        assert samples() == ["chronos_tokens_stale 0.0"]
         path.write_text("nonsense")
-        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 1.0"]
-        old_tokens_file(tmp_path, {"first": (["read"], ["*"]), "second": (["read"], ["*"])})
-        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
+        assert samples() == ["chronos_tokens_stale 1.0"]
+        limited_tokens_file(tmp_path, {"first": (["read"], ["*"]), "second": (["read"], ["*"])})
+        assert samples() == ["chronos_tokens_stale 0.0"]
 
 
-def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newest_format(tmp_path):
-    """Exit code 1 for an old format, 2 for a file that cannot be used, 0 otherwise."""
+def test_the_doctor_shows_what_each_token_may_do(tmp_path):
+    """Exit code 2 for a file that cannot be used."""
     path = tmp_path / "tokens.yaml"
 
     def examine(content: bytes) -> tuple[int, str]:
@@ -523,21 +503,14 @@ def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newes
         done = CliRunner().invoke(app, ["doctor", "--tokens", str(path)])
         return done.exit_code, done.output
 
-    code, text = examine(FIRST_FORMAT % (1, 2))
-    assert code == 1
-    assert "old: payload, read, write; targets mine; ids *" in text
-    assert "begin the file with `format: 2`" in text
-    assert (
-        "old: add `payload` to its roles if it may see payloads and headers, as it does now" in text
-    )
-    assert (
-        'old: add the ids that it may write, such as `ids: ["old-*"]`; now it may write all' in text
-    )
-    assert "bare: add" not in text
-    code, text = examine(
-        b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: ['*']") % (1, 2)
-    )
-    assert (code, "old may write every id" in text) == (0, True)
+    code, text = examine(ENTRIES.replace(b"[mine]", b"[mine], ids: ['*']") % (1, 2))
+    assert code == 0
+    assert "shop: read, write; targets mine; ids *" in text
+    assert "shop may write every id" in text
+    assert "bare: operate; targets *; ids *" in text
+    assert "bare may write" not in text
+    code, text = examine(ENTRIES % (1, 2))
+    assert (code, "limits the token shop to targets" in text) == (2, True)
     code, text = examine(b"nonsense")
     assert (code, "is not a list of tokens" in text) == (2, True)
     path.unlink()
@@ -548,7 +521,7 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
     tmp_path,
 ):
     """A metric says so until it can be used again; a service does not start with it."""
-    path = old_tokens_file(tmp_path, TOKENS)
+    path = limited_tokens_file(tmp_path, TOKENS)
 
     def stale(service: Inside) -> bool:
         return (
@@ -580,7 +553,7 @@ def test_a_file_that_became_empty_or_that_everybody_may_write_leaves_the_tokens_
                 ):
                     TokenFile(str(path))
             path.chmod(0o644)
-            old_tokens_file(tmp_path, TOKENS)
+            limited_tokens_file(tmp_path, TOKENS)
             assert not stale(service)
         path.write_text("tokens: []")
         assert service.ask("GET", "/v1/shards", token="reader").status == 401
@@ -595,7 +568,7 @@ def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path
         )
         for name, token in (("a", "token-a"), ("b", "token-b"), ("c", ""))
     }
-    access = Access(str(old_tokens_file(tmp_path, TOKENS)), lambda: members, SparseLog())
+    access = Access(str(limited_tokens_file(tmp_path, TOKENS)), lambda: members, SparseLog())
 
     def admits(**headers: str) -> bool:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -258,7 +258,7 @@ def test_files_of_access_that_cannot_be_used_fire_after_ten_minutes(
     pair = authority.issue("node")
     tokens, jwks = tmp_path / "tokens.yaml", tmp_path / "jwks.json"
     entry = {"name": "reader", "sha256": digest("reader"), "roles": ["read"]}
-    tokens.write_text(json.dumps({"format": 2, "tokens": [entry]}))
+    tokens.write_text(json.dumps({"tokens": [entry]}))
     key = json.loads(ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key()))
     jwks.write_text(json.dumps({"keys": [{**key, "kid": "k", "alg": "ES256", "use": "sig"}]}))
     settings = {

@@ -409,9 +409,7 @@ def test_the_doctor_tells_what_the_service_tells(tmp_path: Path) -> None:
     token = "secret-token"
     digest = sha256(token.encode()).hexdigest()
     tokens = tmp_path / "tokens.yaml"
-    tokens.write_text(
-        f"format: 2\ntokens:\n  - name: op\n    sha256: {digest}\n    roles: [read]\n"
-    )
+    tokens.write_text(f"tokens:\n  - name: op\n    sha256: {digest}\n    roles: [read]\n")
     tokens.chmod(0o600)
     (tmp_path / "token").write_text(token)
     with Inside(tmp_path, admin__tokens=tokens) as inside:

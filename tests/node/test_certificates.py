@@ -64,7 +64,7 @@ def serial(port: int, context: ssl.SSLContext) -> int:
 
 def tokens_file(folder: Path, *entries: dict[str, Any]) -> Path:
     path = folder / "tokens.yaml"
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
+    path.write_text(json.dumps({"tokens": entries}))
     return path
 
 
@@ -529,7 +529,7 @@ def test_a_certificate_that_expires_on_an_open_connection_is_worth_nothing_then(
 def test_an_entry_names_its_client_in_one_way(entry, text):
     """And in a way that can be compared."""
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        parse_tokens(f"format: 2\ntokens: [{{name: a, roles: [read], {entry}}}]".encode())
+        parse_tokens(f"tokens: [{{name: a, roles: [read], {entry}}}]".encode())
     assert text in str(refused.value)
 
 
@@ -540,7 +540,7 @@ def test_two_entries_have_two_names():
         "'dns:a.B'}"
     )
     with pytest.raises(ValueError, match=r"two tokens with the certificate dns:a\.b"):
-        parse_tokens(f"format: 2\ntokens: [{entries}]".encode())
+        parse_tokens(f"tokens: [{entries}]".encode())
 
 
 def test_entries_with_certificates_need_an_authority(tmp_path, authority):

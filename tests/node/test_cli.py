@@ -13,9 +13,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -81,44 +79,6 @@ def test_each_line_of_stdin_is_a_message(chronos):
     assert (sent.code, sent.out) == (0, "sent 2,501 messages\n")
     tailed = chronos("tail", "lines", "--from", "beginning", "-n", 2_501)
     assert sorted(tailed.out.splitlines()) == sorted(lines.decode().splitlines())
-
-
-def test_get_asks_an_older_node_for_what_it_knows(service):
-    """One that refuses the parameter for later rejected records, as a version before it did."""
-    refusal = {
-        "type": "urn:chronos:problem:invalid",
-        "title": "The request is not valid",
-        "status": 422,
-        "detail": "rejections: unknown parameter",
-        "errors": [{"detail": "unknown parameter", "field": "rejections"}],
-    }
-
-    class Older(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if "rejections" in self.path:
-                status, body = 422, json.dumps(refusal).encode()
-            else:
-                status, body = 200, urlopen(f"{service.url}{self.path}").read()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    run("send", "--to", "older", "--in", "1h", "--id", "older", "x", server=service.url)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Older) as older:
-        threading.Thread(target=older.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{older.server_port}"
-        service.wait_until(
-            lambda: run("get", "older", server=service.url).code == 0, "take the message in"
-        )
-        done = run("get", "older", server=url)
-        older.shutdown()
-    assert (done.code, done.err) == (0, "")
-    assert "pending" in done.out
 
 
 def test_a_message_is_shown_listed_moved_and_cancelled(chronos):

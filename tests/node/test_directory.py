@@ -63,8 +63,10 @@ def test_a_process_that_was_killed_otherwise_than_for_memory_is_not_told(
     assert start(tmp_path, 1, 10)
 
 
-def test_the_note_of_an_older_version_counts_as_before(tmp_path: Path, kernel: Kernel) -> None:
-    """It has no number."""
+def test_a_note_without_a_number_counts_as_one_whose_number_is_unknown(
+    tmp_path: Path, kernel: Kernel
+) -> None:
+    """The end of the process, or of the machine, may have cut it off."""
     folder = tmp_path / "reading"
     folder.mkdir()
     (folder / "0").write_text("10 \n")

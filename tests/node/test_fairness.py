@@ -41,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         }
         for name, limits in LIMITS.items()
     ]
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
+    path.write_text(json.dumps({"tokens": entries}))
     with Inside(folder, admin__tokens=path) as running:
         yield running
 
@@ -231,19 +231,7 @@ def test_limits_that_are_none_are_named(limits: str, text: str) -> None:
     """Like everything else in the file."""
     entry = f"{{name: a, sha256: '{digest('a')}', roles: [read], limits: {limits}}}"
     with pytest.raises(ValueError, match=text):
-        parse_tokens(f"{{format: 2, tokens: [{entry}]}}".encode())
-
-
-def test_limits_need_the_format_that_has_them() -> None:
-    """A token without them has the defaults in both."""
-    entry = f"{{name: a, sha256: '{digest('a')}', roles: [read]%s}}"
-    for version in (1, 2):
-        (found,) = parse_tokens(
-            f"{{format: {version}, tokens: [{entry % ''}]}}".encode()
-        ).senders.values()
-        assert found.limits == SenderLimits()
-    with pytest.raises(ValueError, match="begin the file with `format: 2`"):
-        parse_tokens(f"{{tokens: [{entry % ', limits: {jobs: 2}'}]}}".encode())
+        parse_tokens(f"{{tokens: [{entry}]}}".encode())
 
 
 def test_forwarded_work_is_that_of_the_token_that_asked(tmp_path: Path) -> None:

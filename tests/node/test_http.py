@@ -39,7 +39,6 @@ from chronos.admin.messages.listing import merge
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
-from chronos.core.shard.progress import RULES
 from chronos.node import Node
 from tests.harness.service import Service
 
@@ -1059,7 +1058,6 @@ def test_shards_and_nodes_show_their_state(service):
         (2, "master"),
     ]
     assert (found["controller"], found["history"], found["sure"]) == (None, [], True)
-    assert (node["rules"], found["rules"], found["rules_held_back_by"]) == (RULES, RULES, [])
 
 
 def test_the_metrics_are_those_of_the_reference(service):

@@ -134,7 +134,7 @@ def tokens_file(folder: Path) -> Path:
         {"name": "opaque", "sha256": digest("opaque"), "roles": ["read"]},
     ]
     path = folder / "tokens.yaml"
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
+    path.write_text(json.dumps({"tokens": entries}))
     return path
 
 
@@ -453,7 +453,7 @@ def test_the_settings_of_an_issuer_belong_together(settings, text):
 def test_claims_of_an_entry_are_plain(claims, text):
     """An entry without a claim would be that of every token."""
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        parse_tokens(f"format: 2\ntokens: [{{name: a, roles: [read], claims: {claims}}}]".encode())
+        parse_tokens(f"tokens: [{{name: a, roles: [read], claims: {claims}}}]".encode())
     assert text in str(refused.value)
 
 

@@ -24,7 +24,6 @@ from chronos.config import load
 from chronos.core.cluster.health import HealthRules
 from chronos.core.cluster.roles import ClusterState, Member, Roles, ShardRoles
 from chronos.core.shard.codec import State
-from chronos.core.shard.progress import RULES
 from chronos.errors import ConfigurationError, CoordinatorFull
 from chronos.node.cluster import health_rules, heartbeat_ms
 from chronos.ports import ClusterInspection, ClusterSnapshot
@@ -47,15 +46,10 @@ class Cluster(NamedTuple):
         """The node observes no master."""
 
 
-def member(node: str, *, rules: int = 1) -> Member:
+def member(node: str) -> Member:
     """A node without replicas."""
     return Member(
-        node=node,
-        instance=f"i-{node}",
-        address=f"http://{node}",
-        version=f"0.{rules}",
-        started_ms=0,
-        rules=rules,
+        node=node, instance=f"i-{node}", address=f"http://{node}", version="1.0", started_ms=0
     )
 
 
@@ -177,52 +171,23 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
         ]
 
 
-@pytest.mark.parametrize(
-    ("announced", "roles", "held_back_by"),
-    [
-        pytest.param({"n2": RULES}, Roles(rules=RULES), [], id="all nodes know it"),
-        pytest.param({"n2": 1, "n3": 1}, Roles(), ["n2", "n3"], id="older nodes"),
-        pytest.param({"n2": RULES}, Roles(away={"n3": 5}), ["n3"], id="a node is away"),
-        pytest.param({"n2": RULES}, Roles(), [], id="it is published in a moment"),
-    ],
-)
-def test_people_see_the_rules_numbers_and_the_nodes_that_hold_a_newer_one_back(
-    tmp_path: Path, announced: dict[str, int], roles: Roles, held_back_by: list[str]
-) -> None:
-    """Over HTTP, by `chronos status`, and by the doctor, which gives a reason for each."""
-    members = {
-        node: member(node, rules=rules) for node, rules in {"n1": RULES, **announced}.items()
-    }
+def test_people_see_the_nodes_of_the_cluster_and_those_that_are_away(tmp_path: Path) -> None:
+    """Over HTTP, by `chronos status`, and by the doctor."""
+    members, roles = {node: member(node) for node in ("n1", "n2")}, Roles(away={"n3": 5})
     found = seen_by_n1(tmp_path, members, roles)
-    assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, **announced}
-    assert (found["rules"], found["rules_held_back_by"]) == (roles.rules, held_back_by)
-    for name in (*announced, "n1"):
-        (line,) = [
-            line for line in screen(found) if line.startswith(f"{name} ") and "version" in line
-        ]
-        assert f", rules {announced.get(name, RULES)}, up " in line
-    waits = f"rules 1 are in use; rules {RULES} wait for {', '.join(held_back_by)}: upgrade them"
-    assert (waits in " ".join(" ".join(screen(found)).split())) == bool(held_back_by)
+    assert [node["node"] for node in found["nodes"]] == ["n1", "n2"]
+    assert [node["node"] for node in found["away"]] == ["n3"]
+    lines = screen(found)
+    versions = {node["node"]: node["version"] for node in found["nodes"]}
+    for name, version in versions.items():
+        (line,) = [line for line in lines if line.startswith(f"{name} ") and "version" in line]
+        assert f", version {version}, up " in line
+    assert [line.split()[0] for line in lines if "away since" in line] == ["n3"]
     findings = [
         finding.text
         for finding in _roles(ClusterInspection(checked="", members=members, roles=roles))
     ]
-    reasons = {
-        node: f"runs version 0.{rules} and knows rules {rules}" for node, rules in announced.items()
-    }
-    for node in held_back_by:
-        why = reasons.get(node, "is away")
-        assert f"rules 1 are in use; rules {RULES} wait for node {node}, which {why}" in findings
-    assert len([text for text in findings if "wait for" in text]) == len(held_back_by)
-
-
-def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_report_on(
-    tmp_path: Path,
-) -> None:
-    """The voter leaves out a field that it does not know."""
-    found = seen_by_n1(tmp_path, {node: member(node, rules=1) for node in ("n1", "n2")}, Roles())
-    assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, "n2": 1}
-    assert found["rules_held_back_by"] == ["n2"]
+    assert len([text for text in findings if "node n3 holds replicas" in text]) == 1
 
 
 def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:
@@ -254,25 +219,6 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
         )
         _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
         return dict(msgspec.to_builtins(shown))
-
-
-def test_the_status_of_a_node_of_a_version_without_rules_numbers_is_shown() -> None:
-    """It sends none, and knows the first."""
-    node = {
-        "node": "n1",
-        "cluster": "c",
-        "log": "kafka",
-        "version": "0",
-        "started_at": "2026-01-01T00:00:00Z",
-        "ready": True,
-        "disk_free_bytes": None,
-        "leaving": False,
-        "drained": False,
-        "reasons": [],
-    }
-    lines = screen({"nodes": [node], "away": [], "controller": None, "sure": True, "history": []})
-    assert ", version 0, rules 1, up " in lines[0]
-    assert "wait for" not in " ".join(lines)
 
 
 def screen(found: dict[str, Any]) -> list[str]:

@@ -209,7 +209,7 @@ def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
         case.other.step()
         delivered += [] if replica.last is None else replica.last.due_ms
     records = case.log.reader(case.progress, 0, 0).read(1_000, 10**9)
-    selected = [unpack_progress(record.value).selected for record in records]
+    selected = [unpack_progress(record.value, 1).selected for record in records]
     assert sum(selected) == len(batch)
     assert max(selected) == TARGETS_MAX
     found = [

@@ -85,7 +85,7 @@ class Limited(SharedShard):
 
     def progress_records(self) -> list[Progress]:
         return [
-            unpack_progress(record.value)
+            unpack_progress(record.value, 1)
             for record in self.log.reader(self.progress, 0, 0).read(1_000_000, 10**9)
         ]
 

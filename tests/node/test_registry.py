@@ -21,7 +21,7 @@ from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside
 from tests.harness.proxy import Network
-from tests.harness.tokens import TOKENS, old_tokens_file
+from tests.harness.tokens import TOKENS, limited_tokens_file
 from tests.harness.waiting import wait_until
 
 TOKEN = "everything"
@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     cluster may register."""
     folder = tmp_path_factory.mktemp("registry")
     settings = {
-        "admin__tokens": old_tokens_file(folder, TOKENS),
+        "admin__tokens": limited_tokens_file(folder, TOKENS),
         "registry__register_every": "6s",
         "shards": 2,
         "node__id": "own",

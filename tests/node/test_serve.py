@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from chronos.adapters.rocksdb import RocksStore
+from chronos.core.keys import STATE_KEY
+from chronos.core.shard.codec import RULES
+from chronos.errors import LogMismatch
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
@@ -62,6 +66,23 @@ def test_a_service_without_assertions_does_not_start(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "without -O" in done.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_a_data_directory_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    """After an orderly stop nothing is left to replay, and so no record names the rules."""
+    with Service(tmp_path / "data", settings={"shards": 1}) as service:
+        service.start()
+        assert service.stop() == 0
+        store = RocksStore(tmp_path / "data" / "shards" / "0")
+        (data,) = store.get([STATE_KEY])
+        assert data is not None
+        store.write([(STATE_KEY, data[:1] + bytes([RULES + 1]) + data[2:])], [])
+        store.flush()
+        store.close()
+        service.launch()
+        assert service.wait_exit() == LogMismatch.exit_code
+        assert f"written by rules {RULES + 1}" in service.tail(1)
+        assert "Traceback" not in service.tail()
 
 
 def test_http_listens_once_the_node_has_started_and_ends_before_it(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("tenants")
     path = folder / "tokens.yaml"
     entries = [{"name": name, "sha256": digest(name), **entry} for name, entry in TOKENS.items()]
-    path.write_text(json.dumps({"format": 2, "tokens": entries}))
+    path.write_text(json.dumps({"tokens": entries}))
     with Inside(folder, admin__tokens=path, limits__max_past="0") as service:
         ask = partial(service.ask, token="everything")
         generated = {}

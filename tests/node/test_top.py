@@ -172,9 +172,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(ending: signal.Signals, code: in
 def test_the_screen_ends_if_the_token_is_refused(tmp_path: Path):
     """With the error, as every verb."""
     tokens = tmp_path / "tokens.yaml"
-    tokens.write_text(
-        "format: 2\ntokens:\n  - {name: a, sha256: '" + "0" * 64 + "', roles: [read]}\n"
-    )
+    tokens.write_text("tokens:\n  - {name: a, sha256: '" + "0" * 64 + "', roles: [read]}\n")
     settings: dict[str, object] = {"shards": 1, "admin.tokens": tokens}
     with Service(tmp_path / "data", settings=settings) as running:
         running.start()

@@ -18,8 +18,7 @@ from chronos.core.keys import REJECTED as TO_REJECTED
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
 from chronos.core.series import spread_shift_ms
-from chronos.core.shard.progress import RULES, Decision, Outcome, Progress, unpack_progress
-from chronos.workers.push.letter_topics import REFUSED_PAUSE_MS
+from chronos.core.shard.progress import Decision, Outcome, Progress, unpack_progress
 from chronos.workers.push.targets import PROVEN_AT
 from chronos.workers.replica.state import FOREIGN_SILENCE_MS
 from tests.sim.broker import (
@@ -27,7 +26,6 @@ from tests.sim.broker import (
     DELAY,
     PROGRESS,
     REJECTED,
-    TRANSACTION_MS,
     Brokers,
     Partition,
     Transaction,
@@ -114,8 +112,6 @@ class Checker:
         """Shard and partition -> offset of the last record that was forwarded there."""
         self.deduplication_ms = 0
         """How long a delivered id is taken."""
-        self.waits_for_transactions = False
-        """Law 6 holds for every record in the log, not only for those that could be read."""
         self.steps: dict[int, list[Committed]] = defaultdict(list)
         self.ended: dict[tuple[int, int], Ended] = {}
         self.occurrences: dict[tuple[int, int], list[Ended]] = defaultdict(list)
@@ -135,11 +131,6 @@ class Checker:
         self.rates: dict[str, RateBound] = {}
         """Target -> the rate that it has from now on, whatever happens."""
         self.digests: dict[tuple[int, int], bytes] = {}
-        self.rules_published: Callable[[], int] = lambda: RULES
-        """The greatest rules number that a controller published; without a coordinator, every node
-        uses its own."""
-        self.rules: dict[int, int] = {}
-        """Shard -> rules number of its last progress record."""
         self.deliveries = 0
 
     # Called as it happens
@@ -171,8 +162,7 @@ class Checker:
             raise broken(
                 "3", f"a transaction of shard {shard} holds {len(records)} progress records"
             )
-        progress = unpack_progress(records[0].value)
-        self._check_rules(shard, progress.rules)
+        progress = unpack_progress(records[0].value, len(self.brokers.topics[PROGRESS]))
         self._check_order(shard, progress)
         steps = self.steps[shard]
         if steps and steps[-1].progress.log_epoch == progress.log_epoch:
@@ -234,20 +224,6 @@ class Checker:
                     "attempted"
                 ),
             )
-
-    def _check_rules(self, shard: int, rules: int) -> None:
-        """No record has rules that a node may not know, and those of a shard do not go back."""
-        if rules > self.rules_published():
-            raise broken(
-                "9",
-                (
-                    f"shard {shard} is decided by rules {rules}, and {self.rules_published()} "
-                    "were published"
-                ),
-            )
-        if rules < self.rules.get(shard, 1):
-            raise broken("9", f"shard {shard} goes back from rules {self.rules[shard]} to {rules}")
-        self.rules[shard] = rules
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""
@@ -409,13 +385,14 @@ class Checker:
         """Return the held records that a step writes on: those that go to the rejected topic, or
         all others."""
         found: set[int] = set()
+        requeued = {hold.offset for hold in progress.held} if progress.written else set()
         for written in progress.written:
             queue = self.queues[shard, written.destination]
             if written.offset not in queue or not {*written.too_large} <= {*queue}:
                 raise broken("3", f"shard {shard} writes on {written}, which is not held")
             offsets = {offset for offset in queue if offset <= written.offset}
             to_rejected = offsets if written.destination == TO_REJECTED else {*written.too_large}
-            found |= to_rejected if rejected else offsets - to_rejected
+            found |= to_rejected - requeued if rejected else offsets - to_rejected
         return found
 
     def _enqueue(self, shard: int, progress: Progress) -> None:
@@ -427,6 +404,9 @@ class Checker:
                 offset for offset in queue if offset > written.offset
             ]
         reasons = dict(progress.refused)
+        reasons |= {
+            offset: Reason.TOO_LARGE for written in progress.written for offset in written.too_large
+        }
         for hold in progress.held:
             if (reasons.get(hold.offset) == Reason.HELD) != (hold.destination != TO_REJECTED):
                 raise broken(
@@ -438,7 +418,7 @@ class Checker:
             for (of, to), queue in self.queues.items()
             if of == shard and to != TO_REJECTED
         )
-        if progress.rules > 1 and progress.held_forwards != forwards:
+        if progress.held_forwards != forwards:
             raise broken(
                 "9",
                 f"shard {shard} says that {progress.held_forwards} of {forwards} held records wait",
@@ -513,20 +493,8 @@ class Checker:
         # Every record that was readable half a second before the due time must be executed before
         # the delivery.
         delay = self.brokers.topics[DELAY][shard]
-        first_ms = _first_written_ms if self.waits_for_transactions else _first_readable_ms
-        unread_ms = first_ms(delay, progress.pull_offset)
-        # By rules 1 law 8 comes first: while the rejected topic takes no records, nothing is pulled
-        # and what is pending is delivered. So it is while another partition takes no forwarded
-        # record. Later rules hold those records instead.
-        refused_ms = max(self.brokers.refused_until_ms.get(topic, 0) for topic in (REJECTED, DELAY))
-        pulls = (
-            progress.rules > 1 or self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
-        )
-        if (
-            unread_ms is not None
-            and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS
-            and pulls
-        ):
+        unread_ms = _first_readable_ms(delay, progress.pull_offset)
+        if unread_ms is not None and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS:
             raise broken(
                 "6",
                 (
@@ -666,9 +634,6 @@ class Checker:
         holders: dict[bytes, int] = {}
         cancels: dict[bytes, dict[int, Note]] = defaultdict(dict)
         """Id -> the latest of its cancels that came through each partition."""
-        by_rules_1: set[bytes] = set()
-        """Ids of records that were decided by rules 1: their order is not checked, also not by what
-        was noted of them then."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -695,9 +660,6 @@ class Checker:
             )
             first_ms, through = _accepted_ms(record, expected), _through(shard, expected)
             is_schedule = expected.verb in ("schedule", "replace", "replay")
-            rules = self.steps[shard][step].progress.rules
-            if rules == 1:
-                by_rules_1.add(named)
             later = self._later(
                 source, first_ms, through, holder, cancels[named] if is_schedule else {}
             )
@@ -713,15 +675,6 @@ class Checker:
                     cancels[named][through] = Note(first_ms, record.timestamp_ms)
             if reason in (Reason.FORWARDED, Reason.HELD):
                 continue
-            if (
-                rules == 1
-                and reason == Reason.BAD_VALUE
-                and expected.first_ms is not None
-                and expected.first_ms > record.timestamp_ms
-            ):
-                continue
-            if named in by_rules_1:
-                later = [] if reason is None else [Note(first_ms, record.timestamp_ms)]
             if reason is None and not expected.malformed:
                 self._check_accepted(source, record, expected, later)
             if later and reason == Reason.TOO_LATE:
@@ -775,11 +728,7 @@ class Checker:
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due
                     # time or gets the new one.
-                    fired_ms = (
-                        max(first_ms, self._first_of(shard, holder))
-                        if rules == 1
-                        else min(first_ms, record.timestamp_ms)
-                    )
+                    fired_ms = min(first_ms, record.timestamp_ms)
                     fired |= {(holder, fired_ms), (holder, pending[holder])}
                     pending[holder] = min(pending[holder], fired_ms)
                 continue
@@ -793,9 +742,7 @@ class Checker:
                 self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
             elif expected.verb in ("schedule", "replay") and expected.policy != "replace":
-                self._check_duplicate(
-                    source, record.timestamp_ms if rules == 1 else first_ms, holder, step
-                )
+                self._check_duplicate(source, first_ms, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
@@ -1040,14 +987,4 @@ def _first_readable_ms(partition: Partition, offset: int) -> int | None:
         record, transaction = partition.items[at]
         if record is not None and (transaction is None or transaction.state == "committed"):
             return partition.shown_ms[at]
-    return None
-
-
-def _first_written_ms(partition: Partition, offset: int) -> int | None:
-    """Time at which the first record at or after the offset was written, unless it was aborted;
-    None when there is none."""
-    for at in range(offset, partition.high):
-        record, transaction = partition.items[at]
-        if record is not None and (transaction is None or transaction.state != "aborted"):
-            return partition.written_ms[at]
     return None

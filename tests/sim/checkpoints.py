@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.keys import STATE_KEY
-from chronos.core.shard.codec import Identity, State, unpack_state
+from chronos.core.shard.codec import RULES, Identity, State, unpack_state
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from chronos.node.checkpoints import OtherNodes, StoreBootstrap
 from chronos.ports import Checkpoint, ClusterSnapshot, Store
@@ -87,6 +87,7 @@ def describe(rows: dict[bytes, bytes], identity: Identity, node: str, now_ms: in
     state = State() if data is None else unpack_state(data)
     return Checkpoint(
         format=1,
+        rules=RULES,
         shard=identity.shard,
         node=node,
         version="",

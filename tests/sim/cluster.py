@@ -13,9 +13,7 @@ from functools import partial
 from chronos.core.cluster.roles import (
     AWAY_MS,
     REBALANCE_AFTER_MS,
-    ClusterView,
     Request,
-    Roles,
     ShardRoles,
 )
 from chronos.workers.push.planned import Limits
@@ -73,7 +71,7 @@ class Cluster:
         self.time_dice = random.Random(f"clocks of brokers {seed}")
         self.delete_dice = random.Random(f"deleting {seed}")
         self.late_dice = random.Random(f"late logs {seed}")
-        self.rules_dice = random.Random(f"rules {seed}")
+        self.foreign_dice = random.Random(f"foreign {seed}")
         self.silence_dice = random.Random(f"silent logs {seed}")
         self.held_dice = random.Random(f"held records {seed}")
         self.fence_dice = random.Random(f"fences {seed}")
@@ -91,7 +89,6 @@ class Cluster:
         checker.settled_too = self.settings.delivered_ms is None
         checker.attempts_max = self.settings.attempts_max
         checker.deduplication_ms = self.settings.deduplication_ms
-        checker.waits_for_transactions = self.settings.limits.wait_for_transactions
         self.ensemble: Ensemble | None = None
         holder_dice = self.holder_dice
         self.replication: int | None = None
@@ -145,8 +142,6 @@ class Cluster:
             )
             for node in self.nodes:
                 node.duplicated = True
-        if self.ensemble is not None:
-            self._check_versions(self.ensemble)
         self.moves: Moves | None = None
         """The changes of roles, where masters are observed."""
         if self.ensemble is not None and (observed or self.health_dice.random() < OBSERVED):
@@ -202,7 +197,6 @@ class Cluster:
                 linger_ms=8,
                 pull=True,
                 push=True,
-                wait_for_transactions=self.transaction_dice.random() < 0.3,
             ),
             attempts_max=draw.choice([1, 3]),
             retry_base_ms=200,
@@ -213,41 +207,6 @@ class Cluster:
             misplaced="reject" if self.place_dice.random() < 0.1 else "forward",
             poll_ms=draw.choice([200, 1_000, 3_000]),
         )
-
-    def _check_versions(self, ensemble: Ensemble) -> None:
-        """Check the rules numbers of roles and of progress records, and run older versions on some
-        nodes for a time."""
-        self.checker.rules_published = lambda: ensemble.rules
-        ensemble.planned.append(self._check_rules)
-        # Of two nodes with one id, only one is a member.
-        if not self.duplicated and self.rules_dice.random() < 0.25:
-            for node in self.rules_dice.sample(
-                self.nodes, self.rules_dice.choice([1, len(self.nodes)])
-            ):
-                node.rules, node.publishes_rules = 1, self.rules_dice.random() < 0.5
-
-    def _check_rules(self, view: ClusterView, roles: Roles) -> None:
-        """The rules number is raised only when every node that has a place knows it, and goes back
-        with an older controller only."""
-        assert self.ensemble is not None
-        placed = {
-            node.node_id: node.knows
-            for node in self.nodes
-            if node.node_id in {*roles.nodes, *view.members}
-        }
-        older = sorted(node for node, rules in placed.items() if rules < roles.rules)
-        if roles.rules > view.roles.rules:
-            if view.roles.shards:
-                self.world.trace(f"rules {roles.rules}")
-            if older:
-                raise broken(
-                    "9", f"rules {roles.rules} were published, unknown to {', '.join(older)}"
-                )
-        controls = next(node for node in self.nodes if node.node_id == view.controller)
-        if roles.rules < view.roles.rules and (controls.knows > 1 or controls.publishes_rules):
-            raise broken(
-                "9", f"the rules number went back from {view.roles.rules} to {roles.rules}"
-            )
 
     def _observe_masters(self, ensemble: Ensemble) -> None:
         """Run an observer in each node."""

@@ -54,8 +54,6 @@ class Ensemble:
         """The roles as last published; None before the first time."""
         self.version = 0
         """Number of times that roles were published."""
-        self.rules = 1
-        """The greatest rules number that was published."""
         self.controller: int | None = None
         """The session that holds the lock."""
         self.requests: list[Request] = []
@@ -153,7 +151,6 @@ class Ensemble:
         self.version += 1
         self.published = roles
         self.earlier = [*self.earlier[1 - EARLIER_MAX :], roles]
-        self.rules = max(self.rules, roles.rules)
         self.world.trace(
             f"roles {self.version}: "
             + " ".join(

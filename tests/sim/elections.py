@@ -101,7 +101,6 @@ class Node:
         self.elector = Elector(
             node=self.name,
             peers=simulation.names,
-            preferred=simulation.preferred,
             timing=simulation.timing,
         )
         self._begin(self.elector)
@@ -204,9 +203,6 @@ class Elections:
         draw = self.world.random
         self.names = tuple(f"n{number}" for number in range(1, (nodes or (3, 5, 7)[seed % 3]) + 1))
         self.timing = draw.choice(TIMINGS)
-        self.preferred = (
-            tuple(draw.sample(self.names, draw.choice([1, 2]))) if draw.random() < 0.3 else ()
-        )
         self.loss, self.doubling = draw.choice([0.0, 0.02, 0.2]), draw.choice([0.0, 0.05])
         self.delay_ms = draw.choice(
             [5, 50, self.timing.heartbeat_ms // 8, self.timing.heartbeat_ms]
@@ -308,9 +304,7 @@ class Elections:
         if world.chance(0.5):
             ways = [(transferee.name, other) for other in self.names if other != transferee.name]
             world.after(world.random.randrange(1, 2 * self.delay_ms), self._block, ways, lasts_ms)
-            transferee.behind = not self.preferred and not any(
-                node.behind for node in self.nodes.values()
-            )
+            transferee.behind = not any(node.behind for node in self.nodes.values())
 
     def _crash(self, node: Node, away_ms: int) -> None:
         if node.elector is None:
@@ -393,13 +387,12 @@ class Elections:
         )
 
     def _agreed(self) -> tuple[str, int] | None:
-        """The leader and its term, if every node is up and follows it; with preferred nodes, one of
-        them."""
+        """The leader and its term, if every node is up and follows it."""
         electors = [node.elector for node in self.nodes.values()]
         leader = next(
             (each for each in electors if each is not None and each.role is Role.LEADER), None
         )
-        if leader is None or (self.preferred and leader.node not in self.preferred):
+        if leader is None:
             return None
         agreed = all(
             each and each.leader == leader.me and each.term == leader.term for each in electors

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chronos.core.shard.progress import RULES
 from chronos.workers.replica.master import SURE_MS
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import STANDING_MS, STANDINGS, Cluster, ClusterPart
@@ -189,18 +188,14 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([1, 3, 8])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._leave)
 
-        dice = self.cluster.rules_dice
-        for node in [node for node in self.nodes if node.rules < RULES]:
-            if dice.random() < 0.3:
-                node.joins_ms = world.now_ms + dice.randrange(self.fault_ms)
-            world.after(
-                dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000])
-            )
+        dice = self.cluster.foreign_dice
+        if dice.random() < 0.2:
+            for _ in range(dice.choice([1, 5, 30])):
+                world.after(dice.randrange(self.fault_ms), self._write_foreign)
 
         dice = self.cluster.memory_dice
-        # The limits, places and rules numbers that others check are lost too.
-        is_checked = self.cluster.limited or any(node.rules < RULES for node in self.nodes)
-        if self.ensemble is not None and self.cluster.moves is None and not is_checked:
+        # The limits and places that others check are lost too.
+        if self.ensemble is not None and self.cluster.moves is None and not self.cluster.limited:
             for _ in range(dice.choice([1, 3]) if dice.random() < 0.1 else 0):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_memory)
 
@@ -238,12 +233,23 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([0, 0, 1])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._copy)
 
+    def _write_foreign(self) -> None:
+        """Another program writes to a progress partition, perhaps a record of Chronos from another
+        topic."""
+        dice = self.cluster.foreign_dice
+        partition = dice.choice(self.brokers.topics[PROGRESS])
+        own = partition.committed()
+        value = dice.choice([None, b"\x01\x01", own[-1].value if own else b"text"])
+        key, headers = dice.choice([(b"key", []), (None, [("name", b"x")]), (b"", [])])
+        offset = self.brokers.append(partition, key, value, headers)
+        self.world.trace(f"another program writes {partition.name} at {offset}")
+
     def _draw_broker_clocks(self) -> None:
         """The clock of each broker, up to the tolerance and in some seeds for a time beyond it;
         leaders move between them."""
         world, dice = self.world, self.cluster.time_dice
-        if dice.random() < 0.4 or any(node.rules < RULES for node in self.nodes):
-            return  # rules 1 do not hold under different clocks
+        if dice.random() < 0.4:
+            return
         if dice.random() < 0.5:
             for node in self.nodes:
                 node.clock.skew_ms = node.clock.began_ms = 0

@@ -6,20 +6,8 @@ from __future__ import annotations
 from tests.sim.planting import Change, Faults
 
 FAULTS: Faults = {
-    "the newest rules number of any member is published": [
-        Change("min((member.rules", "max((member.rules")
-    ],
-    "the rules number is raised while a node is away": [
-        Change("0 if self.away else announced", "announced")
-    ],
-    "the rules number follows the members down": [
-        Change("max(self.view.roles.rules, 0 if self.away else announced)", "announced")
-    ],
-    "a master decides by the rules that it knows itself": [
-        Change("rules = min(snapshot.roles.rules, RULES)", "rules = RULES")
-    ],
-    "the rules number is never raised": [
-        Change("max(self.view.roles.rules, 0 if self.away else announced)", "self.view.roles.rules")
+    "a reader of progress records stops at one of another program": [
+        Change("record.key is not None or bool(record.headers)", "False", "is_foreign")
     ],
     "a record is forwarded twice": [
         Change(
@@ -38,9 +26,7 @@ FAULTS: Faults = {
     ],
     "queues are not read after a restart": [Change("None if held else {}", "{}")],
     "nothing is pulled while records cannot be forwarded or rejected": [
-        Change("if closed and staged.rules == 1:", "if closed:"),
-        Change("if staged.rules == 1:", "if True:"),
-        Change("if self._shard.rules.number == 1:", "if True:", "pausing"),
+        Change("if not is_full(self._shard.state):", "if not self._shard.state.held:", "pausing")
     ],
     "a record is forwarded and executed here too": [
         Change("staged.refuse(offset, Reason.FORWARDED)", "pass")
@@ -61,25 +47,28 @@ FAULTS: Faults = {
         Change(" and each != partition", "")
     ],
     "a message that is older by more than the tolerance replaces a younger one": [
-        Change("if has_message and", "if False and")
+        Change("if is_later and", "if False and")
     ],
     "a message is refused after a younger one that came through the same partition": [
-        Change("if has_message and _partition(id_state, own) != partition:", "if has_message:")
+        Change("if is_later and _partition(id_state, own) != partition:", "if is_later:")
     ],
     "an action through the same partition is refused for its time": [
         Change(" and _partition(id_state, own) != partition", "", "precedes")
     ],
     "one cancel of an id is remembered, not two": [Change("[:2]", "[:1]", "with_cancel")],
     "a new message forgets the cancels of its id": [
-        Change(
-            "command.entry if self.rules.number == 1 else succeeding(command.entry, id_state)",
-            "command.entry",
-        )
+        Change("succeeding(command.entry, id_state)", "command.entry")
     ],
     "a message forgets the partition that it came through": [
-        Change("if rules.number == 1:", "if True:", "_forwarded")
+        Change("source, first_ms = found", "source, first_ms = None, found[1]", "_forwarded")
     ],
-    "a hop from the future is refused": [Change("if rules.number == 1:", "if True:", "hop_of")],
+    "a hop from the future is refused": [
+        Change(
+            "is_believed = first_ms <= timestamp_ms + CLOCK_TOLERANCE_MS",
+            "is_believed = first_ms <= timestamp_ms\nif not is_believed:\n    "
+            "return Rejection(Reason.BAD_VALUE, '')",
+        )
+    ],
     "a hop from the far future is believed": [
         Change("first_ms if is_believed else timestamp_ms", "first_ms")
     ],
@@ -126,10 +115,8 @@ FAULTS: Faults = {
     "a record is placed by the time of its own partition": [
         Change("Record(record.offset, first_ms,", "Record(record.offset, record.timestamp_ms,")
     ],
-    "the end of the log counts as reached though its records are not staged": [
-        Change(
-            "reached_ms, self._awaited = asked_ms, None", "reached_ms = self._reached_ms = asked_ms"
-        )
+    "the end of the log counts as reached before it is": [
+        Change("if reached:", "if True:", "_pull")
     ],
     "messages are delivered in the transaction that forwards records": [
         Change("if not limits.push or staged.forwards or", "if not limits.push or")
@@ -259,12 +246,9 @@ FAULTS: Faults = {
         )
     ],
     "id states are deleted by the clock": [
-        Change("horizon_ms = state.horizon_ms", "horizon_ms = now_ms - self.id_states_ms")
+        Change("self._drop_id_states(state.horizon_ms)", "self._drop_id_states(now_ms)")
     ],
     "a producer's timestamp moves the watermark": [Change(" and not record.create_time", "")],
-    "deliveries do not wait for open transactions": [
-        Change("if not self._limits.wait_for_transactions:", "if True:")
-    ],
     "a message is moved beyond its expiry": [
         Change("if self.replayed is None and _is_beyond_expiry(action, entry, shift):", "if False:")
     ],
@@ -407,7 +391,7 @@ FAULTS: Faults = {
         )
     ],
     "what another master committed before a step is not looked at": [
-        Change("if record.key is None and not record.headers:", "if False:", "_check_successor")
+        Change("if not is_foreign(record):", "if False:", "_check_successor")
     ],
     "a master goes on after a silence that its own clock does not show": [
         Change("if since_ms > TENURE_MS:", "if False:")

@@ -149,7 +149,6 @@ class SimReader:
             size += len(record.value or b"")
             if records and size > bytes_max:
                 break
-            log.reading(partition, record)
             records.append(record)
             self.position = at
         return records
@@ -372,15 +371,13 @@ class SimLog:
         self.brokers = brokers
         self.world = caller.world
         self.faults = caller.node.faults
-        self.copied_epochs: Mapping[int, int] | None = None
-        """The epochs of the writers of another machine whose memory this one was copied from: it
-        writes as that one. None: its writers are its own."""
+        self.copied_epochs: dict[int, int] | None = None
+        """The epochs of the writers of another machine whose memory this one was copied from: its
+        first writer of each shard writes as that one. None: its writers are its own."""
         self.reads_trimmed = False
         """Offsets that were trimmed can still be read."""
         self.patience_ms = 0
         """How late a patient reader passes transaction markers."""
-        self.reading: Callable[[Partition, Record], None] = lambda partition, record: None
-        """Called with each record before a reader returns it."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:
@@ -508,8 +505,8 @@ class SimLog:
         self.caller.touch("writer")
         self._check_answers()
         last = self.brokers.open.get(shard)
-        copied = self.copied_epochs
-        epoch = self.brokers.fence(shard) if copied is None else copied[shard]
+        copied = None if self.copied_epochs is None else self.copied_epochs.pop(shard, None)
+        epoch = self.brokers.fence(shard) if copied is None else copied
         self.world.trace(f"{self.caller.name} fences as {epoch}")
         self.caller.touch("fenced")
         if (

@@ -12,12 +12,10 @@ from random import Random
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from chronos.core.cluster import assignment
 from chronos.core.cluster.roles import OK, ClusterState, Member, ReplicaReport, Roles
 from chronos.core.rates import Rate, parse_rate
-from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
@@ -147,12 +145,6 @@ class SimulatedNode:
         """See `SimLog.copied_epochs`."""
         self.lost_broker = self.lost_broker_ms = 0
         """A broker that cannot be reached from here, and until when."""
-        self.rules = RULES
-        """The newest rules number of the version that its next process runs."""
-        self.publishes_rules = True
-        """False: while it is older, its version publishes no rules number when it controls."""
-        self.joins_ms = 0
-        """When it is started first, at the earliest."""
         self.health: HealthSettings | None = None
         """None: no observers, and `failover.on_unhealthy` is off."""
         self.health_dice = Random(0)
@@ -174,9 +166,7 @@ class SimulatedNode:
         return self.frozen_ms > self.world.now_ms
 
     def start(self) -> None:
-        if self.world.now_ms < self.joins_ms:
-            self.world.at(self.joins_ms, self.start)
-        elif self.process is None and not self.gone:
+        if self.process is None and not self.gone:
             self.world.trace(f"{self.name} starts")
             self.process = Process(self)
 
@@ -205,18 +195,6 @@ class SimulatedNode:
         """Shut down in order, as for an upgrade, and start again after a while."""
         if self.process is not None:
             self.process.leave(down_ms)
-
-    def upgrade(self, down_ms: int) -> None:
-        """Replace the version by the current one, with an orderly restart."""
-        if self.rules < RULES:
-            self.world.trace(f"{self.name} is upgraded")
-            self.rules = RULES
-            self.leave(down_ms)
-
-    @property
-    def knows(self) -> int:
-        """The newest rules number that its process knows, or the next one that it starts."""
-        return self.rules if self.process is None else self.process.rules
 
     def end(self, down_ms: int) -> None:
         """End the process; the disk keeps what was flushed."""
@@ -287,8 +265,6 @@ class Process:
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.world = node.world
-        self.rules = node.rules
-        """The newest rules number that its version knows."""
         self.dead = False
         self.leaving = False
         self.stopping = False
@@ -470,12 +446,11 @@ class Process:
             raise Crashed
 
     def _plan(self, state: ClusterState) -> Roles:
-        """As the controller does; one of a version without rules numbers leaves them out."""
+        """As the controller does."""
         assert self.coordinator is not None
         view = self.coordinator.completed(state, **self._known())
         view = self.coordinator.view = self.steadiness.completed(view)
-        roles = assignment.plan(view)
-        return roles if self.rules > 1 or self.node.publishes_rules else replace(roles, rules=1)
+        return assignment.plan(view)
 
     def _member(self) -> Member:
         node = self.node
@@ -487,7 +462,6 @@ class Process:
             started_ms=self.started_ms,
             leaving=self.leaving,
             log=OK if self.reach is None else self.reach.verdict,
-            rules=self.rules,
             replicas={thread.shard: self._replica_report(thread) for thread in self.threads},
         )
 
@@ -549,5 +523,4 @@ class Process:
         """The assignment of this node for a shard."""
         if self.membership is None:
             return STANDALONE
-        assigned = self.membership.assignment(shard)
-        return replace(assigned, rules=min(assigned.rules, self.rules))
+        return self.membership.assignment(shard)

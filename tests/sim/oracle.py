@@ -15,12 +15,11 @@ from pathlib import Path
 from random import Random
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from chronos.core.cron import next_cron
 from chronos.core.rates import parse_rate
 from chronos.core.shard.digest import digest
-from chronos.core.shard.progress import RULES, Decision, unpack_progress
+from chronos.core.shard.progress import Decision, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import Stop
@@ -28,7 +27,7 @@ from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
-from chronos.workers.replica.retention import id_states_kept_ms, unpulled_ms
+from chronos.workers.replica.retention import unpulled_ms
 from chronos.workers.replica.state import Assignment, ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
@@ -273,10 +272,8 @@ class OracleService(Service):
 
     def unread_action(self, shard: int, pull_offset: int, message: Message) -> str:
         closed_ms = self.targets.closed_ms
-        if shard in closed_ms or (closed_ms and self.shards[shard].rules == 1):
-            # Nothing can be read without a leader, and by rules 1 nothing is read on while the
-            # rejected topic takes nothing.
-            return ""
+        if shard in closed_ms:
+            return ""  # nothing can be read without a leader
         partition = self.brokers.topics[DELAY][shard]
         for offset in range(pull_offset, len(partition.shown_ms)):
             record, owner = partition.items[offset]
@@ -325,8 +322,6 @@ class Oracle:
         self.dice = dice = Random(f"oracle {seed}")
         self.awake_dice = Random(f"awake {seed}")
         self.shards = dice.choice([1, 2, 3])
-        self.rules = dice.choice([1, 2, RULES, RULES])
-        """The newest rules that all nodes know."""
         self.settings = self._draw_settings()
         self.brokers = SkewedBrokers(world, self._committed)
         self.brokers.spans = {}
@@ -351,10 +346,9 @@ class Oracle:
         self.service = OracleService(self.terms, self.targets, self.brokers)
         self.service.partitions = self.targets.partitions
         self.producers = Producers(world, self.brokers, self.service, self.targets, dice, seed=seed)
-        self.producers.first_rules = self.rules
         rate = parse_rate("20/s burst 5")
         self.rates = RateLimits({"limited": rate})
-        self.roles = [Assignment(kind="master", epoch=1, rules=self.rules)] * self.shards
+        self.roles = [Assignment(kind="master", epoch=1)] * self.shards
         self.owners = [0] * self.shards
         self.kills = self.commits = self.comparisons = self.depth = 0
         self.lazy = dice.choice([0.0, 0.2, 0.6])
@@ -388,10 +382,7 @@ class Oracle:
                 pull=True,
                 push=True,
             ),
-            # By rules 1 it depends on a delete worker what a late record finds.
-            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS])
-            if self.rules > 1
-            else 24 * HOUR_MS,
+            deduplication_ms=dice.choice([2_000, 10 * MINUTE_MS, HOUR_MS]),
             delivered_ms=dice.choice([3_000, MINUTE_MS, HOUR_MS]),
         )
 
@@ -411,9 +402,7 @@ class Oracle:
     def run(self) -> Result:
         """Run both phases; raises a Finding."""
         self._begin_late()
-        for number in range(ROUNDS):
-            if number == ROUNDS // 4:
-                self._upgrade()
+        for _ in range(ROUNDS):
             self._round()
         self._heal()
         self._settle()
@@ -440,11 +429,6 @@ class Oracle:
             partition.start = partition.high
             shard.pull_offset = partition.start
         habits.transactions = transactions
-
-    def _upgrade(self) -> None:
-        """All nodes know the newest rules from now on."""
-        self.rules = RULES
-        self.roles = [replace(role, rules=RULES) for role in self.roles]
 
     def _round(self) -> None:
         dice = self.dice
@@ -530,7 +514,7 @@ class Oracle:
         epoch = self.roles[shard].epoch
         assert epoch is not None
         self.owners[shard] = self.dice.randrange(len(self.nodes))
-        self.roles[shard] = Assignment(kind="master", epoch=epoch + 1, rules=self.rules)
+        self.roles[shard] = Assignment(kind="master", epoch=epoch + 1)
         self.world.trace(f"shard {shard} is given to n{self.owners[shard]} with {epoch + 1}")
 
     # --- processes and stores
@@ -588,7 +572,7 @@ class Oracle:
             else:
                 written.append(Written(topic=place.topic, partition=place.number, record=record))
         assert progress_record is not None
-        progress = unpack_progress(progress_record.value)
+        progress = unpack_progress(progress_record.value, self.shards)
         spans = self.brokers.spans.pop(id(transaction))
         partition = self.brokers.topics[DELAY][shard]
         items = partition.items[model.pull_offset : progress.pull_offset]
@@ -627,8 +611,7 @@ class Oracle:
         """A replica applied a progress record."""
         state = store.state
         assert state is not None
-        kept_ms = id_states_kept_ms(self.settings.delivered_ms, self.settings.deduplication_ms)
-        found = digest(store, remembered_ms=kept_ms if state.rules == 1 else MS_MAX)
+        found = digest(store, remembered_ms=MS_MAX)
         if self.digests.setdefault((shard, state.applied), found) != found:
             raise wrong(
                 f"{node.name}/{shard} at {state.applied} has another digest than the replica that "

@@ -27,7 +27,7 @@ FAULTS: Faults = {
         Change("if not cancels:", "if True:")
     ],
     "a message that is older than the one that has the id replaces it": [
-        Change("if has_message and", "if False and")
+        Change("if is_later and", "if False and")
     ],
     "an action that is older than the message changes it": [
         Change("first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS", "False", "precedes")
@@ -51,7 +51,7 @@ FAULTS: Faults = {
         Change("if not is_forgotten(known, horizon_ms)", "if True")
     ],
     "the delete worker deletes ids by a setting": [
-        Change("if state.rules == 1:", "if True:", "step")
+        Change("state.horizon_ms)", "now_ms - self.id_states_ms)", "step")
     ],
     "the first timestamp of a forwarded record is that of its copy": [
         Change(
@@ -88,7 +88,11 @@ FAULTS: Faults = {
         Change("min(now_ms, max(reached_ms, staged.watermark_ms))", "now_ms")
     ],
     "a header in another case is the producer's own": [
-        Change("rules.number <= 2", "name[:8] != PREFIX", "_header")
+        Change(
+            "header = header_of(name)",
+            "header = header_of(name) if name[:8] == PREFIX else None",
+            "_header",
+        )
     ],
     "a mistyped header is the producer's own": [
         Change(

@@ -45,7 +45,6 @@ class ShardModel:
         self.pull_offset = 0
         self.cursor: Position = (0, -1)
         self.horizon_ms = 0
-        self.rules = 1
         self.pending: dict[bytes, Message] = {}
         self.settled: dict[bytes, Settled] = {}
         self.forgotten: dict[bytes, Settled] = {}
@@ -66,8 +65,6 @@ class ShardModel:
     def step(self, step: Step) -> None:
         """Follow one transaction; raises a Finding."""
         progress = step.progress
-        if progress.rules < self.rules:
-            raise wrong(f"shard {self.number} went back to rules {progress.rules}")
         if (
             progress.pull_offset < self.pull_offset
             or (progress.cursor_due_ms, progress.cursor_offset) < self.cursor
@@ -95,13 +92,8 @@ class ShardModel:
         output.end()
         self.pull_offset = progress.pull_offset
         self.cursor = (progress.cursor_due_ms, progress.cursor_offset)
-        self.applied, self.progress_ms, self.rules = (
-            step.offset + 1,
-            step.timestamp_ms,
-            progress.rules,
-        )
-        if self.rules > 1:
-            self._check_horizon(step)
+        self.applied, self.progress_ms = step.offset + 1, step.timestamp_ms
+        self._check_horizon(step)
 
     def _forget(self, step: Step) -> None:
         """Ids settled, and cancels noted, before the horizon count as forgotten."""

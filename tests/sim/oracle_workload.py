@@ -98,8 +98,6 @@ class Producers:
         """Every id that was ever used."""
         self.sent = 0
         self.transaction: Transaction | None = None
-        self.first_rules = 1
-        """The rules that the masters used in the beginning."""
         self.names_dice = Random(f"names {seed}")
         self.misspelled = self.names_dice.choice([0.0, 0.2, 0.5])
         """Records whose headers are in another case, or have `_` for `-`."""
@@ -156,17 +154,6 @@ class Producers:
             self._send_action()
         else:
             self._send_message("replace" if dice.random() < 0.1 else "schedule")
-
-    @property
-    def is_upgraded(self) -> bool:
-        """The order of records of several partitions is that of rules 2."""
-        return self._decides_by(2)
-
-    def _decides_by(self, rules: int) -> bool:
-        """Return whether every master decides by these rules, or by later ones."""
-        return self.first_rules >= rules or all(
-            shard.rules >= rules for shard in self.service.shards
-        )
 
     def cancel_series(self) -> None:
         """Cancel every series without an end, at its own partition."""
@@ -291,7 +278,7 @@ class Producers:
         backfill's."""
         if command.at_ms is None or command.rhythm is not None or command.expire_at_ms is not None:
             return command, headers
-        if not self._decides_by(3) or self.names_dice.random() >= self.long_past:
+        if self.names_dice.random() >= self.long_past:
             return command, headers
         at_ms = self.world.now_ms - MAX_PAST_MS - 10_000
         headers = [
@@ -410,7 +397,7 @@ class Producers:
                 if pair[0] not in [name for name, _ in added] or kind == "repeated-header"
             ]
             headers += added
-            if kind == "unknown-header" and self._decides_by(3):
+            if kind == "unknown-header":
                 near = self.names_dice.choice(
                     ["chronos-wish", "chronos_dely", "ChronosTarget-Key", "chronos.spread"]
                 )
@@ -481,11 +468,7 @@ class Producers:
 
     def _partition(self, command: Command) -> int:
         dice = self.dice
-        if (
-            command.id is None
-            or command.flaw
-            or (self.is_upgraded and dice.random() < self.habits.elsewhere)
-        ):
+        if command.id is None or command.flaw or dice.random() < self.habits.elsewhere:
             return dice.randrange(self.shards)
         return self.service.home(command)
 
@@ -500,11 +483,7 @@ class Producers:
         partition = self.brokers.topics[DELAY][shard]
         if headers is not None and not command.flaw and command.id is not None and self.shards > 1:
             command = self._pretend(shard, command, headers)
-        if (
-            headers is not None
-            and self._decides_by(3)
-            and self.names_dice.random() < self.misspelled
-        ):
+        if headers is not None and self.names_dice.random() < self.misspelled:
             headers = self._misspell(headers)
         value = (
             command.value
@@ -544,7 +523,7 @@ class Producers:
 
     def _pretend(self, shard: int, command: Command, headers: Pairs) -> Command:
         """Write a hop that Chronos did not write: the record looks as if it had been forwarded."""
-        if not self.is_upgraded or self.dice.random() >= self.habits.hops:
+        if self.dice.random() >= self.habits.hops:
             return command
         source = (shard + 1) % self.shards
         first_ms = self.world.now_ms - self.dice.choice([0, 9, 400, 900, 5_000, -300, -2_000])

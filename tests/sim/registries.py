@@ -35,7 +35,6 @@ from chronos.core.cluster.registry import (
     OwnRegistration,
     Peer,
     Registration,
-    RegistrationTaken,
     Registry,
     TopicConfig,
 )
@@ -76,8 +75,6 @@ class Place(Struct, frozen=True):
 
     registration: Registration
     at_ms: int
-    by_itself: bool = True
-    """The node registered itself; False: the holder of a token registered it."""
 
 
 class Process:
@@ -92,7 +89,7 @@ class Process:
         self.registry = Registry()
         self.places: dict[str, Place] = {}
         """What the registry must hold."""
-        self.masters: dict[int, tuple[str, bool, int]] = {}
+        self.masters: dict[int, tuple[str, int]] = {}
         """Shard -> the node that counts as its master, whether it registered itself, and its role
         epoch."""
         self.own = OwnRegistration(started_ms=world.now_ms, after_ms=AFTER_MS, every_ms=EVERY_MS)
@@ -260,8 +257,6 @@ class Cluster:
             self._change_address,
             self._swap_addresses,
             self._go,
-            self._register_by_token,
-            self._register_by_token,
         ]
         for _ in range(draw.choice([0, 4, 12, 25])):
             world.after(draw.randrange(self.fault_ms), self._inject, draw.choice(kinds))
@@ -370,7 +365,6 @@ class Cluster:
         is_older = any(
             place.registration.state_version > registration.state_version
             for place in rivals.values()
-            if place.by_itself
         )
         answer = process.registry.register(registration, self.world.now_ms)
         if not is_older:
@@ -388,42 +382,12 @@ class Cluster:
         return answer
 
     def _remember(self, process: Process, place: Place) -> None:
-        """Of two that register as master, one that registered itself counts, then the one with the
-        greater role epoch."""
+        """Of two that register as master, the one with the greater role epoch counts."""
         registration = place.registration
         process.places[registration.node] = place
         for shard, holding in registration.shards.items():
-            claim = (place.by_itself, holding.epoch)
-            if holding.master and claim >= process.masters.get(shard, ("", False, 0))[1:]:
-                process.masters[shard] = (registration.node, *claim)
-
-    def register_by_token(self, process: Process, registration: Registration) -> None:
-        """The holder of a token registers a node; one that registered itself, or has its address,
-        stays."""
-        known = process.places.get(registration.node)
-        is_taken = (known is not None and known.by_itself) or any(
-            name != registration.node and place.registration.address == registration.address
-            for name, place in process.places.items()
-        )
-        is_older = (
-            known is not None and known.registration.state_version > registration.state_version
-        )
-        try:
-            answer = process.registry.register(registration, self.world.now_ms, by_itself=False)
-        except RegistrationTaken:
-            if not is_taken:
-                raise _broken(
-                    f"{process.node.name} refuses {registration}, beside {process.places}"
-                ) from None
-            return
-        if answer.accepted == (is_taken or is_older):
-            raise _broken(
-                f"{process.node.name} takes {registration} of a token, beside {process.places}"
-            )
-        if answer.accepted:
-            self._forget(process, registration.node)
-            self._remember(process, Place(registration, self.world.now_ms, by_itself=False))
-        self._check(process)
+            if holding.master and holding.epoch >= process.masters.get(shard, ("", 0))[1]:
+                process.masters[shard] = (registration.node, holding.epoch)
 
     def _forget(self, process: Process, name: str) -> None:
         process.places.pop(name, None)
@@ -582,27 +546,6 @@ class Cluster:
             for node in (one, other):
                 self._end(node, "is killed, and starts at the address of another one")
             one.address, other.address = other.address, one.address
-
-    def _register_by_token(self) -> None:
-        draw = self.world.random
-        if (running := self.running()) and not (process := draw.choice(running)).node.is_frozen:
-            self.register_by_token(
-                process,
-                Registration(
-                    cluster=CLUSTER,
-                    node=draw.choice([self._any().name, "foreign"]),
-                    instance="foreign",
-                    address=draw.choice([self._any().address, "http://foreign"]),
-                    version="1",
-                    state_version=self.world.now_ms + draw.choice([-1_000_000, 0, 3_600_000]),
-                    shards={
-                        draw.randrange(self.shards): Holding(
-                            master=draw.random() < 0.7, epoch=draw.choice([0, 5, 99])
-                        )
-                    },
-                    topics={DELAY: TopicConfig(partitions=self.shards, permissions=READ | WRITE)},
-                ),
-            )
 
     # --- phase two
 

@@ -7,40 +7,26 @@ from tests.sim.planting import Change, Faults
 
 REGISTRY_FAULTS: Faults = {
     "an older state displaces a newer one": [
-        Change("if other.registration.state_version > registration.state_version:", "if False:")
-    ],
-    "a token registers a node that registers itself": [
-        Change("if not by_itself and (other.by_itself or other is not live):", "if False:")
-    ],
-    "a node that a token registered keeps the node itself out": [
-        Change("if by_itself and not other.by_itself:", "if False:")
-    ],
-    "a token takes a shard from its master": [
-        Change(
-            "holder = self._live[cluster, master].by_itself, holders[master].epoch",
-            "holder = by_itself, holders[master].epoch",
-        )
+        Change("other.registration.state_version > registration.state_version", "False")
     ],
     "two nodes have one address": [Change("self._remove(same_address)", "pass")],
     "the older master keeps its shard": [
-        Change("if holder > (by_itself, holding.epoch):", "if holder < (by_itself, holding.epoch):")
+        Change("holders[master].epoch > holding.epoch", "holders[master].epoch < holding.epoch")
     ],
     "a node that stopped takes its next process with it": [
         Change("if live.registration.state_version > state_version:", "if False:")
     ],
     "a node expires although it registers again": [
         Change(
-            "_Live(registration, now_ms, by_itself)",
-            "_Live(registration, now_ms if live is None else live.registered_ms, by_itself)",
+            "_Live(registration, now_ms)",
+            "_Live(registration, now_ms if live is None else live.registered_ms)",
         )
     ],
     "a node does not expire": [Change("< now_ms", "< now_ms - 30_000", "expire")],
     "the shards of a node that is removed stay": [
         Change("self._drop_holder((cluster, shard), node)", "pass", "_remove")
     ],
-    "the topics of the last node stay": [
-        Change("self._put_topics(shard, {}, by_itself=True)", "pass")
-    ],
+    "the topics of the last node stay": [Change("self._put_topics(shard, {})", "pass")],
     "a shard that a node gives up keeps it": [
         Change("self._drop_holder((cluster, shard), node)", "pass", "register")
     ],

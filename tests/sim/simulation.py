@@ -18,7 +18,6 @@ from chronos.core.cluster.roles import ShardRoles
 from chronos.core.keys import MINUTE_MS
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.shard.codec import FRESH
-from chronos.core.shard.progress import RULES
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.workers.replica.follow import Follower
@@ -234,11 +233,6 @@ class Simulation(ClusterPart):
         vacant = sorted(ids - {node.node_id for node in self.cluster.present()})
         if vacant:
             return [f"no node has joined as {node_id}" for node_id in vacant]
-        if self.ensemble is not None and self.ensemble.roles.rules != RULES:
-            return [
-                f"rules {self.ensemble.roles.rules} are published, although every node knows "
-                f"{RULES}"
-            ]
         if self.ensemble is None or self.cluster.replication is None:
             return []
         present = self.cluster.present()
@@ -405,7 +399,7 @@ class Simulation(ClusterPart):
                 max_delay_ms=1,
                 deduplication_ms=0,
             )
-            shard_state = Shard(rules=rules, state=FRESH, view=store, keeps_cancelled=True)
+            shard_state = Shard(rules=rules, state=FRESH, view=store)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
             follower = Follower(

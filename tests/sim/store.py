@@ -16,7 +16,6 @@ from chronos.core.keys import (
     LANE,
     LANE_STATE,
     PARKED,
-    PLACED_KEY,
     STATE_KEY,
     entry_position,
 )
@@ -176,8 +175,7 @@ class SimStore(MemoryStore):
         rows = {}
         for key, value in self._rows.items():
             space = key[:1]
-            # When the places of ids were checked is no part of the state.
-            if key != PLACED_KEY and (
+            if (
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
                 or (space == ID_STATE and not is_forgotten(unpack_id_state(value), horizon_ms))

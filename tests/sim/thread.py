@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from chronos.core.cluster.roles import AWAY_MS
 from chronos.core.cron import next_cron
-from chronos.core.message import Record
 from chronos.core.shard.codec import State
-from chronos.core.shard.progress import RULES, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.push.lanes import ShardRates
@@ -20,7 +18,7 @@ from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
-from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
+from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog
 from tests.sim.world import CRASH, LIVENESS, Crashed, Finding, broken
 
@@ -86,7 +84,6 @@ class ReplicaThread:
         self.log = SimLog(self, node.brokers)
         self.log.patience_ms = PATIENCE_MS
         self.log.copied_epochs = node.copied_epochs
-        self.log.reading = self._check_rules
         self.judge = StallJudge()
         self.steps = 0
         self.step_began_ms: int | None = None
@@ -346,14 +343,6 @@ class ReplicaThread:
         # Not a member yet, not heard of yet by the node that trims, or frozen for longer than
         # trimming waits for it.
         self.world.trace(f"{self.name} is behind: {text}")
-
-    def _check_rules(self, partition: Partition, record: Record) -> None:
-        """A version that does not know the rules of a progress record stops, and is upgraded."""
-        if partition.topic == PROGRESS and unpack_progress(record.value).rules > self.process.rules:
-            self.world.trace(f"{self.name} does not know the rules of a progress record")
-            self.node.rules = RULES
-            self.node.crash(REFUSED_MS)
-            raise Crashed
 
     def sleep(self, wait_ms: int) -> None:
         """Wait inside a call while all other threads run."""

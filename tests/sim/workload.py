@@ -7,7 +7,6 @@ from random import Random
 
 from chronos.core.keys import partition_of
 from chronos.core.message import HEADERS, RECEIPT, SCHEDULING
-from chronos.core.shard.progress import RULES
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.checker import Checker
 from tests.sim.expectations import Expectation
@@ -390,12 +389,8 @@ class Producers:
         return offset
 
     def _spells(self) -> bool:
-        """Return whether the next record has other spellings: by older rules they are the
-        producer's own headers."""
-        if self.spelling_dice.random() >= self.share_spelled:
-            return False
-        rules = self.checker.rules
-        return len(rules) == self.shards and min(rules.values()) == RULES
+        """Return whether the next record has other spellings."""
+        return self.spelling_dice.random() < self.share_spelled
 
     def _spelled(self, headers: Pairs, expected: Expectation) -> Pairs:
         """Return the headers with other names, which mean the same or must be refused, or with a

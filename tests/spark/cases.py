@@ -114,7 +114,6 @@ class JudgedShard:
                 "refused": 0,
                 "value": b"",
                 "unreadable": None,
-                "rules": None,
             }
         )
         return self

@@ -49,6 +49,7 @@ class Drill:
                 cluster=self.logs.cluster,
                 node="n",
                 instance="i",
+                shards=SHARDS,
                 cursor_due_ms=cursor_ms,
                 cursor_offset=OFFSET_MAX,
                 pull_offset=pulled,

@@ -132,11 +132,11 @@ class History:
 
     def progress(self) -> Iterator[Row]:
         """Rows of `progress`."""
-        yield from _named(unpack_steps(iter([self._steps()])), schema.PROGRESS)
+        yield from _named(unpack_steps(SHARDS)(iter([self._steps()])), schema.PROGRESS)
 
     def decisions(self) -> Iterator[Row]:
         """Rows of `decisions`."""
-        yield from _named(unpack_decisions(iter([self._steps()])), schema.DECISIONS)
+        yield from _named(unpack_decisions(SHARDS)(iter([self._steps()])), schema.DECISIONS)
 
     def _steps(self) -> pa.RecordBatch:
         steps = self.master.progress

@@ -20,14 +20,14 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.shard.progress import Progress, pack_progress
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable, LogUnavailable
 from chronos.ports import TopicInfo
 from chronos.spark import inventory, schema
 from chronos.spark.archive.compact import compact, finish
 from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive, check_claim
 from chronos.spark.codec import in_hours
-from chronos.spark.runs import begin_run, check_format, remove_uncommitted
+from chronos.spark.runs import begin_run, remove_uncommitted
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
@@ -41,22 +41,28 @@ pytestmark = pytest.mark.spark
 DUE_MS = 1_900_000_000_000
 
 
+def step_of(logs: Logs) -> bytes:
+    """A progress record of a cluster."""
+    step = Progress(
+        role_epoch=1,
+        log_epoch=1,
+        cluster=logs.cluster,
+        node="n",
+        instance="i",
+        shards=SHARDS,
+        cursor_due_ms=0,
+        cursor_offset=0,
+        pull_offset=0,
+        counts=(0, *NO_OUTCOMES),
+    )
+    return pack_progress(step)
+
+
 @pytest.fixture
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster=made.cluster,
-        node="n",
-        instance="i",
-        cursor_due_ms=0,
-        cursor_offset=0,
-        pull_offset=0,
-        counts=(0,) * 7,
-    )
-    made.write(made.progress, pack_progress(step))
+    made.write(made.progress, step_of(made))
     made.flush()
     return made
 
@@ -516,6 +522,31 @@ def test_a_stream_that_fails_names_the_offsets_and_does_not_stop_the_others(
     ) == (3, 0)
 
 
+def test_records_of_another_program_in_the_progress_topic_are_left_out(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """They have a key or headers. The first progress record behind them names the cluster."""
+    logs = Logs(broker)
+    logs.schedule(6, DUE_MS)
+    for value, headers, key in (
+        (b"hello", (), b"k"),
+        (None, (), b"k"),
+        (b"x", [("own", b"o")], None),
+    ):
+        logs.write(logs.progress, value, headers, key=key)
+    logs.write(logs.progress, step_of(logs))
+    logs.write(logs.progress, b"hello", key=b"k")
+    logs.write(logs.progress, step_of(logs))
+    logs.flush()
+    brokers, storage = logs.brokers(), ArchiveStorage(str(tmp_path / "archive"))
+    with pytest.raises(ArchiveUnusable, match=f"was written by the cluster {logs.cluster}"):
+        archive(spark, brokers, storage, replace(logs.plan(), cluster="typo"), ignore)
+    archive(spark, brokers, storage, logs.plan(), ignore)
+    brokers.close()
+    assert positions_in(tmp_path / "archive", "progress", "shard") == [(0, 3), (0, 5)]
+    assert positions_in(tmp_path / "archive", "messages", "shard") == everything(logs, 6)
+
+
 class Elsewhere(ArchiveStorage):
     """Storage that Spark's tasks have on local disks of other hosts."""
 
@@ -635,53 +666,3 @@ def test_a_run_is_dated_before_its_first_request(
     logs.create(logs.delay)
     with pytest.raises(ArchiveUnusable, match=f"{logs.delay} was deleted and created again"):
         begin_run(ArchiveStorage(str(tmp_path)), brokers, streams, started.run)
-
-
-FROZEN = Path(__file__).parent / "frozen" / "format-1"
-
-
-def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
-    """Files of the first version lack the columns of later ones, which read as null."""
-    shutil.copytree(FROZEN, tmp_path / "archive")
-    storage = ArchiveStorage(str(tmp_path / "archive"))
-    assert check_format(storage) is not None
-    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
-    first, second = read.orderBy("offset").collect()
-    assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (
-        0,
-        0,
-        "schedule",
-        "orders",
-        DUE_MS,
-    )
-    assert [(pair.name, bytes(pair.value)) for pair in first.headers] == [("trace", b"\xff")]
-    assert (second.verb, bytes(second.key), second.due_ms, second.headers) == (
-        "cancel",
-        b"k",
-        None,
-        None,
-    )
-    assert (first.on_conflict, second.reason, first.first_ms) == (None, None, None)
-    assert (first.due_date, first.due_hour, first.batch) == ("2030-03-17", 17, "00000001-000000")
-
-    # Beside what this version writes, and after compaction wrote both together.
-    rows = spark.createDataFrame(
-        [(0, 2, 5, "refused", "bad-value", 4)],
-        (
-            "shard int, offset bigint, timestamp_ms bigint, verb string, reason string, first_ms "
-            "bigint"
-        ),
-    )
-    rows.coalesce(1).write.parquet(
-        storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0")
-    )
-    (tidied,) = (
-        each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages"
-    )
-    assert (tidied.files_before, tidied.files_after) == (3, 2)
-    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
-    assert [(row.reason, row.first_ms) for row in read.orderBy("offset").collect()] == [
-        (None, None),
-        (None, None),
-        ("bad-value", 4),
-    ]

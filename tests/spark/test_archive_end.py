@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 import typer
 from msgspec import structs
@@ -17,7 +16,7 @@ from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish
 from chronos.cli.spark.backfill import RunOptions, _replay, check_end
-from chronos.core.shard.progress import Progress, pack_progress
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
@@ -29,7 +28,7 @@ from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS
-from tests.spark.logs import Logs
+from tests.spark.logs import SHARDS, Logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,10 +51,11 @@ def logs(broker: Broker) -> Logs:
         cluster=made.cluster,
         node="n",
         instance="i",
+        shards=SHARDS,
         cursor_due_ms=0,
         cursor_offset=0,
         pull_offset=0,
-        counts=(0,) * 7,
+        counts=(0, *NO_OUTCOMES),
     )
     made.write(made.progress, pack_progress(step))
     made.flush()
@@ -126,24 +126,6 @@ def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_pa
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (seen_ms, False)
     assert audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=seen_ms).clean
-
-
-def test_an_archive_of_an_older_version_is_judged_as_before(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Its files lack the columns that were appended since."""
-    case = JudgedShard("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
-    storage = written(spark, tmp_path, case)
-    later = {
-        "offsets": ["broker_ms", "compacted", "oldest_ms", "loss_from_ms", "loss_until_ms"],
-        "progress": ["rules"],
-    }
-    for name, columns in later.items():
-        for file in (tmp_path / "archive" / name).rglob("*.parquet"):
-            rows = pq.ParquetFile(file).read()
-            pq.write_table(rows.drop_columns(columns), file)
-    found = audit(spark, storage, from_ms=T, to_ms=READ_MS)
-    assert (found.overall.counts, found.archived_ms) == ({"delivered": 1, "missing": 1}, READ_MS)
 
 
 def test_an_audit_beside_the_first_run_of_the_archive_is_not_clean(

@@ -16,7 +16,7 @@ import pytest
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
-from chronos.core.shard.progress import Progress, pack_progress
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveUnusable
 from chronos.spark import inventory, schema
 from chronos.spark.archive.compact import compact
@@ -30,7 +30,7 @@ from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.histories import HOUR_MS
 from tests.spark.killed import Doomed, Killed
-from tests.spark.logs import Logs, positions_in, table
+from tests.spark.logs import SHARDS, Logs, positions_in, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,10 +50,11 @@ def logs(broker: Broker) -> Logs:
         cluster=made.cluster,
         node="n",
         instance="i",
+        shards=SHARDS,
         cursor_due_ms=0,
         cursor_offset=0,
         pull_offset=0,
-        counts=(0,) * 7,
+        counts=(0, *NO_OUTCOMES),
     )
     made.write(made.progress, pack_progress(step))
     made.schedule(40, now_ms() - HOUR_MS)
@@ -170,14 +171,18 @@ def test_a_whole_batch_that_is_gone_is_noticed(copied: Path) -> None:
         inventory.need_whole(storage, schema.TABLES)
 
 
-def test_an_archive_of_an_older_version_has_no_record_and_is_accepted(
-    spark: SparkSession, copied: Path
-) -> None:
-    """Compaction records what it writes; afterwards a lost file is noticed."""
-    shutil.rmtree(copied / "_files")
+def test_a_folder_without_a_record_is_told(copied: Path) -> None:
+    """As one of a run that has not ended; nothing of it is called lost."""
+    gone = min((copied / "_files" / "messages").glob("*.json"))
+    gone.unlink()
+    code, found = verify(copied)
+    assert (code, found["problems"]) == (0, [])
+    assert found["unrecorded"] == [f"messages/{gone.stem}"]
+
+
+def test_compaction_records_what_it_writes(spark: SparkSession, copied: Path) -> None:
+    """Afterwards a lost file is noticed."""
     storage = ArchiveStorage(str(copied))
-    assert audit(spark, storage, from_ms=1, to_ms=now_ms()).overall.counts == {"delivered": 40}
-    assert verify(copied)[1]["unrecorded"]
     compact(spark, storage, 1 << 20, ignore)
     assert len(list((copied / "_files").glob("messages/*.json"))) == 1
     assert audit(spark, storage, from_ms=1, to_ms=now_ms()).overall.counts == {"delivered": 40}

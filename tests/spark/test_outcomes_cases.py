@@ -250,10 +250,14 @@ def carried_on() -> list[JudgedShard]:
         .send(0, T + 9 * HOUR_MS, **mine)
         .act("fire-now", 1, b"mine", at_ms=DUE)
         .deliver(0, DUE, DUE + 3),
-        JudgedShard("fired into the window by a record older than it", {A: ("delivered", None)})
+        JudgedShard("fired within the window by a record older than it", {A: ("delivered", None)})
+        .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 400)
+        .act("fire-now", 1, b"mine", at_ms=T + 600, first_ms=T + 200)
+        .deliver(0, T + 200, T + 700),
+        JudgedShard("fired before the window by a record older than it", {})
         .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 100)
         .act("fire-now", 1, b"mine", at_ms=T + 300, first_ms=T - 200)
-        .deliver(0, T + 100, T + 400),
+        .deliver(0, T - 200, T + 400),
         JudgedShard("fired when it was due already", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("fire-now", 900, b"mine", at_ms=LATER)

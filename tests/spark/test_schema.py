@@ -25,7 +25,7 @@ def test_every_column_has_a_meaning_and_every_table_a_column_for_its_hours() -> 
 
 
 def test_every_column_read_may_be_null() -> None:
-    """An older version may not have written it."""
+    """A column that is added later is not in the files of before."""
     assert all(
         field.nullable
         for table in schema.TABLES.values()

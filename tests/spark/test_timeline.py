@@ -19,7 +19,7 @@ from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import NEVER, OFFSET_END, Event, PromisedDelivery, follow
 from chronos.spark.codec import LEFT_LANE, OUTCOMES
-from tests.unit.drivers import FIRST_RULES, MASTER_RULES, Master
+from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step, histories
 from tests.unit.settings import examples
 
@@ -31,7 +31,7 @@ RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
 def events_by_id(master: Master) -> dict[bytes, list[Event]]:
     """The events of a history's logs by id, in order: records that were pulled and not refused, and
     decisions."""
-    steps = [unpack_progress(value) for _, _, value in master.progress]
+    steps = [unpack_progress(value, SHARDS) for _, _, value in master.progress]
     found: dict[bytes, list[Event]] = defaultdict(list)
     owners: dict[int, bytes] = {}
     records = iter(master.producers.records)
@@ -42,7 +42,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
         refused = step.rejections()
         while record is not None and record.offset < step.pull_offset:
             if record.offset not in refused:
-                _take(record, cursor, step.rules, found, owners)
+                _take(record, cursor, found, owners)
             record = next(records, None)
         cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
         for decided in [*_left_lanes(step, cursor, parked), *_decisions(step, cursor)]:
@@ -58,7 +58,6 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
 def _take(
     record: Record,
     cursor: tuple[int, int],
-    rules: int,
     found: dict[bytes, list[Event]],
     owners: dict[int, bytes],
 ) -> None:
@@ -72,9 +71,7 @@ def _take(
                 if command.first_ms is None
                 else min(command.first_ms, record.timestamp_ms)
             )
-            found[command.id].append(
-                Event(verb, record.offset, first_ms, command.due_ms, *cursor, rules=rules)
-            )
+            found[command.id].append(Event(verb, record.offset, first_ms, command.due_ms, *cursor))
         return
     entry = command.entry if isinstance(command, ConditionalSchedule) else command
     message_id = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
@@ -92,7 +89,6 @@ def _take(
             entry.due_ms,
             takes_over,
             occurrence=entry.occurrence,
-            rules=rules,
         )
     )
 
@@ -131,13 +127,12 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
     return [promised for events in events_by_id(master).values() for promised in follow(events)]
 
 
-@pytest.mark.parametrize("rules", [MASTER_RULES, FIRST_RULES], ids=["rules 2", "rules 1"])
-@given(history=histories)
+@given(histories)
 @examples(60, 400)
-def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step], rules: Rules) -> None:
+def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each
     occurrence once; else it is pending."""
-    master = Master(rules=rules)
+    master = Master()
     master.play(history)
     check_ends(master)
 
@@ -301,20 +296,20 @@ def test_firing_a_series_without_a_first_time_gives_it_one() -> None:
     """The time of the action is its first time, though the series stands directly behind the
     cursor."""
     series = Event("schedule", 1, 10, 10, 0, OFFSET_END, "t", 10, occurrence=0)
-    (fired,) = follow([series, Event("fire-now", 5, 12, None, 9, OFFSET_END, rules=2)])
+    (fired,) = follow([series, Event("fire-now", 5, 12, None, 9, OFFSET_END)])
     assert (fired.due_ms, fired.place_ms, fired.occurrence) == (12, 12, 1)
     given = Event("skipped", 1, 11, 60, 10, OFFSET_END)
-    (timed,) = follow([series, given, Event("fire-now", 5, 61, None, 59, OFFSET_END, rules=2)])
+    (timed,) = follow([series, given, Event("fire-now", 5, 61, None, 59, OFFSET_END)])
     assert (timed.due_ms, timed.place_ms, timed.occurrence) == (60, 60, 1)
 
 
-def test_an_action_older_than_its_message_has_the_time_of_the_message() -> None:
-    """A forwarded action may be: the clocks of two brokers differ. By rules 2 it has its own."""
+def test_an_action_older_than_its_message_keeps_its_own_time() -> None:
+    """A forwarded action may be: the clocks of two brokers differ."""
     first = schedule(1, 100)
-    assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END, rules=2)) == [(1, 4, None)]
-    assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END)) == [(1, 10, None)]
-    (moved,) = follow([first, Event("reschedule", 5, 4, 7, 0, OFFSET_END)])
-    assert (moved.due_ms, moved.place_ms) == (7, 10)
+    assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END)) == [(1, 4, None)]
+    for due_ms, place_ms in ((7, 7), (3, 4)):
+        (moved,) = follow([first, Event("reschedule", 5, 4, due_ms, 0, OFFSET_END)])
+        assert (moved.due_ms, moved.place_ms) == (due_ms, place_ms)
 
 
 def test_a_decision_concerns_only_the_message_it_names() -> None:

@@ -4,7 +4,6 @@ of it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,7 +32,6 @@ from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
-    RULES,
     Decision,
     Outcome,
     Progress,
@@ -41,7 +39,7 @@ from chronos.core.shard.progress import (
     pack_progress,
     unpack_progress,
 )
-from chronos.core.shard.queues import unreadable_record
+from chronos.core.shard.queues import record_of, unreadable_record
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected, with_leaving
@@ -75,27 +73,23 @@ OUTCOMES = {
 }
 
 REASONS = (0, Reason.TARGET_MISSING, Reason.REFUSED_BY_BROKER, Reason.NO_LEADER)
+TOO_LARGE = "1000 bytes; the partition takes 900"
 DETAILS = ("", "the topic does not exist", "refused by the broker", "", "no partition has a leader")
 
 
-def _master_rules(number: int) -> Rules:
-    return Rules(
-        shard=SHARD,
-        shards=SHARDS,
-        allow=["orders", "secret"],
-        deny=["secret"],
-        max_delay_ms=MAX_DELAY_MS,
-        max_past_ms=MAX_PAST_MS,
-        deduplication_ms=DEDUPLICATION_MS,
-        misplaced="forward",
-        delay_topic="d",
-        next_cron=next_cron,
-        number=number,
-    )
-
-
-MASTER_RULES, FIRST_RULES = _master_rules(RULES), _master_rules(1)
-"""Those of a master, and of one while another node knows rules 1 only."""
+MASTER_RULES = Rules(
+    shard=SHARD,
+    shards=SHARDS,
+    allow=["orders", "secret"],
+    deny=["secret"],
+    max_delay_ms=MAX_DELAY_MS,
+    max_past_ms=MAX_PAST_MS,
+    deduplication_ms=DEDUPLICATION_MS,
+    misplaced="forward",
+    delay_topic="d",
+    next_cron=next_cron,
+)
+"""Those of a master."""
 
 ANY_ID_RULES = Rules(
     shard=SHARD,
@@ -136,22 +130,13 @@ class Master:
 
     rules = MASTER_RULES
 
-    def __init__(
-        self,
-        chunk: int = 1_000_000,
-        rules: Rules | None = None,
-        kept_ms: int | None = None,
-        adopts_at: int | None = None,
-    ) -> None:
-        """`kept_ms`: how long settled ids are remembered by rules 2; None: for ever. `adopts_at`:
-        the step from which on a master of rules 1 decides by rules 2; None: none."""
+    def __init__(self, chunk: int = 1_000_000, kept_ms: int | None = None) -> None:
+        """`kept_ms`: how long settled ids are remembered; None: for ever."""
         self.kept_ms = kept_ms
-        self.adopts_at = adopts_at
-        self.rules = copy(self.rules if rules is None else rules)
         self.store = Rows(chunk=chunk)
         self._open()
-        self.model = Model(SHARD, DEDUPLICATION_MS, self.rules.number)
-        self.producers = Producers(self.rules.number, newest=None if adopts_at is None else RULES)
+        self.model = Model(SHARD, DEDUPLICATION_MS)
+        self.producers = Producers()
         self.progress: list[tuple[int, int, bytes]] = []
         self.snapshots = [dict(self.store.rows)]
         self.delivered: list[Message] = []
@@ -162,10 +147,7 @@ class Master:
         self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
     def play(self, history: Sequence[Step]) -> None:
-        for at, step in enumerate(history):
-            if at == self.adopts_at:
-                self.rules.number = self.model.number = RULES
-                self.look_ahead = LookAhead(self.shard)
+        for step in history:
             self.now_ms += step.waited_ms
             for sent in step.sent:
                 self.producers.send(sent, self.now_ms)
@@ -203,15 +185,11 @@ class Master:
             staged.rejections.append((unreadable_record(first_offset), rejection))
         else:
             horizon_ms = 0
-            if self.kept_ms is not None and self.rules.number > 1:
+            if self.kept_ms is not None:
                 horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
         texts = {record.offset: rejection.detail for record, rejection in staged.rejections}
-        closed = (
-            {*step.closed} | shard.queues.states.keys()
-            if self.rules.number > 1
-            else frozenset[int]()
-        )
+        closed = {*step.closed} | shard.queues.states.keys()
         staged.hold_forwards(closed)
         if REJECTED in closed:
             staged.hold_rejections()
@@ -265,13 +243,20 @@ class Master:
         assert count == 1 or (count <= step.messages_max and sum(sizes[:count]) <= step.bytes_max)
         if step.aborted:
             return
-        if step.oversized and destination != REJECTED:
-            prefix = replace(prefix, too_large=(prefix.rows[-1][0],))
         staged = shard.stage_nothing(0)
+        if step.oversized and destination != REJECTED:
+            offset, held, _ = prefix.rows[-1]
+            prefix = replace(prefix, too_large=(offset,))
+            staged.rejections = [(record_of(offset, held), Rejection(Reason.TOO_LARGE, TOO_LARGE))]
+            if REJECTED in {*step.closed} | shard.queues.states.keys():
+                staged.hold_rejections()
         staged.written = [prefix]
         selection = nothing_selected(shard.state.cursor, complete=True)
         self.model.forget(staged.horizon_ms)
-        self.model.write_on(destination, count, len(prefix.too_large))
+        rejected = count if destination == REJECTED else len(staged.rejections)
+        self.model.write_on(destination, count, rejected, len(staged.held))
+        for each in staged.held:
+            self.model.enqueue(REJECTED, each.record, Reason.TOO_LARGE, TOO_LARGE)
         self._commit(staged, selection, self._progress(staged, selection, {}), {})
 
     def _commit(
@@ -346,7 +331,7 @@ class Master:
                 live = [
                     m
                     for m in parked[:count]
-                    if m.intent.expire_at_ms is None or self.now_ms <= m.intent.expire_at_ms
+                    if m.expire_at_ms is None or self.now_ms <= m.expire_at_ms
                 ]
                 assert step.allowed is None or len(live) <= step.allowed
         offered = {leaving.lane for leaving in selection.leaving}
@@ -440,7 +425,7 @@ class Master:
             details,
             held_forwards=self.shard.state.held_forwards,
         )
-        return unpack_progress(pack_progress(progress))
+        return unpack_progress(pack_progress(progress), SHARDS)
 
     def _check_store(self, offset: int, timestamp_ms: int) -> None:
         expected = self.model.rows(

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.message import LATE_POLICIES, LatePolicy, Reason, Record, Repeat
 from chronos.core.series import format_repetition, parse_repetition
-from chronos.core.shard.progress import RULES
 from chronos.core.shard.shard import Shard
 from tests.unit.model import LAST, MINUTE_MS, SHARD, SKEW_MS, TO_REJECTED, Intent
 
@@ -163,10 +162,7 @@ histories = st.lists(steps, min_size=1, max_size=12)
 class Producers:
     """Writes records as clients would, and keeps the intent of each."""
 
-    def __init__(self, number: int = RULES, *, newest: int | None = None) -> None:
-        """`number`: of the rules that the records are read by first; `newest`: and last."""
-        self.number = number
-        self._newest = number if newest is None else newest
+    def __init__(self) -> None:
         self.intents: list[Intent] = []
         self.records: list[Record] = []
         self._offset = 0
@@ -180,8 +176,7 @@ class Producers:
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
         intent = self._intent(sent)
         self.intents.append(intent)
-        record = render(intent, sent.form, self._newest)
-        self.records.append(record if self.number <= 2 else _as_spelled(record, sent))
+        self.records.append(_as_spelled(render(intent, sent.form), sent))
 
     def skip_to(self, offset: int) -> None:
         """The next record comes behind this offset."""
@@ -194,8 +189,6 @@ class Producers:
             if sent.verb in SCHEDULING or sent.flaw in ("create-time", "forged-hop")
             else ""
         )
-        if flaw in ("past", "near-header") and self.number <= 2:
-            flaw = ""
         may_be_past = (
             sent.verb == "replay"
             or bool(sent.repeat)
@@ -256,9 +249,8 @@ class Producers:
         then."""
         if sent.hop_ms is None:
             return None
-        hop_ms = abs(sent.hop_ms) if self.number == 1 else sent.hop_ms
         latest_ms = self._firsts_ms.get(sent.hop_from, 0)
-        hop_ms = min(hop_ms, self._timestamp_ms - latest_ms + SKEW_MS)
+        hop_ms = min(sent.hop_ms, self._timestamp_ms - latest_ms + SKEW_MS)
         first_ms = self._timestamp_ms - (hop_ms if hop_ms >= -SKEW_MS else 0)
         self._firsts_ms[sent.hop_from] = max(latest_ms, first_ms)
         return hop_ms
@@ -283,7 +275,7 @@ class Producers:
         return b"%d-%d-%d" % (SHARD, named.due_ms, named.offset)
 
 
-def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
+def render(intent: Intent, form: int = 0) -> Record:
     """The record for what is asked, in one of the forms that mean the same."""
     headers: list[tuple[str, bytes | None]] = []
     key, value = intent.id, intent.value
@@ -329,13 +321,12 @@ def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
     if intent.rejection is Reason.BAD_VALUE:
-        # No hop is refused for its time by rules 2.
-        later = (
-            b"d/0/7;%d" % (intent.timestamp_ms + 1)
-            if number == 1
-            else b"e/0/7;%d" % intent.timestamp_ms
+        # No hop is refused for its time.
+        forged = (
+            b"d/%d/7;%d" % (SHARD, intent.timestamp_ms),
+            b"e/0/7;%d" % intent.timestamp_ms,
+            b"d/0/7",
         )
-        forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), later, b"d/0/7")
         headers.append(("chronos-forwarded", forged[form]))
     elif intent.hop_ms is not None:
         headers.append(

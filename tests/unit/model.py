@@ -6,6 +6,7 @@ compared."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,6 @@ from chronos.core.shard.codec import (
     pack_queue_state,
     pack_state,
 )
-from chronos.core.shard.progress import RULES
 
 SHARD = 1
 MINUTE_MS = 60_000
@@ -208,8 +208,6 @@ class Model:
 
     shard: int
     deduplication_ms: int
-    number: int = RULES
-    """That of the rules."""
     cursor: tuple[int, int] = (0, LAST)
     pull_offset: int = 0
     watermark_ms: int = 0
@@ -221,13 +219,11 @@ class Model:
     failures: dict[bytes, Failure] = field(default_factory=dict)
     """Id -> why it was not delivered when it was last tried."""
     firsts: dict[bytes, int] = field(default_factory=dict)
-    """Id -> first timestamp of its message, or of a cancel that is not older."""
-    cancels: dict[bytes, set[int]] = field(default_factory=dict)
-    """By rules 1: id -> the shards that the cancels of that time came to first."""
+    """Id -> first timestamp of its message."""
     orders: dict[bytes, IdOrder | None] = field(default_factory=dict)
-    """By rules 2: id -> where its message came to first."""
-    noted: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
-    """By rules 2: id -> first timestamp and first shard of every cancel that is remembered."""
+    """Id -> where its message came to first."""
+    cancels: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    """Id -> first timestamp and first shard of every cancel that is remembered."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -240,6 +236,8 @@ class Model:
     queue_starts: dict[int, int] = field(default_factory=dict)
     """Destination with held records -> none of them is before this offset."""
     horizon_ms: int = 0
+    cancelled: list[Message] = field(default_factory=list)
+    """Messages that were cancelled in this step."""
     forgotten: set[bytes] = field(default_factory=set)
     """Forgotten ids whose rows are still in the store."""
 
@@ -270,12 +268,19 @@ class Model:
                 self.other_rows[id_key(message_id)] = self._id_row(message_id)
                 self.stored_ids.discard(message_id)
                 self.forgotten.add(message_id)
-                for known in (self.failures, self.cancels, self.noted):
+                for known in (self.failures, self.cancels):
                     known.pop(message_id, None)  # type: ignore[attr-defined]
                 # A generated id may be that of a replay too, which leaves the entry of the first
                 # message where it was.
                 kept = [each for each in self.settled.values() if each.id == message_id]
-                message = next((each for each in kept if not each.user_id and not each.moved), None)
+                message = next(
+                    (
+                        each
+                        for each in kept
+                        if not each.user_id and not each.moved and each.place_ms == each.due_ms
+                    ),
+                    None,
+                )
                 if message is not None:
                     # Its entry is still at the address that the id names, as of one that was
                     # delivered.
@@ -290,8 +295,7 @@ class Model:
         """Execute the records in order; return the offsets of the refused ones with their
         reasons."""
         refused = []
-        self.ended: list[bytes] = []
-        self.prolonged: set[bytes] = set()
+        self._begin()
         for intent in intents:
             self.pull_offset = intent.offset + 1
             if intent.rejection is not Reason.CREATE_TIME:
@@ -303,9 +307,14 @@ class Model:
                 self.totals[counted.get(reason, "rejected")] += 1
         return refused
 
+    def _begin(self) -> None:
+        self.ended: list[bytes] = []
+        self.prolonged: set[bytes] = set()
+        self.cancelled = []
+
     def step_over(self, first: int, last: int) -> list[tuple[int, Reason]]:
         """Refuse a range of offsets as one record, and count nothing else."""
-        self.ended, self.prolonged = [], set()
+        self._begin()
         self.pull_offset = last + 1
         self.totals["rejected"] += 1
         return [(first, Reason.UNREADABLE)]
@@ -333,22 +342,22 @@ class Model:
         row = pack_held(
             HeldRecord(record.key, record.value, headers, record.timestamp_ms, reason, detail)
         )
-        self.queues.setdefault(destination, []).append((record.offset, row))
-        self.queue_starts.setdefault(destination, record.offset)
+        insort(self.queues.setdefault(destination, []), (record.offset, row))
+        start = self.queue_starts.get(destination, record.offset)
+        self.queue_starts[destination] = min(start, record.offset)
 
-    def write_on(self, destination: int, count: int, too_large: int) -> None:
+    def write_on(self, destination: int, count: int, rejected: int, requeued: int) -> None:
         """Forget the first held records of a destination, which were written on; some of them as
-        rejected."""
-        self.ended, self.prolonged = [], set()
+        rejected, and some to another queue."""
+        self._begin()
         queue = self.queues.pop(destination)
         self.queue_starts[destination] = queue[count - 1][0] + 1
         if queue[count:]:
             self.queues[destination] = queue[count:]
         else:
             del self.queue_starts[destination]
-        rejected = count if destination == TO_REJECTED else too_large
         self.totals["rejected"] += rejected
-        self.totals["forwarded"] += count - rejected
+        self.totals["forwarded"] += count - rejected - requeued
 
     def _execute(self, intent: Intent) -> Reason | None:
         if intent.verb == "probe":
@@ -371,19 +380,13 @@ class Model:
                 if (intent.verb, state) == ("cancel", "cancelled")
                 else Reason.TOO_LATE
             )
-        # By rules 1 it is not kept where a message came to first.
-        order = self.orders.get(holder.id)
-        source = SHARD if order is None or order.source is None else order.source
-        came_elsewhere = (
-            intent.first_shard != source if self.number > 1 else intent.hop_ms is not None
-        )
+        came_elsewhere = intent.first_shard != self._came_first(holder.id)
         if came_elsewhere and intent.first_ms < holder.intent.first_ms - SKEW_MS:
             return Reason.TOO_LATE
         since_ms = min(intent.first_ms, intent.timestamp_ms)
-        if self.number == 1:
-            since_ms = max(intent.first_ms, holder.intent.first_ms)
         if intent.verb == "cancel":
             del self.pending[holder.offset]
+            self.cancelled.append(holder)
             self._set_state(holder, "cancelled")
             self._date(intent)
             self.totals["cancelled"] += 1
@@ -419,41 +422,20 @@ class Model:
         """Note the first timestamp of a cancel, and where it came to first; return whether that
         changes the state of the id."""
         assert cancel.id is not None
-        if self.number > 1:
-            before = self.cancels.get(cancel.id), self.id_order(cancel.id)
-            self._convert(cancel.id)
-            self.noted.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
-            return before != (self.cancels.get(cancel.id), self.id_order(cancel.id))
-        first_ms = self.firsts.get(cancel.id, 0)
-        if cancel.first_ms < first_ms:
-            return False
-        same = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
-        self.firsts[cancel.id], self.cancels[cancel.id] = (
-            cancel.first_ms,
-            same | {cancel.first_shard},
-        )
-        return cancel.first_ms > first_ms or self._noted(same) != self._noted(
-            same | {cancel.first_shard}
-        )
+        before = self.id_order(cancel.id)
+        self.cancels.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
+        return before != self.id_order(cancel.id)
 
-    def remembered(self, message_id: bytes) -> list[tuple[int, int]]:
-        """The cancels that are remembered, of rules 1 too."""
-        shard = self._noted(self.cancels.get(message_id, set()))
-        return self.noted.get(message_id, []) + (
-            [] if shard is None else [(self.firsts[message_id], shard)]
-        )
-
-    def _convert(self, message_id: bytes) -> None:
-        """Note the cancel of rules 1 as rules 2 do: what time its message had is not known."""
-        if self.cancels.get(message_id):
-            self.noted[message_id] = self.remembered(message_id)
-            self.firsts[message_id], self.cancels[message_id] = 0, set()
+    def _came_first(self, message_id: bytes) -> int:
+        """The shard that the message of an id came to first."""
+        order = self.orders.get(message_id)
+        return self.shard if order is None or order.source is None else order.source
 
     def id_order(self, message_id: bytes) -> IdOrder | None:
         """What the state of an id shows: the latest cancel, and the latest one that came to another
         partition than that."""
         found = self.orders.get(message_id)
-        cancels = self.noted.get(message_id, [])
+        cancels = self.cancels.get(message_id, [])
         if not cancels:
             return found
         latest = min(cancels, key=lambda cancel: (-cancel[0], cancel[1]))
@@ -461,34 +443,19 @@ class Model:
         second = [min(others, key=lambda cancel: (-cancel[0], cancel[1]))] if others else []
         return IdOrder(found.source if found else None, (latest, *second))
 
-    def _noted(self, shards: set[int]) -> int | None:
-        """The shard of these that the state of an id names: this one where there are several."""
-        return next(iter(shards)) if len(shards) == 1 else SHARD if shards else None
-
     def _is_overtaken(self, intent: Intent) -> bool:
-        """Whether a forwarded message is older than what came before it; a cancel of its
-        millisecond counts as later, unless both came to one partition first."""
+        """Whether a message is older than what came to another partition first: than a cancel,
+        which counts as later where the clocks may differ, or than a message."""
         assert intent.id is not None
-        if self.number > 1:
-            if any(
-                first_ms >= intent.first_ms - SKEW_MS and shard != intent.first_shard
-                for first_ms, shard in self.remembered(intent.id)
-            ):
-                return True
-            if self.cancels.get(intent.id):
-                return False
-            order = self.orders.get(intent.id)
-            came_first = self.shard if order is None or order.source is None else order.source
-            return (
-                came_first != intent.first_shard
-                and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
-            )
-        if intent.hop_ms is None:
-            return False
-        first_ms = self.firsts[intent.id]
-        if intent.first_ms == first_ms:
-            return bool(self.cancels.get(intent.id, set()) - {intent.first_shard})
-        return intent.hop_ms > 0 and intent.first_ms < first_ms
+        if any(
+            first_ms >= intent.first_ms - SKEW_MS and shard != intent.first_shard
+            for first_ms, shard in self.cancels.get(intent.id, [])
+        ):
+            return True
+        return (
+            self._came_first(intent.id) != intent.first_shard
+            and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
+        )
 
     def _schedule(self, intent: Intent) -> Reason | None:
         if intent.id is not None:
@@ -528,6 +495,9 @@ class Model:
         shift_ms = spread_shift_ms(self.shard, intent.offset, intent.spread_ms)
         place_ms = self._place(intent.due_ms + shift_ms, min(intent.first_ms, intent.timestamp_ms))
         generated_id = b"%d-%d-%d" % (self.shard, intent.due_ms, intent.offset)
+        expire_at_ms = intent.expire_at_ms
+        if intent.verb == "replay" and expire_at_ms is not None and expire_at_ms <= intent.due_ms:
+            expire_at_ms = None  # it is delivered although its message has expired
         message = Message(
             place_ms=place_ms,
             offset=intent.offset,
@@ -538,13 +508,10 @@ class Model:
             due_ms=intent.due_ms,
             intent=intent,
             occurrence=0 if intent.first_is_left else 1,
-            expire_at_ms=intent.expire_at_ms,
+            expire_at_ms=expire_at_ms,
         )
-        if self.number > 1:
-            self._convert(message.id)
-            source = None if intent.hop_ms is None else intent.hop_from
-            self.orders[message.id] = None if source is None else IdOrder(source)
-            message = replace(message, order=self.id_order(message.id))
+        self.orders[message.id] = None if intent.hop_ms is None else IdOrder(intent.hop_from)
+        message = replace(message, order=self.id_order(message.id))
         self.pending[intent.offset] = message
         self._set_state(message, "pending")
         self.failures.pop(message.id, None)
@@ -569,7 +536,7 @@ class Model:
 
     def _set_state(self, message: Message, state: str, settled_ms: int = 0) -> None:
         self.id_states[message.id] = (state, message.place_ms, message.offset, settled_ms)
-        self.firsts[message.id], self.cancels[message.id] = message.intent.first_ms, set()
+        self.firsts[message.id] = message.intent.first_ms
         # The id space holds only what a generated id does not show.
         if message.user_id or message.moved or state not in ("pending", "delivered"):
             self.stored_ids.add(message.id)
@@ -612,6 +579,11 @@ class Model:
             self.lane_starts[lane] = (until[0], until[1] + 1)
         due = self.due(cursor)
         self.cursor = max(self.cursor, cursor)
+        for message in self.cancelled:
+            # Its entry stays, behind the cursor.
+            ended = replace(message, place_ms=self.cursor[0] - 1, lane=None)
+            if ended.place_ms >= 0:
+                self.settled[ended.position] = ended
         for message, ends in [*((m, self.left) for m in leaving), *((m, delivered) for m in due)]:
             choice = chosen.get(message.offset, ChosenOutcome())
             self.failures.pop(message.id, None)
@@ -641,12 +613,7 @@ class Model:
                 self.totals[choice.outcome] += 1
         for message_id in self.prolonged - set(self.ended):
             if self.id_states[message_id][0] != "pending":
-                kept_ms = (
-                    max(timestamp_ms, self.firsts[message_id])
-                    if self.number == 1
-                    else self._kept_ms(message_id)
-                )
-                self.other_rows[expiry_key(kept_ms, message_id)] = b""
+                self.other_rows[expiry_key(self._kept_ms(message_id), message_id)] = b""
         for message_id in self.ended:
             state, place_ms, offset, _ = self.id_states[message_id]
             # An id that was used again in the same step is pending, or ended once more: its last
@@ -654,8 +621,7 @@ class Model:
             if state != "pending":
                 self.id_states[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_ids:
-                    kept_ms = timestamp_ms if self.number == 1 else self._kept_ms(message_id)
-                    self.other_rows[expiry_key(kept_ms, message_id)] = b""
+                    self.other_rows[expiry_key(self._kept_ms(message_id), message_id)] = b""
         lengths = Counter(
             (m.intent.target, m.lane) for m in self.pending.values() if m.lane is not None
         )
@@ -671,7 +637,7 @@ class Model:
         """The time from which a settled id is kept: that of its end, or of a cancel that came more
         than a moment later."""
         settled_ms = self.id_states[message_id][3]
-        last_ms = max((first_ms for first_ms, _ in self.remembered(message_id)), default=0)
+        last_ms = max((first_ms for first_ms, _ in self.cancels.get(message_id, [])), default=0)
         return last_ms if last_ms > settled_ms + SKEW_MS else settled_ms
 
     def _park(self, message: Message, partition: int) -> None:
@@ -714,13 +680,10 @@ class Model:
 
     def _id_row(self, message_id: bytes) -> bytes:
         name, place_ms, offset, settled_ms = self.id_states[message_id]
-        cancel_shard = self._noted(self.cancels.get(message_id, set()))
         first_ms, order = self.firsts.get(message_id, 0), self.id_order(message_id)
         failure = self.failures.get(message_id)
         return pack_id_state(
-            IdState(
-                STATES[name], place_ms, offset, settled_ms, failure, first_ms, cancel_shard, order
-            )
+            IdState(STATES[name], place_ms, offset, settled_ms, failure, first_ms, order)
         )
 
     def rows(
@@ -773,7 +736,6 @@ class Model:
             history_minute=self.history_minute,
             totals=Totals(**self.totals),
             parked=sum(message.lane is not None for message in self.pending.values()),
-            rules=self.number,
             horizon_ms=self.horizon_ms,
             held=sum(len(queue) for queue in self.queues.values()),
             held_bytes=sum(len(row) for queue in self.queues.values() for _, row in queue),

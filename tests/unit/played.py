@@ -31,7 +31,6 @@ class Played:
             rules=Rules(shard=SHARD, shards=SHARDS),
             state=FRESH,
             view=self.rows,
-            keeps_cancelled=True,
         )
         self.offset = 0
 

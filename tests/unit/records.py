@@ -9,7 +9,9 @@ from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
 from chronos.workers.replica.state import WriterEpoch
 
-WRITER = WriterEpoch(cluster="shop", node="one", instance="i-1", role_epoch=3, log_epoch=4)
+WRITER = WriterEpoch(
+    cluster="shop", node="one", instance="i-1", shards=3, role_epoch=3, log_epoch=4
+)
 """The master that writes the progress records of tests."""
 
 NOW_MS = 1_700_000_000_000

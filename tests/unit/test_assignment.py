@@ -52,7 +52,6 @@ def member(
     applied: int | None = 10,
     shards: int = 4,
     eligible: bool = True,
-    rules: int = 1,
     host: str = "",
     retiring: bool = False,
 ) -> Member:
@@ -67,7 +66,6 @@ def member(
         leaving=leaving,
         log=log,
         eligible=eligible,
-        rules=rules,
         host=host,
         retiring=retiring,
         replicas=dict(enumerate(reports)),
@@ -533,70 +531,6 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     roles = plan(view(*map(member, "ab"), requests=asked, shards=1))
     assert len(roles.history) == HISTORY_MAX
     assert roles.history[-1].epoch == roles.shards[0].epoch
-
-
-# --- The rules number -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("announced", "published", "expected"),
-    [
-        pytest.param((2,), 1, 2, id="the first member of a new cluster is alone"),
-        pytest.param((2, 3, 3), 1, 2, id="the least that a member knows"),
-        pytest.param((3, 3, 3), 1, 3, id="a number may be left out"),
-        pytest.param((2, 1, 2), 1, 1, id="one member announces none"),
-        pytest.param((1, 1, 1), 2, 2, id="an older node joined after it was raised"),
-        pytest.param((), 2, 2, id="no member is there"),
-    ],
-)
-def test_the_rules_number_is_the_least_that_a_member_announces_and_never_goes_back(
-    announced: tuple[int, ...], published: int, expected: int
-) -> None:
-    members = [member(node, rules=rules) for node, rules in zip(NODES, announced, strict=False)]
-    assert plan(view(*members, roles=Roles(rules=published))).rules == expected
-
-
-def test_a_rolling_upgrade_raises_the_rules_number_with_its_last_node() -> None:
-    """Whichever order the nodes take: while one is away, it may come back as the version that it
-    was."""
-    known = {node: member(node) for node in "abc"}
-    cluster = view(*known.values())
-    for node in "cab":
-        others = [each for each in known.values() if each.node != node]
-        cluster = later(cluster, 1_000, *others)
-        assert plan(cluster).rules == 1, f"{node} is away"
-        known[node] = member(node, rules=2)
-        cluster = later(cluster, 1_000, *known.values())
-        assert plan(cluster).rules == (2 if node == "b" else 1)
-
-
-@pytest.mark.parametrize("rules", [1, 2])
-def test_a_node_that_is_away_holds_the_rules_number_back_until_it_is_back_or_forgotten(
-    rules: int,
-) -> None:
-    """Its last announcement does not count: it may come back as any version."""
-    before = view(member("a", rules=2), member("b", rules=rules), roles=Roles(rules=1))
-    kept = plan(replace(before, members={**before.members, "c": member("c")}))
-    away = later(replace(before, roles=kept), REPLACE_AFTER_MS, member("a", rules=2))
-    assert set(plan(away).away) == {"b", "c"}
-    assert plan(away).rules == 1
-    asked = tuple(Request(kind="forget", node=node) for node in "bc")
-    assert plan(replace(away, requests=asked)).rules == 2
-    assert plan(replace(away, requests=asked[:1])).rules == 1
-    assert plan(later(away, AWAY_MS)).rules == 2
-    assert (
-        plan(later(away, 1, member("a", rules=2), member("b", rules=2), member("c", rules=2))).rules
-        == 2
-    )
-
-
-def test_the_rules_number_is_a_decision_that_is_published_at_once() -> None:
-    """Roles that differ only in progress are published every other second."""
-    before = plan(view(member("a", rules=1), member("b", rules=2)))
-    assert (
-        plan(view(member("a", rules=2), member("b", rules=2), roles=before)).decisions
-        != before.decisions
-    )
 
 
 # --- Unhealthy masters ----------------------------------------------------------------------------
@@ -1345,14 +1279,13 @@ REPLICAS = st.builds(
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, reports, leaving, logs, eligible, rules, hosts, retiring: {
+    lambda nodes, reports, leaving, logs, eligible, hosts, retiring: {
         node: member(
             node,
             *reports[at],
             leaving=leaving[at],
             log=logs[at],
             eligible=eligible[at],
-            rules=rules[at],
             host=hosts[at],
             retiring=retiring[at],
         )
@@ -1363,7 +1296,6 @@ MEMBERS = st.builds(
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.lists(st.sampled_from((OK, OK, DEGRADED, UNREACHABLE)), min_size=4, max_size=4),
     st.lists(st.sampled_from((True, True, False)), min_size=4, max_size=4),
-    st.lists(st.integers(1, 3), min_size=4, max_size=4),
     st.just([""] * 4) | st.lists(st.sampled_from(("", "x", "y")), min_size=4, max_size=4),
     st.lists(st.sampled_from((False, False, False, True)), min_size=4, max_size=4),
 )
@@ -1402,7 +1334,6 @@ VIEWS = st.builds(
         armed=st.dictionaries(
             st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)
         ),
-        rules=st.integers(1, 3),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
     in_sync_from=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(0, 2_000)),
@@ -1534,16 +1465,6 @@ def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None
     assert (
         replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
     )
-
-
-@examples(40, 300)
-@given(VIEWS)
-def test_the_rules_number_is_raised_only_to_one_that_every_node_knows(before: ClusterView) -> None:
-    roles = plan(before)
-    assert roles.rules >= before.roles.rules
-    if roles.rules > before.roles.rules:
-        assert roles.nodes <= set(before.members)
-        assert all(each.rules >= roles.rules for each in before.members.values())
 
 
 @examples(40, 300)

@@ -3,6 +3,8 @@ are not understood."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
@@ -37,7 +39,7 @@ ROLES_RECORD = RolesRecord(
 )
 
 ROLES_BYTES = (
-    b'{"type":"roles","life":"l","version":3,"answered":9,'
+    b'{"type":"roles","incarnation":"l","version":3,"answered":9,'
     b'"roles":{"controller":"a","controller_epoch":2,"shards":{"0":{"master":"a","epoch":1}}}}'
 )
 
@@ -55,16 +57,16 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
             version=6,
         ),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,'
-        b'"replicas":{"0":{"applied":7}}},"life":"l","number":3,"generation":1,"heartbeats_read":40,"roles_read":4,'
+        b'"replicas":{"0":{"applied":7}}},"incarnation":"l","number":3,"generation":1,"heartbeats_read":40,"roles_read":4,'
         b'"epoch":2,"controls":2,"version":6}',
     ),
     (
         Announcement(node="a", incarnation="l", number=1),
-        b'{"type":"announcement","node":"a","life":"l","number":1}',
+        b'{"type":"announcement","node":"a","incarnation":"l","number":1}',
     ),
     (
         LeaveRecord(node="a", incarnation="l", generation=2),
-        b'{"type":"farewell","node":"a","life":"l","generation":2}',
+        b'{"type":"leave","node":"a","incarnation":"l","generation":2}',
     ),
     (
         Submission(request=Request(kind="drain", node="b")),
@@ -75,7 +77,7 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
             member=replace(MEMBER, replicas={}), incarnation="l", number=4, generation=1, brief=True
         ),
         b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5},'
-        b'"life":"l","number":4,"generation":1,"brief":true}',
+        b'"incarnation":"l","number":4,"generation":1,"brief":true}',
     ),
 ]
 
@@ -96,44 +98,30 @@ def test_a_roles_record_has_these_bytes_and_is_read_from_them() -> None:
     assert ROLES_RECORD.epoch == 2
 
 
-NEWER: list[tuple[MemberHeartbeat | RolesRecord, bytes]] = [
-    (
-        MemberHeartbeat(member=replace(MEMBER, replicas={}, rules=2), incarnation="l", number=4),
-        b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,"rules":2},'
-        b'"life":"l","number":4}',
-    ),
-    (
-        RolesRecord(
-            incarnation="l", version=3, roles=Roles(controller="a", controller_epoch=2, rules=2)
-        ),
-        b'{"type":"roles","life":"l","version":3,"roles":{"controller":"a","controller_epoch":2,"rules":2}}',
-    ),
-]
+def test_a_rules_number_is_written_where_it_is_not_the_first() -> None:
+    """Whether a node knows such rules is the question of its membership."""
+    record = replace(ROLES_RECORD, roles=Roles(controller="a", controller_epoch=2, rules=2))
+    value = (
+        b'{"type":"roles","incarnation":"l","version":3,"answered":9,'
+        b'"roles":{"controller":"a","controller_epoch":2,"rules":2}}'
+    )
+    assert pack_record(record) == value
+    assert unpack_roles(value) == record
 
 
 @pytest.mark.parametrize(
-    ("record", "value"), NEWER, ids=[type(record).__name__ for record, _ in NEWER]
+    ("record", "value"),
+    [*GOLDEN, (ROLES_RECORD, ROLES_BYTES)],
+    ids=lambda each: "" if isinstance(each, bytes) else type(each).__name__,
 )
-def test_a_rules_number_is_written_where_it_is_not_the_first(
-    record: MemberHeartbeat | RolesRecord, value: bytes
+def test_fields_of_a_newer_version_are_ignored(
+    record: ClusterRecord | RolesRecord, value: bytes
 ) -> None:
-    """So the bytes of a cluster without it stay as they are, and a version that does not know the
-    field reads the rest."""
-    assert pack_record(record) == value
+    """In the record, its member, the reports of it, its request, and the roles of each shard."""
     unpack = unpack_roles if isinstance(record, RolesRecord) else unpack_record
-    assert unpack(value) == record
-    unknown = value.replace(b'"rules"', b'"a field of a newer version"')
-    part = (
-        {"roles": replace(record.roles, rules=1)}
-        if isinstance(record, RolesRecord)
-        else {"member": replace(record.member, rules=1)}
-    )
-    assert unpack(unknown) == replace(record, **part)
-
-
-def test_fields_of_a_newer_version_are_ignored() -> None:
-    value = b'{"type":"announcement","node":"a","life":"l","number":1,"reason":["new"]}'
-    assert unpack_record(value) == Announcement(node="a", incarnation="l", number=1)
+    newer = re.sub(rb'\{(?="[a-z])', b'{"a field of a newer version":["new",{}],', value)
+    assert newer.count(b"newer") == len(re.findall(rb'\{"[a-z]', value))
+    assert unpack(newer) == record
 
 
 @pytest.mark.parametrize(
@@ -145,20 +133,23 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         (b"[]", "Expected `object`, got `array`"),
         (b"[" * 100_000, "cannot be decoded"),
         (b'{"type":"later"}', "Invalid value 'later'"),
-        (b'{"type":"heartbeat","life":"l","number":1}', "missing required field `member`"),
-        (b'{"type":"announcement","node":1,"life":"l","number":1}', "Expected `str`, got `int`"),
+        (b'{"type":"heartbeat","incarnation":"l","number":1}', "missing required field `member`"),
+        (
+            b'{"type":"announcement","node":1,"incarnation":"l","number":1}',
+            "Expected `str`, got `int`",
+        ),
         (ROLES_BYTES, "Invalid value 'roles'"),
         (
-            b'{"type":"announcement","node":"a","life":"l","number":9223372036854775807}',
+            b'{"type":"announcement","node":"a","incarnation":"l","number":9223372036854775807}',
             "<= 9007199254740991",
         ),
-        (b'{"type":"announcement","node":"a","life":"l","number":-1}', ">= 0"),
+        (b'{"type":"announcement","node":"a","incarnation":"l","number":-1}', ">= 0"),
         (
             GOLDEN[0][1].replace(b'"applied":7', b'"applied":7,"role_epoch":9223372036854775807'),
             "<= 9007199254740991",
         ),
         (
-            b'{"type":"announcement","node":"a","life":"l","number":1,"more":"'
+            b'{"type":"announcement","node":"a","incarnation":"l","number":1,"more":"'
             + bytes(16 << 20)
             + b'"}',
             "bytes, more than",

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.message import Entry, LatePolicy, Options, Repeat, Repetition
+from chronos.core.message import Entry, IdOrder, LatePolicy, Options, Repeat, Repetition
 from chronos.core.shard import codec
 from chronos.core.shard.codec import (
     FRESH,
+    RULES,
     Failure,
     HeldRecord,
     Identity,
@@ -24,7 +25,7 @@ from chronos.core.shard.codec import (
     State,
     Totals,
 )
-from chronos.errors import StoreCorrupt
+from chronos.errors import LogMismatch, StoreCorrupt
 
 ENTRY = Entry(
     id=b"order-7",
@@ -37,6 +38,7 @@ ENTRY = Entry(
     expire_at_ms=1_700_000_002_000,
     occurrence=3,
     attempt=2,
+    order=IdOrder(1, ((1_700_000_000_100, 2), (1_700_000_000_001, 0))),
 )
 PLAIN = Entry(
     id=None,
@@ -77,7 +79,7 @@ ID_STATE = IdState(
     41,
     1_700_000_000_500,
     first_ms=1_700_000_000_001,
-    cancel_shard=2,
+    order=IdOrder(None, ((1_700_000_000_400, 2),)),
 )
 DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
@@ -93,8 +95,12 @@ STATE = State(
     node="n",
     progress_ms=9,
     history_minute=10,
-    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23),
+    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24),
     parked=3,
+    horizon_ms=25,
+    held=27,
+    held_bytes=26,
+    held_forwards=2,
 )
 IDENTITY = Identity(
     cluster="c",
@@ -112,24 +118,40 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "entry",
         ENTRY,
-        "019bc4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302c0",
+        "019cc4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302c092019292cf0000018bcfe568640292cf0000018bcfe5680100",
     ),
     (
         "entry",
         SERIES,
-        "019bc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306",
+        "019cc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306c0",
     ),
-    ("entry", PLAIN, "019bc005a174c09292a161c4013192a161c0c004c00101c0"),
-    ("id_state", ID_STATE, "019703cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe5680102"),
+    ("entry", PLAIN, "019cc005a174c09292a161c4013192a161c0c004c00101c0c0"),
+    (
+        "id_state",
+        ID_STATE,
+        "019703cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe5680192c09192cf0000018bcfe5699002",
+    ),
     ("id_state", IdState(codec.PENDING, 300, 70_000), "019701cd012cce0001117000c000c0"),
-    ("id_state", IdState(codec.ABSENT, 0, 0, 400, None, 300), "0197060000cd0190c0cd012cc0"),
+    (
+        "id_state",
+        IdState(codec.ABSENT, 0, 0, 400, None, 0, IdOrder(None, ((300, 1),))),
+        "0197060000cd0190c00092c09192cd012c01",
+    ),
     (
         "id_state",
         DEAD,
         "019705cd012c07cd0190942102cd0190d92074776f206c6f6f6b7320646964206e6f742066696e642074686520746f70696300c0",
     ),
-    ("state", STATE, "019e0102030405060708a169a16e090a9d0b0c0d0e0f101112131415161703"),
-    ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009d0000000000000000000000000000"),
+    (
+        "state",
+        STATE,
+        "0101dc00120102030405060708a169a16e090a9e0b0c0d0e0f10111213141516171803191b1a02",
+    ),
+    (
+        "state",
+        FRESH,
+        "0101dc0012000000cfffffffffffffffff00000000a0a000009e00000000000000000000000000000000000000",
+    ),
     ("lane_state", LaneState(3, 1_700_000_001_000, 41), "019303cf0000018bcfe56be829"),
     (
         "held",
@@ -145,14 +167,14 @@ GOLDEN: list[tuple[str, Any, str]] = [
     ("identity", IDENTITY, "0197a1630104a164a26469a170a27069"),
 ]
 
-# How many of the last fields may be missing, because they were added or have a default.
+# How many of the last fields have a default.
 DEFAULTS = {
-    "entry": 4,
+    "entry": 5,
     "id_state": 4,
     "lane_state": 0,
     "held": 2,
     "queue_state": 0,
-    "state": 14,
+    "state": 18,
     "identity": 0,
 }
 
@@ -163,6 +185,15 @@ def packer(name: str) -> Callable[[Any], bytes]:
 
 def unpacker(name: str) -> Callable[[bytes], Any]:
     return getattr(codec, f"unpack_{name}")
+
+
+def split(name: str, data: bytes) -> tuple[bytes, bytes]:
+    """The bytes before the array of the fields, and the array."""
+    at = 2 if name == "state" else 1
+    return data[:at], data[at:]
+
+
+HEADS = {name: split(name, bytes.fromhex(data))[0] for name, _, data in GOLDEN}
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
@@ -191,28 +222,46 @@ def test_an_unknown_version_is_named_with_what_to_do(name: str, value: Any, data
         unpacker(name)(b"")
 
 
+@pytest.mark.parametrize("number", [RULES + 1, 255])
+def test_a_state_of_newer_rules_is_named_before_anything_of_it_is_decoded(number: int) -> None:
+    head, fields = split("state", codec.pack_state(STATE))
+    for rest in (fields, b"\xc1", b""):
+        with pytest.raises(
+            LogMismatch, match=f"by rules {number}, .* knows rules up to {RULES}: .* Upgrade"
+        ):
+            codec.unpack_state(head[:1] + bytes([number]) + rest)
+    with pytest.raises(LogMismatch, match="names rules 0, which there never were"):
+        codec.unpack_state(head[:1] + b"\0" + fields)
+
+
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_a_value_from_before_a_field_was_added_has_that_fields_default(
+def test_the_fields_of_a_newer_version_are_ignored(name: str, value: Any, data: str) -> None:
+    head, fields = split(name, bytes.fromhex(data))
+    newer = [*msgspec.msgpack.decode(fields), {"new": 1}]
+    assert unpacker(name)(head + msgspec.msgpack.encode(newer)) == value
+
+
+@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+def test_a_value_without_its_last_fields_has_their_defaults(
     name: str, value: Any, data: str
 ) -> None:
-    whole = bytes.fromhex(data)
-    fields = msgspec.msgpack.decode(whole[1:])
+    head, array = split(name, bytes.fromhex(data))
+    fields = msgspec.msgpack.decode(array)
     for missing in range(1, DEFAULTS[name] + 1):
-        older = whole[:1] + msgspec.msgpack.encode(fields[:-missing])
-        read = unpacker(name)(older)
+        read = unpacker(name)(head + msgspec.msgpack.encode(fields[:-missing]))
         by_name = {field.name: field.default for field in msgspec.structs.fields(type(value))}
         for number, (field, default) in enumerate(by_name.items()):
             kept = number < len(fields) - missing
             assert getattr(read, field) == (getattr(value, field) if kept else default)
     if DEFAULTS[name] < len(fields):
         with pytest.raises(StoreCorrupt, match="cannot be decoded"):
-            unpacker(name)(whole[:1] + msgspec.msgpack.encode(fields[: -DEFAULTS[name] - 1]))
+            unpacker(name)(head + msgspec.msgpack.encode(fields[: -DEFAULTS[name] - 1]))
 
 
 @given(st.sampled_from(sorted(DEFAULTS)), st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_a_named_error(name: str, data: bytes) -> None:
     try:
-        unpacker(name)(b"\x01" + data)
+        unpacker(name)(HEADS[name] + data)
     except StoreCorrupt as error:
         assert "cannot be decoded" in str(error)  # noqa: PT017 - most damage still decodes
 
@@ -222,22 +271,23 @@ def test_one_wrong_byte_is_a_value_or_a_named_error(
     golden: tuple[str, Any, str], at: int, byte: int
 ) -> None:
     name, _, data = golden
-    damaged = bytearray.fromhex(data)
-    damaged[1 + at % (len(damaged) - 1)] = byte
+    head, fields = split(name, bytes.fromhex(data))
+    damaged = bytearray(fields)
+    damaged[at % len(damaged)] = byte
     try:
-        unpacker(name)(bytes(damaged))
+        unpacker(name)(head + damaged)
     except StoreCorrupt as error:
         assert "cannot be decoded" in str(error)  # noqa: PT017 - most damage still decodes
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))
 def test_endless_nesting_is_damage_and_not_a_crash(name: str) -> None:
-    golden = next(bytes.fromhex(data) for known, _, data in GOLDEN if known == name)
-    fields = msgspec.msgpack.decode(golden[1:])
+    array = next(split(name, bytes.fromhex(data))[1] for known, _, data in GOLDEN if known == name)
+    fields = msgspec.msgpack.decode(array)
     longer = b"\xdc" + (len(fields) + 1).to_bytes(2, "big")
     appended = b"".join(msgspec.msgpack.encode(field) for field in fields) + b"\x91" * 100_000
     with pytest.raises(StoreCorrupt, match="cannot be decoded"):
-        unpacker(name)(golden[:1] + longer + appended)
+        unpacker(name)(HEADS[name] + longer + appended)
 
 
 headers = st.one_of(

@@ -829,7 +829,6 @@ def _value(found: Key) -> st.SearchStrategy[Any]:
 
 MAP_VALUES = {
     "log.kafka.properties": st.text(string.printable),
-    "admin.filters": st.sampled_from(["messages?target=a", "rejected?since=2h"]),
     "delivery.rates": st.sampled_from(["5/s", "200/s burst 1000", "unlimited"]),
 }
 
@@ -944,27 +943,6 @@ def test_every_key_is_found_by_its_path() -> None:
     for found in keys().values():
         assert found in children(found.parent)
         assert ".".join(split(found.path)) == found.path
-
-
-def test_filters_are_addresses_of_views_and_each_wrong_one_is_named(tmp_path: Path) -> None:
-    """Their names are any text, dots included; the order of the file stays."""
-    file = tmp_path / "filters.yaml"
-    file.write_text(
-        "admin:\n  filters:\n    v. old: /ui/dead-letters?until=7d\n"
-        "    bills: messages?target=b%2A\n"
-    )
-    assert list(load(str(file), {}, []).admin.filters.items()) == [
-        ("v. old", "dead-letters?until=7d"),
-        ("bills", "messages?target=b%2A"),
-    ]
-    wrong = ["a=cluster?x=1", "b=messages", "c=rejected?target", f"{'d' * 101}=messages?a=b"]
-    with pytest.raises(ConfigurationError) as raised:
-        load(None, {}, [f"admin.filters.{each}" for each in wrong])
-    text = "\n".join(raised.value.problems)
-    assert 'admin.filters.a: "cluster?x=1" begins with none of the views messages' in text
-    assert 'admin.filters.b: "messages" has no query, as in dead-letters?target=orders' in text
-    assert 'admin.filters.c: "rejected?target" has no query' in text
-    assert "the name of a filter has 1 to 100 characters" in text
 
 
 def test_rates_are_given_for_patterns_of_topics_and_each_wrong_one_is_named(tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ def test_a_replay_keeps_an_expiry_that_is_not_over_when_it_is_written() -> None:
     assert scheduled(letter(expire_at=str(NOW_MS)))[1].entry.expire_at_ms is None
 
 
+def test_an_expiry_that_passes_on_the_way_to_the_log_is_left_out() -> None:
+    found = letter(expire_at=str(NOW_MS + 5))
+    made = replay(found, RULES, "chronos.delay", BYTES_MAX, NOW_MS)
+    assert not isinstance(made, Rejection), made
+    shard, key, headers = made
+    for late_ms, expire_at_ms in ((4, NOW_MS + 5), (5, None), (6, None)):
+        command = parse(Record(5, NOW_MS + late_ms, key, b"payload", headers), RULES[shard])
+        assert isinstance(command, ConditionalSchedule), command
+        assert command.entry.expire_at_ms == expire_at_ms
+
+
 @pytest.mark.parametrize(
     ("more", "bytes_max", "reason"),
     [

@@ -10,16 +10,15 @@ from msgspec.structs import replace
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
 from chronos.core.shard.codec import DELIVERED, FRESH, IdState, State
 from chronos.core.shard.order import is_forgotten, kept_from_ms, with_cancel
-from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import MS_MAX
-from chronos.workers.replica.retention import UNPULLED_BEFORE_MS, Elsewhere, Horizon, unpulled_ms
+from chronos.workers.replica.retention import UNPULLED_BEFORE_MS, Elsewhere, Horizon
 
 HOUR_MS = 60 * MINUTE_MS
 NOW_MS = 500_000 * HOUR_MS
 NO_LOG: Any = None
 """No shard is held elsewhere, so that no log is read."""
 
-READ = State(cursor_due_ms=NOW_MS, cursor_offset=OFFSET_MAX, progress_ms=NOW_MS, rules=RULES)
+READ = State(cursor_due_ms=NOW_MS, cursor_offset=OFFSET_MAX, progress_ms=NOW_MS)
 """A shard that had read everything a moment ago."""
 
 
@@ -83,11 +82,6 @@ def test_the_horizon_never_goes_back_and_follows_a_clock_that_was_set_back() -> 
 def test_a_node_without_a_delete_worker_forgets_nothing() -> None:
     horizon = Horizon(kept_ms=None, elsewhere=lambda: MS_MAX)
     assert {horizon.at(at(minutes), NOW_MS + minutes * MINUTE_MS) for minutes in range(9)} == {0}
-
-
-def test_the_first_horizon_covers_what_delete_workers_of_rules_1_may_have_removed() -> None:
-    horizon = Horizon(kept_ms=HOUR_MS, elsewhere=lambda: 0)
-    assert horizon.at(replace(READ, rules=1), NOW_MS) == unpulled_ms(READ) - HOUR_MS
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ answer for a shard."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -18,8 +16,8 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
-from chronos.core.shard.progress import RULES
-from chronos.errors import CoordinatorFull, CoordinatorUnavailable
+from chronos.core.shard.codec import RULES
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable, LogMismatch
 from chronos.ports import ClusterSnapshot
 from chronos.workers.cluster.membership import (
     FULL_PAUSE_MS,
@@ -95,7 +93,6 @@ class TwoMembers:
         self.world = World(0)
         self.ensemble = Ensemble(self.world, shards=2, replication=None, session_ms=SESSION_MS)
         self.shards: dict[int, ShardRoles] = {}
-        self.rules = 1
         self.a, self.b = Node(self, "a"), Node(self, "b")
         self.a.membership.join()
         self.b.membership.join()
@@ -107,7 +104,6 @@ class TwoMembers:
             controller=view.controller,
             controller_epoch=1,
             shards=self.shards,
-            rules=self.rules,
         )
 
     def step(self, wait_ms: int = SPREAD_MS) -> None:
@@ -127,11 +123,6 @@ class TwoMembers:
         return other.membership.snapshot().members[node.name]
 
 
-def assigned(**fields: Any) -> Assignment:
-    """An assignment by roles with the rules number 1."""
-    return Assignment(rules=1, **fields)
-
-
 @pytest.fixture
 def case() -> TwoMembers:
     return TwoMembers()
@@ -143,28 +134,30 @@ def case() -> TwoMembers:
 @pytest.mark.parametrize(
     ("roles", "expected"),
     [
-        pytest.param(None, assigned(kind="follower", epoch=0), id="the shard is not assigned yet"),
         pytest.param(
-            ShardRoles(), assigned(kind="follower", epoch=0), id="every node holds the shard"
+            None, Assignment(kind="follower", epoch=0), id="the shard is not assigned yet"
+        ),
+        pytest.param(
+            ShardRoles(), Assignment(kind="follower", epoch=0), id="every node holds the shard"
         ),
         pytest.param(
             ShardRoles(master="b", epoch=3),
-            assigned(kind="follower", epoch=3),
+            Assignment(kind="follower", epoch=3),
             id="another node is its master",
         ),
         pytest.param(
             ShardRoles(master="b", epoch=3, replicas=("b", "a")),
-            assigned(kind="follower", epoch=3),
+            Assignment(kind="follower", epoch=3),
             id="it is a holder",
         ),
         pytest.param(
             ShardRoles(master="b", epoch=3, replicas=("b",)),
-            assigned(kind="none", epoch=3),
+            Assignment(kind="none", epoch=3),
             id="others hold it",
         ),
         pytest.param(
             ShardRoles(master="a", epoch=3, replicas=("a",)),
-            assigned(kind="master", epoch=3),
+            Assignment(kind="master", epoch=3),
             id="it is its master",
         ),
     ],
@@ -182,7 +175,8 @@ def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
     case = TwoMembers()
     outsider = Node(case, "c")
-    assert outsider.membership.assignment(0) == assigned(kind="follower", epoch=0, confirmed=False)
+    expected = Assignment(kind="follower", epoch=0, confirmed=False)
+    assert outsider.membership.assignment(0) == expected
 
 
 def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: TwoMembers) -> None:
@@ -190,35 +184,39 @@ def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: 
     case.publish(0, ShardRoles(master="a", epoch=2))
     case.a.coordinator.cut_ms = case.world.now_ms + 2 * SESSION_MS
     case.step()
-    assert case.a.membership.assignment(0) == assigned(kind="master", epoch=2, confirmed=False)
+    assert case.a.membership.assignment(0) == Assignment(kind="master", epoch=2, confirmed=False)
     while case.world.now_ms < case.a.coordinator.cut_ms:
         case.step(1_000)
     case.a.coordinator.tick()
     lost = case.a.membership.assignment(0)
-    assert lost == assigned(kind="follower", epoch=0, confirmed=False)
-    assert lost.continues(assigned(kind="master", epoch=2))
+    assert lost == Assignment(kind="follower", epoch=0, confirmed=False)
+    assert lost.continues(Assignment(kind="master", epoch=2))
     case.step()
-    assert case.a.membership.assignment(0) == assigned(kind="master", epoch=2)
+    assert case.a.membership.assignment(0) == Assignment(kind="master", epoch=2)
 
 
 @pytest.mark.parametrize(
-    ("published", "expected"),
-    [(1, 1), (RULES, RULES), (RULES + 1, RULES)],
-    ids=["older nodes", "every node knows this version's", "newer than this version"],
+    ("node", "waits"),
+    [
+        pytest.param("a", False, id="the controller, which has not read them yet"),
+        pytest.param("a", True, id="the controller"),
+        pytest.param("b", True, id="another node"),
+    ],
 )
-def test_the_rules_number_reaches_a_master_while_it_leads(
-    case: TwoMembers, published: int, expected: int
+def test_roles_of_newer_rules_end_a_node_and_are_not_published_over(
+    case: TwoMembers, node: str, waits: bool
 ) -> None:
-    """The leadership continues under the new number."""
     case.publish(0, ShardRoles(master="a", epoch=2))
-    before = case.a.membership.assignment(0)
-    assert before.rules == 1
-    case.rules = published
-    case.step()
-    after = case.a.membership.assignment(0)
-    assert (after.kind, after.rules) == ("master", expected)
-    assert after.continues(before)
-    assert {case.b.membership.assignment(shard).rules for shard in (0, 1)} == {expected}
+    newer = replace(case.ensemble.roles, rules=RULES + 1)
+    assert case.ensemble.publish(newer, case.ensemble.version)
+    version = case.ensemble.version
+    if waits:
+        case.world.pass_time(SPREAD_MS)
+    membership = {"a": case.a, "b": case.b}[node].membership
+    assert (membership.snapshot().roles == newer) == waits
+    with pytest.raises(LogMismatch, match=f"the record of the roles .* by rules {RULES + 1}, "):
+        membership.step(case.world.now_ms)
+    assert (case.ensemble.roles, case.ensemble.version) == (newer, version)
 
 
 PREVIOUS = ShardRoles(master="a", epoch=2, previous="b")

@@ -299,41 +299,6 @@ def test_names_of_producers_are_remembered_within_a_bound() -> None:
     assert max(map(len, rules.names_seen)) < 1_000
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_by_older_rules_other_spellings_are_the_producers_own_on_replay_too(number: int) -> None:
-    own = [
-        ("Chronos-Delay", b"\xff"),
-        ("chronos_spread", b"5s"),
-        ("chronosdelay", b"1"),
-        ("Chronos-Forwarded", b"1"),
-    ]
-    rules = Rules(shard=0, shards=1, number=number, max_past_ms=1_000)
-    for each in (rules, rules.for_replay(number)):
-        entry = parse(Record(1, NOW_MS, None, b"v", [AT, TO, *own]), each)
-        assert isinstance(entry, Entry)
-        assert entry.headers == dict(own)
-        assert entry.options is None
-        for _ in range(2):
-            wish = parse(Record(1, NOW_MS, None, b"v", [AT, TO, ("chronos-Delay", b"1s")]), each)
-            assert isinstance(wish, Rejection)
-            assert wish.reason is Reason.UNKNOWN_HEADER
-    backfill = parse(Record(1, NOW_MS, None, b"v", [AT, TO, action("backfill")]), rules)
-    assert isinstance(backfill, Rejection)
-    assert backfill.reason is Reason.BAD_VALUE
-
-
-def test_a_master_that_adopts_rules_3_folds_the_names_that_it_has_passed_through_before() -> None:
-    rules = Rules(shard=0, shards=1, number=2)
-    record = Record(1, NOW_MS, None, b"v", [AT, TO, ("Chronos-Spread", b"5s")])
-    assert parse(record, rules) == Entry(
-        None, NOW_MS + 1_000, "orders", None, {"Chronos-Spread": b"5s"}, b"v", NOW_MS
-    )
-    rules.number = 3
-    entry = parse(record, rules)
-    assert isinstance(entry, Entry)
-    assert (entry.headers, entry.options) == ({}, Options(spread_ms=5_000))
-
-
 # --- the past
 
 PAST = Rules(shard=2, shards=4, max_past_ms=30 * DAY_MS)

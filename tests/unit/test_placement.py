@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.keys import PLACED_KEY, id_key, partition_of
+from chronos.core.keys import id_key, partition_of
 from chronos.core.message import (
     Action,
     Command,
@@ -20,16 +20,13 @@ from chronos.core.message import (
     Rejection,
     Verb,
 )
-from chronos.core.shard.codec import DELIVERED, FRESH, PENDING, IdState, pack_id_state
+from chronos.core.shard.codec import DELIVERED, FRESH, IdState, pack_id_state
 from chronos.core.shard.order import hop, partitions_of
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.progress import Progress, count_outcomes
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import nothing_selected
-from chronos.errors import LogMismatch
-from chronos.workers.replica.recovery import check_places
-from tests.harness.memory import MemoryStore
 from tests.unit.model import Rows
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, WRITER, action
 
@@ -349,12 +346,12 @@ def test_a_hop_that_is_too_far_ahead_is_reported_with_its_first_partition(header
         cluster="c",
         node="n",
         instance="i",
+        shards=SHARDS,
         pull_offset=3,
         cursor_due_ms=0,
         cursor_offset=0,
         counts=count_outcomes(0, ()),
         refused=tuple(shard.stage(records).refused),
-        rules=2,
     )
     assert shard.replay_stage(records, progress).ahead == []
 
@@ -378,24 +375,3 @@ def test_a_repetition_is_judged_by_its_first_timestamp_however_late_it_is_forwar
         came = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + first_ms))
         record = Record(0, NOW_MS + 8 * hour_ms, HERE, b"v", [("chronos-delay", b"1h"), TO, came])
         assert dict(shard.stage([record]).refused) == expected
-
-
-def test_a_store_with_ids_of_other_shards_is_a_named_error_once() -> None:
-    """No cancel would find such a message. Settled ones do no harm once their id is free."""
-    store, old_ms = MemoryStore(), NOW_MS - FORWARD.deduplication_ms
-    here, gone, recent = [
-        pack_id_state(IdState(state, 5, 6, settled_ms))
-        for state, settled_ms in ((PENDING, 0), (DELIVERED, old_ms), (DELIVERED, old_ms + 1))
-    ]
-    store.write([(id_key(HERE), here), (id_key(GENERATED_ID), here), (id_key(THERE), gone)], [])
-    check_places(store, FORWARD, NOW_MS)
-    store.write([(id_key(THERE), here)], [])
-    check_places(store, FORWARD, NOW_MS)  # it was checked before
-    for row, end in ((here, "is pending"), (recent, "was delivered at")):
-        # The row of an earlier version says nothing about what was replayed since.
-        store.write([(PLACED_KEY, b""), (id_key(THERE), row)], [])
-        with pytest.raises(
-            LogMismatch,
-            match=f"{end}.* in shard 2, but its id belongs to shard 1: partitions were added",
-        ):
-            check_places(store, FORWARD, NOW_MS)

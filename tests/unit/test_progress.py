@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,16 +12,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.config import load
-from chronos.core.message import Reason
+from chronos.core.message import Headers, Reason, Record
+from chronos.core.shard.codec import RULES
 from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
     LANES_MAX,
+    VERSION,
     Decision,
+    Hold,
     LaneCursor,
     Outcome,
     Progress,
+    Written,
     detail_number,
+    is_foreign,
     pack_progress,
     progress_bytes_max,
     unpack_progress,
@@ -30,12 +36,16 @@ from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
 from chronos.node.opening import own_topics
 
+SHARDS = 4
+HEAD = VERSION + bytes([RULES])
+DECISIONS = Progress.__struct_fields__.index("decisions")
 SMALL = Progress(
     role_epoch=3,
     log_epoch=4,
     cluster="shop",
     node="one",
     instance="i-1",
+    shards=SHARDS,
     cursor_due_ms=1_700_000_000_000,
     cursor_offset=41,
     pull_offset=50,
@@ -45,7 +55,7 @@ FULL = replace(
     SMALL,
     counts=(0, 0, 1, 0, 0, 0, 1, 1),
     probes=1,
-    refused=((42, Reason.CONFLICT), (44, Reason.IGNORED), (45, Reason.UNREADABLE)),
+    refused=((42, Reason.CONFLICT), (44, Reason.HELD), (45, Reason.UNREADABLE)),
     unreadable=((45, 48),),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
@@ -54,17 +64,21 @@ FULL = replace(
     ),
     lanes=(LaneCursor("orders", 1, 1_700_000_000_000, 39),),
     details=("1200 bytes; orders takes 1000",),
+    horizon_ms=1_699_999_000_000,
+    held=(Hold(42, -1, 1), Hold(44, 2)),
+    written=(Written(3, 31, (30,)),),
+    held_forwards=1,
 )
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
     (
         SMALL,
-        "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932980200000000000000909000909090",
+        "0101dc00140304a473686f70a36f6e65a3692d3104cf0000018bcfe56800293298020000000000000090900090909000909000",
     ),
     (
         FULL,
-        "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010193922a0f922c10922d159399cf0000018bcfe56800280324cf0000018bcfe56be80102000099cf0000018bcfe56800290722000101000199cf0000018bcfe568002b082400010102000191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030",
+        "0101dc00140304a473686f70a36f6e65a3692d3104cf0000018bcfe56800293298000001000000010193922a0f922c19922d159399cf0000018bcfe56800280324cf0000018bcfe56be80102000099cf0000018bcfe56800290722000101000199cf0000018bcfe568002b082400010102000191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030cf0000018bcfd625c092932aff01932c02009193031f911e01",
     ),
 ]
 
@@ -72,7 +86,7 @@ GOLDEN = [
 @pytest.mark.parametrize(("progress", "data"), GOLDEN)
 def test_progress_records_have_the_bytes_of_existing_logs(progress: Progress, data: str) -> None:
     assert pack_progress(progress).hex() == data
-    assert unpack_progress(bytes.fromhex(data)) == progress
+    assert unpack_progress(bytes.fromhex(data), SHARDS) == progress
 
 
 def test_outcomes_and_reasons_keep_their_numbers() -> None:
@@ -124,42 +138,109 @@ def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
         with pytest.raises(LogMismatch):
-            unpack_progress(whole[:length])
+            unpack_progress(whole[:length], SHARDS)
     with pytest.raises(LogMismatch):
-        unpack_progress(whole + b"\x00")
+        unpack_progress(whole + b"\x00", SHARDS)
 
 
-@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x01" + pack_progress(SMALL)[1:], b"hello"])
+@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x02" + pack_progress(SMALL)[1:], b"hello"])
 def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(
     data: bytes | None,
 ) -> None:
     with pytest.raises(LogMismatch, match="which this version of Chronos does not know"):
-        unpack_progress(data)
+        unpack_progress(data, SHARDS)
+
+
+@pytest.mark.parametrize("number", [RULES + 1, 255])
+def test_a_record_of_newer_rules_is_named_before_anything_of_it_is_decoded(number: int) -> None:
+    for rest in (pack_progress(FULL)[2:], b"\xc1", b""):
+        with pytest.raises(
+            LogMismatch, match=f"by rules {number}, .* knows rules up to {RULES}: .* Upgrade"
+        ):
+            unpack_progress(VERSION + bytes([number]) + rest, SHARDS)
+    with pytest.raises(LogMismatch, match="names rules 0, which there never were"):
+        unpack_progress(VERSION + b"\0" + pack_progress(FULL)[2:], SHARDS)
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS + 1])
+def test_a_record_of_another_number_of_shards_stops_the_replica_with_a_named_error(
+    shards: int,
+) -> None:
+    with pytest.raises(
+        LogMismatch,
+        match=f"with {SHARDS} shards, and there are {shards} now: partitions were added",
+    ):
+        unpack_progress(pack_progress(SMALL), shards)
+
+
+def fields_of(progress: Progress) -> list[Any]:
+    fields: list[Any] = msgspec.msgpack.decode(pack_progress(progress)[2:])
+    return fields
+
+
+def read(fields: list[Any]) -> Progress:
+    return unpack_progress(HEAD + msgspec.msgpack.encode(fields), SHARDS)
 
 
 def test_an_unknown_outcome_is_a_named_error() -> None:
-    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-5][0][2] = 99
-    with pytest.raises(LogMismatch, match="cannot be decoded"):
-        unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
+    fields = fields_of(FULL)
+    fields[DECISIONS][0][2] = 99
+    with pytest.raises(LogMismatch, match=r"cannot be decoded .*Invalid enum value 99"):
+        read(fields)
 
 
-def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
-    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
+@pytest.mark.parametrize("progress", [SMALL, FULL])
+def test_the_fields_of_a_newer_version_are_ignored(progress: Progress) -> None:
+    """In the record, and in its decisions."""
+    fields = [*fields_of(progress), {"new": 1}]
+    fields[DECISIONS] = [[*decision, "new"] for decision in fields[DECISIONS]]
+    assert read(fields) == progress
+
+
+def test_a_record_without_its_last_fields_has_their_defaults() -> None:
+    fields = fields_of(FULL)
     without = FULL
     for missing, (name, default) in enumerate(
-        {"details": (), "lanes": (), "unreadable": (), "probes": 0, "decisions": ()}.items(),
+        {
+            "held_forwards": 0,
+            "written": (),
+            "held": (),
+            "horizon_ms": 0,
+            "details": (),
+            "lanes": (),
+            "unreadable": (),
+            "probes": 0,
+            "decisions": (),
+            "refused": (),
+        }.items(),
         start=1,
     ):
         without = replace(without, **{name: default})
-        assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-missing])) == without
+        assert read(fields[:-missing]) == without
 
 
-def test_a_decision_without_the_newest_field_has_no_text() -> None:
-    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-5] = [decision[:-1] for decision in fields[-5]]
-    decisions = unpack_progress(b"\x02" + msgspec.msgpack.encode(fields)).decisions
-    assert decisions == tuple(replace(decision, detail=0) for decision in FULL.decisions)
+def test_a_decision_without_its_last_field_has_no_text() -> None:
+    fields = fields_of(FULL)
+    fields[DECISIONS] = [decision[:-1] for decision in fields[DECISIONS]]
+    assert read(fields).decisions == tuple(
+        replace(decision, detail=0) for decision in FULL.decisions
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "expected"),
+    [
+        (None, None, False),
+        (None, [], False),
+        (b"", None, True),
+        (b"k", [], True),
+        (None, [("a", None)], True),
+    ],
+)
+def test_a_record_with_a_key_or_headers_is_of_another_program(
+    key: bytes | None, headers: Headers | None, expected: bool
+) -> None:
+    assert is_foreign(Record(0, 0, key, pack_progress(SMALL), headers)) == expected
 
 
 def test_texts_of_decisions_are_few_and_short() -> None:
@@ -178,11 +259,11 @@ def test_texts_of_decisions_are_few_and_short() -> None:
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_progress_record_or_a_named_error(data: bytes) -> None:
     with suppress(LogMismatch):
-        unpack_progress(b"\x02" + data)
+        unpack_progress(HEAD + data, SHARDS)
 
 
 def test_refusals_are_looked_up_by_offset() -> None:
-    assert FULL.rejections() == {42: Reason.CONFLICT, 44: Reason.IGNORED, 45: Reason.UNREADABLE}
+    assert FULL.rejections() == {42: Reason.CONFLICT, 44: Reason.HELD, 45: Reason.UNREADABLE}
     assert SMALL.rejections() == {}
 
 
@@ -210,6 +291,8 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         probes=messages,
         lanes=(LaneCursor("t" * 249, 2**31 - 1, MS_MAX, offset),) * LANES_MAX,
         details=("d" * DETAIL_BYTES_MAX,) * DETAILS_MAX,
+        horizon_ms=MS_MAX,
+        held_forwards=most,
     )
     data = pack_progress(largest)
     config = load(None, {}, [f"delivery.batch_messages={messages}"])
@@ -219,4 +302,4 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         if spec.name == config.topics.progress
     )
     assert batch_bytes(None, data, []) <= progress_bytes_max(messages) <= int(limit)
-    assert unpack_progress(data) == largest
+    assert unpack_progress(data, SHARDS) == largest

@@ -180,7 +180,10 @@ class Service:
         return found
 
     def progress(self, shard: int) -> list[Progress]:
-        return [unpack_progress(record.value) for record in self.read(self.topics.progress, shard)]
+        return [
+            unpack_progress(record.value, SHARDS)
+            for record in self.read(self.topics.progress, shard)
+        ]
 
     def waits(self, shard: int) -> tuple[int, int]:
         """Held records, and those of them for other partitions."""
@@ -396,6 +399,35 @@ def test_a_held_record_that_its_partition_would_not_take_any_more_is_rejected(
     assert small[service.topics.delay] == 2_000
     assert sorted(value or b"" for value in service.delivered()) == [b"before", b"behind"]
     assert [(key, reason) for key, _, reason in service.rejected()] == [(large, b"too-large")]
+    service.check_replay(0)
+
+
+def test_a_held_record_that_is_too_large_waits_for_the_rejected_topic_and_holds_up_no_other(
+    service: Service,
+) -> None:
+    cut(service, 1)
+    before, large, behind = IDS[1][:3]
+    service.write(
+        0,
+        service.message(before, 20 * SECOND, b"before"),
+        service.message(large, 20 * SECOND, b"x" * 5_000),
+        service.message(behind, 20 * SECOND, b"behind"),
+    )
+    service.run(10)
+    (spec,) = [spec for spec in own_topics(service.config) if spec.name == service.topics.delay]
+    smaller = replace(spec, settings={**spec.settings, "max.message.bytes": "2000"})
+    service.log.prepare([smaller], create=True)
+    partitions = service.log.topics()[service.topics.rejected].partitions
+    service.log.leaderless = {(service.topics.rejected, number) for number in range(partitions)}
+    service.run(30 * SECOND)
+    assert sorted(value or b"" for value in service.delivered()) == [b"before", b"behind"]
+    assert (service.rejected(), service.waits(0)) == ([], (1, 0))
+    service.check_replay(0)
+    service.log.leaderless.clear()
+    service.run(2 * SECOND)
+    assert [(key, reason) for key, _, reason in service.rejected()] == [(large, b"too-large")]
+    totals = service.shards[0].replica.state.totals
+    assert (service.waits(0), totals.rejected, totals.forwarded) == ((0, 0), 1, 2)
     service.check_replay(0)
 
 

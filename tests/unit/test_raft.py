@@ -48,9 +48,9 @@ A, B, C, D = (Incarnation(name, 1) for name in "abcd")
 TIMING = ElectionTiming()
 
 
-def node(*, peers: str = "abc", end: LogEnd | None = None, preferred: str = "") -> Elector:
+def node(*, peers: str = "abc", end: LogEnd | None = None) -> Elector:
     """Node `a`, which starts at 0 ms; nothing has happened yet."""
-    return Elector(node="a", peers=tuple(peers), preferred=tuple(preferred), end=end or LogEnd())
+    return Elector(node="a", peers=tuple(peers), end=end or LogEnd())
 
 
 def give(elector: Elector, event: Event, now_ms: int | None = None) -> list[Effect]:
@@ -598,6 +598,13 @@ def test_a_transfer_is_refused_in_the_order_of_the_rules(state, transfer, result
     assert give(state(), transfer) == [TransferEnded(transfer.transferee, result)]
 
 
+def test_a_log_end_of_a_later_epoch_is_not_behind() -> None:
+    """DL-09."""
+    elector = leader(5, end=LogEnd(4, 2_000))
+    beaten(elector, HeartbeatResult.SUCCESS, end=LogEnd(5, 1))
+    assert len(only(give(elector, Transfer(transferee="b", term=5)), TakeLeadership)) == 1
+
+
 def transferring(term: int) -> Elector:
     elector = leader(term, end=LogEnd(4, 1_000))
     beaten(elector, HeartbeatResult.SUCCESS, end=LogEnd(4, 1))
@@ -668,29 +675,6 @@ def test_a_transferee_reports_how_its_transfer_ended() -> None:
         each.result for each in only(give(taking(5), beat(8, sender=C)), TakeLeadershipResponse)
     ]
     assert results == [TransferResult.EXPIRED_TERM]
-
-
-def test_a_leader_transfers_to_the_preferred_node_that_is_alive_and_least_behind() -> None:
-    """DL-08, DL-30: checked a second after it became the leader, and every second."""
-    elector = leader(5, peers="abcde", preferred="bcx", end=LogEnd(4, 2_000))
-    for sender, applied in (("b", 1_500), ("c", 1_600), ("d", 2_000)):
-        beaten(elector, HeartbeatResult.SUCCESS, sender=sender, end=LogEnd(4, applied))
-    assert elector.wake_ms == 1_000
-    assert [each.to for each in only(give(elector, Tick(), 1_000), TakeLeadership)] == ["c"]
-
-    for ends, now_ms in (({"b": 1_000}, 1_000), ({"d": 2_000}, 1_000), ({"b": 2_000}, 4_001)):
-        elector = leader(5, preferred="b", peers="abd", end=LogEnd(4, 2_000))
-        for sender, applied in ends.items():
-            beaten(elector, HeartbeatResult.SUCCESS, sender=sender, end=LogEnd(4, applied))
-        assert only(give(elector, Tick(), now_ms), TakeLeadership) == []
-    elector = leader(5, preferred="ab")
-    assert elector.wake_ms == 2_000
-
-    elector = leader(5, preferred="b", end=LogEnd(4, 2_000))
-    beaten(elector, HeartbeatResult.SUCCESS, end=LogEnd(5, 1))
-    assert len(only(give(elector, Tick(), 1_000), TakeLeadership)) == 1, (
-        "a later epoch is not behind"
-    )
 
 
 # ------------------------------------------------------------------------------------ known defects

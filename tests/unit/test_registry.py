@@ -24,14 +24,12 @@ from chronos.core.cluster import registry
 from chronos.core.cluster.registry import (
     CONFIGURATION_BYTES_MAX,
     EXPIRE_AFTER_MS,
-    ORDER_NAMESPACE,
     READ,
     WRITE,
     Endpoint,
     Full,
     Holding,
     Registration,
-    RegistrationTaken,
     Registry,
     TopicConfig,
     configured,
@@ -178,37 +176,6 @@ def test_an_address_belongs_to_one_node() -> None:
     assert served(found) == {1: ("b", [])}
 
 
-def test_a_registration_of_somebody_else_displaces_no_node() -> None:
-    """Neither one that registered itself, nor the holder of an address, and it keeps no node out
-    with a greater state version."""
-    found = with_nodes(node("a", "0*1"))
-    before = found.nodes()
-    for forged in (
-        node("a", "0*9", 9, address="http://x"),
-        node("x", "0*9", 9, address="http://a"),
-    ):
-        with pytest.raises(
-            RegistrationTaken, match="node a of cluster c is registered at http://a"
-        ):
-            found.register(forged, NOW_MS, by_itself=False)
-    assert found.nodes() == before
-    assert found.register(node("x", "0*9", 9, address="http://b"), NOW_MS, by_itself=False).accepted
-    assert served(found) == {0: ("a", [])}
-    with pytest.raises(RegistrationTaken, match="node x"):
-        found.register(node("y", "", 10, address="http://b"), NOW_MS, by_itself=False)
-    assert found.register(node("x", "", 10, address="http://b"), NOW_MS, by_itself=False).accepted
-    assert not found.register(
-        node("x", "", 9, address="http://b"), NOW_MS, by_itself=False
-    ).accepted
-    assert found.register(node("b", "1*1"), NOW_MS).accepted
-    assert [each.registration.node for each in found.nodes()] == ["a", "b"]
-    assert found.register(node("e", "2*9"), NOW_MS, by_itself=False).accepted
-    assert found.register(node("a", "0*1 2*1", 2), NOW_MS).accepted
-    assert served(found) == {0: ("a", []), 1: ("b", []), 2: ("a", [])}
-    assert found.register(node("d", "", 9), NOW_MS, by_itself=False).accepted
-    assert found.register(node("d", "", 1), NOW_MS).accepted
-
-
 def test_the_greater_epoch_wins_a_shard() -> None:
     """A deposed master that registers again is refused this shard, and told the master; its other
     shards count."""
@@ -276,25 +243,19 @@ def test_an_answer_is_a_copy() -> None:
 
 
 def test_configuration_has_namespaces_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The namespace of orders is attached to routes only if that is enabled."""
     monkeypatch.setattr(registry, "ENTRIES_MAX", 2)
-    for with_order in (False, True):
-        found = Registry(with_order=with_order)
-        found.register(node("a", "0*1"), NOW_MS)
-        known = configured({}, ORDER_NAMESPACE, "delay", "a:4")
-        known = configured(configured(known, "n", "k", "v"), "n", "k", "w")
-        with pytest.raises(Full):
-            configured(known, "n", "other", "v")
-        assert known == {ORDER_NAMESPACE: {"delay": "a:4"}, "n": {"k": "w"}}
-        changes = found.changes
-        found.configure(known)
-        found.configure(known)
-        assert found.changes == changes + 1
-        routes = found.routes("c", "delay")
-        assert routes is not None
-        assert routes.order == ("a:4" if with_order else None)
-        left = {ORDER_NAMESPACE: {"delay": "a:4"}}
-        assert configured(known, "n", "k", None) == configured(left, "n", "k", None) == left
+    found = with_nodes(node("a", "0*1"))
+    known = configured({}, "m", "delay", "a:4")
+    known = configured(configured(known, "n", "k", "v"), "n", "k", "w")
+    with pytest.raises(Full):
+        configured(known, "n", "other", "v")
+    assert known == {"m": {"delay": "a:4"}, "n": {"k": "w"}}
+    changes = found.changes
+    found.configure(known)
+    found.configure(known)
+    assert found.changes == changes + 1
+    left = {"m": {"delay": "a:4"}}
+    assert configured(known, "n", "k", None) == configured(left, "n", "k", None) == left
 
 
 def test_configuration_has_a_bound_in_bytes() -> None:
@@ -494,27 +455,5 @@ def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
         {},
         {},
     )
-
-
-def test_what_others_register_leaves_the_place_of_members_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of nodes, replicas and topics; a member displaces others, and is never kept out by them."""
-    for name, most in (("NODES_MAX", 2), ("HOLDINGS_MAX", 4), ("TOPICS_MAX", 8)):
-        monkeypatch.setattr(registry, name, most)
-    found = Registry()
-    for name in ("x", "y"):
-        assert found.register(
-            node(name, "0*9 1*9", cluster="far"), NOW_MS, by_itself=False
-        ).accepted
-    with pytest.raises(Full):
-        found.register(node("z", cluster="far"), NOW_MS, by_itself=False)
-    for name in ("a", "b"):
-        assert found.register(node(name, "0*1 1*1"), NOW_MS).accepted
-    with pytest.raises(Full):
-        found.register(node("d"), NOW_MS)
-    for name, cluster in (("x", "far"), ("y", "far"), ("a", "c"), ("b", "c")):
-        assert found.unregister(cluster, name, 1) == "removed"
-    assert {
-        (used.nodes, used.replicas, used.topics, used.served) for used in found._used.values()
-    } == {(0, 0, 0, 0)}
+    used = found._used
+    assert (used.nodes, used.replicas, used.topics, used.served) == (0, 0, 0, 0)

@@ -12,11 +12,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from chronos.config import load
-from chronos.core.keys import PLACED, PLACED_KEY, STATE_KEY
-from chronos.core.shard.codec import pack_state
-from chronos.core.shard.digest import digest
-from chronos.core.shard.progress import RULES, unpack_progress
+from chronos.core.keys import STATE_KEY
+from chronos.core.shard.codec import RULES, pack_state
+from chronos.core.shard.progress import VERSION
 from chronos.errors import Deposed, LogMismatch, NoSpace
 from chronos.node import shards
 from chronos.node.shards import (
@@ -694,10 +692,12 @@ def test_a_store_decided_by_newer_rules_is_refused_although_nothing_is_left_to_r
     """As after an orderly stop of a newer version: no record that names its rules is read."""
     case.commit()
     case.lead()
-    store = case.node.store
-    store.write([(STATE_KEY, pack_state(replace(case.node.replica.state, rules=RULES + 1)))], [])
+    store, row = case.node.store, pack_state(case.node.replica.state)
+    newer = row[:1] + bytes([RULES + 1]) + row[2:]
+    store.write([(STATE_KEY, newer)], [])
     with pytest.raises(LogMismatch, match=f"by rules {RULES + 1}, .* up to {RULES}: a newer"):
         Node(case, "a", STANDALONE, store=store)
+    assert store.get([STATE_KEY]) == [newer]
 
 
 def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(
@@ -713,95 +713,71 @@ def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(
 
 
 @pytest.mark.parametrize("assignment", [FOLLOW, lead(9)], ids=["follower", "master"])
-@pytest.mark.parametrize("source", ["the logs", "a checkpoint"])
-def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
-    case: SharedShard, assignment: Assignment, source: str
+def test_a_log_that_was_written_with_another_number_of_shards_is_a_named_error(
+    case: SharedShard, assignment: Assignment
 ) -> None:
-    """The delay topic got a second partition, and the configuration followed: no cancel would find
-    what has moved."""
+    """The topics got a second partition, and the configuration followed: no cancel would find what
+    has moved."""
     case.schedule(5)
     case.commit()
     case.lead()
     grown = Node(case, "c", assignment, shards=2)
-
-    def fetch(cost: RecoveryCost) -> bool:
-        rows = case.other.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000)
-        # The row said so before the logs were replayed.
-        grown.store.write([(key, b"" if key == PLACED_KEY else value) for key, value in rows], [])
-        return cost.store_empty
-
-    if source == "a checkpoint":
-        grown.fetch = fetch
     with pytest.raises(
-        LogMismatch,
-        match=r"is pending in shard 0, but its id belongs to shard 1: partitions were added",
+        LogMismatch, match="written with 1 shards, and there are 2 now: partitions were added"
     ):
         grown.steps(STEPS_MAX)
     assert grown.replica.role != S.MASTER
+    assert grown.replica.state.applied == 0
 
 
-def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(
+# ---------------------------------------------------------------------- Records of another program
+
+
+def test_records_of_another_program_in_the_progress_log_are_stepped_over_and_named(
     case: SharedShard,
 ) -> None:
-    """Until then, a repetition of such an id would be accepted by the shard that it belongs to
-    now."""
-    case.schedule(5, delay=b"0")
-    case.commit()
-    case.lead()
-    assert case.other.replica.state.totals.delivered == 5
-    with pytest.raises(
-        LogMismatch, match=r"was delivered at .* in shard 0, but its id belongs to shard 1"
-    ):
-        Node(case, "c", lead(9), shards=2).steps(STEPS_MAX)
-    case.clock.now += load(None, {}, []).retention.deduplication
-    Node(case, "d", lead(9), shards=2).until(S.MASTER)
-
-
-def test_the_places_of_ids_are_checked_once(case: SharedShard) -> None:
-    """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads
-    every id."""
-    case.schedule(5)
-    case.commit()
-    case.lead()
+    """They have a key or headers. One line for each batch of them."""
     follower(case)
-    case.node.steps(STEPS_MAX)
-    assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [
-        [PLACED],
-        [PLACED],
-    ]
-
-
-def numbers(case: SharedShard) -> list[int]:
-    """The rules of each record in the progress log."""
-    reader = case.log.reader(case.progress, 0, 0)
-    found = [unpack_progress(record.value).rules for record in reader.read(1_000, 10**7)]
-    reader.close()
-    return found
-
-
-def test_a_master_decides_by_new_rules_once_all_nodes_know_them_and_never_goes_back(
-    case: SharedShard,
-) -> None:
-    """It writes the first record of new rules at once, whether or not there is something to do."""
-    case.other.assignment = Assignment(kind="master", epoch=3, rules=1)
-    case.other.until(S.MASTER)
-    case.schedule(2)
-    case.lead()
-    assert set(numbers(case)) == {1}
-    before = len(numbers(case))
-    case.other.assignment = Assignment(kind="master", epoch=3, rules=2)
-    case.other.step()
-    assert numbers(case)[before:] == [2]
-    case.other.assignment = Assignment(kind="master", epoch=3, rules=1)
     case.commit()
     case.schedule(2)
+    for key, headers in ((b"k", {}), (None, {"a": b"1"})):
+        case.log.append([(case.progress, key, b"x", headers, 0)], 9.0)
     case.lead()
-    assert set(numbers(case)[before:]) == {2}
-    # A later master that was told an older number finds the newer one in the log.
-    case.other.assignment = FOLLOW
-    case.other.step()
-    case.node.assignment = Assignment(kind="master", epoch=4, rules=1)
+    with capture_logs() as lines:
+        case.follow_from_nothing()
+    (line,) = [line for line in lines if "another program" in line["event"]]
+    assert (line["records"], line["key"], line["partition"]) == (2, "b'k'", f"{case.progress}/0")
+    assert case.node.replica.state.totals.accepted == 2
+    assert case.other.replica.aborts == 0
+    case.node.assignment = lead(9)
     case.node.until(S.MASTER)
-    assert numbers(case)[-1] == 2
-    case.other.steps(STEPS_MAX)
-    assert digest(case.node.store) == digest(case.other.store)
+
+
+def test_a_shard_begins_where_its_first_progress_record_says_whatever_is_before_it(
+    case: SharedShard,
+) -> None:
+    case.log.append([(case.progress, b"k", b"x", {}, 0)] * 3, 9.0)
+    case.schedule(5, deleted=3)
+    case.commit()
+    case.lead()
+    assert (case.other.replica.state.pending, case.other.replica.state.pull_offset) == (2, 5)
+    case.schedule(0, deleted=4)
+    with pytest.raises(LogMismatch, match="begins at 4, but the store needs it from 3 on"):
+        case.node.steps(STEPS_MAX)
+
+
+@pytest.mark.parametrize("number", [RULES + 1, 255])
+def test_a_progress_record_of_newer_rules_ends_a_replica_which_applies_nothing_of_it(
+    case: SharedShard, number: int
+) -> None:
+    case.commit()
+    follower(case)
+    before = case.node.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000)
+    newer = VERSION + bytes([number]) + b"\xc1"
+    case.log.append([(case.progress, None, newer, (), 0)], 9.0)
+    with pytest.raises(
+        LogMismatch,
+        match=f"record at offset .* cannot be applied: .* by rules {number}, .* Upgrade",
+    ):
+        case.node.steps(STEPS_MAX)
+    assert case.node.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000) == before

@@ -20,8 +20,7 @@ LIST = requests.jobs()
 
 
 def address(node: str | None) -> dict[str, Any]:
-    """A node that registered itself."""
-    return {"node": node, "address": f"http://{node}", "announced": True}
+    return {"node": node, "address": f"http://{node}"}
 
 
 def routes(*shards: tuple[str | None, ...], writable: bool = True) -> bytes:
@@ -197,13 +196,3 @@ def test_a_client_with_tls_learns_no_address_without_it() -> None:
     found = Servers(["https://r1", "https://r2"])
     assert found.learn(200, routes(("a", "b")).replace(b"http://b", b"https://b"), NOW_S)
     assert found.choose(requests.get("x"), NONE, NOW_S) == "https://b"
-
-
-def test_a_client_learns_no_address_that_its_node_did_not_register():
-    """Its token would be sent to whatever machine a token with the role operate named; a registry
-    that does not say is not believed."""
-    for said in (b'"announced": false', b'"since": 1'):
-        found = Servers(GIVEN)
-        assert found.learn(200, routes(("evil", "b")).replace(b'"announced": true', said, 1), NOW_S)
-        assert found.choose(requests.get("x"), NONE, NOW_S) == "http://b"
-        assert "http://evil" not in {*found._candidates(requests.get("x"))}

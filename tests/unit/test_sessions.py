@@ -53,12 +53,12 @@ def other(node: str) -> Member:
     return member(node, instance="another")
 
 
-# --- Seats and silence ----------------------------------------------------------------------------
+# --- Registrations and silence --------------------------------------------------------------------
 
 
 def test_the_member_that_registered_first_controls() -> None:
-    """Seats are given in the order of the registrations; a member that another leader registered
-    keeps its earlier registration number."""
+    """Numbers are given in the order of the registrations; a member that another leader registered
+    keeps its earlier one."""
     found = leading()
     assert found.controller == ""
     join(found, "b")
@@ -187,8 +187,8 @@ def test_under_a_new_leader_the_later_one_of_two_lives_of_a_node_counts() -> Non
     the other."""
     for incarnations in (("a1", "a2"), ("a2", "a1")):
         found = leading()
-        seats = {"a1": (TERM - 1, 1), "a2": (TERM - 1, 4)}
-        assert [report(found, incarnation, seats[incarnation]) for incarnation in incarnations] == [
+        numbers = {"a1": (TERM - 1, 1), "a2": (TERM - 1, 4)}
+        assert [report(found, each, numbers[each]) for each in incarnations] == [
             True,
             incarnations[1] == "a2",
         ]

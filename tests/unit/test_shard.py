@@ -12,7 +12,7 @@ from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.shard import READ_AHEAD_BYTES
 from chronos.errors import LogMismatch
 from tests.unit.drivers import OTHER_RULES, Replica, Scenario, opened
-from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step
+from tests.unit.histories import DEDUPLICATION_MS, SHARD, SHARDS, START_MS, Step
 
 T = START_MS
 CONFLICT, IGNORED, TOO_LATE, UNKNOWN = (
@@ -411,7 +411,7 @@ def test_a_replica_does_not_repeat_decisions_that_depend_on_settings(scenario: S
     for rules in OTHER_RULES:
         replica = Replica(scenario, 0, rules, 1_000_000)
         for offset, timestamp_ms, data in scenario.progress:
-            replica.follow(unpack_progress(data), offset, timestamp_ms)
+            replica.follow(unpack_progress(data, SHARDS), offset, timestamp_ms)
         assert replica.store.rows == scenario.store.rows
 
 

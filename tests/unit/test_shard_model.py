@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core.shard.progress import Decision, Outcome, Written, unpack_progress
-from chronos.core.shard.rules import Rules
 from chronos.errors import LogMismatch
 from tests.unit.drivers import (
-    FIRST_RULES,
     MASTER_RULES,
     OTHER_RULES,
     Master,
@@ -23,7 +21,7 @@ from tests.unit.drivers import (
     opened,
     pending_rows,
 )
-from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, histories
+from tests.unit.histories import MAX_DELAY_MS, SHARDS, Step, check_wheel, disturb, histories
 from tests.unit.model import MINUTE_MS, SKEW_MS
 from tests.unit.settings import examples
 
@@ -32,15 +30,12 @@ from tests.unit.settings import examples
 @given(
     history=histories,
     chunk=st.sampled_from([1, 2, 3, 1_000_000]),
-    rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
     kept_ms=st.sampled_from([None, 0, 20, MINUTE_MS]),
-    adopts_at=st.integers(0, 12),
 )
 def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
-    history: list[Step], chunk: int, rules: Rules, kept_ms: int | None, adopts_at: int
+    history: list[Step], chunk: int, kept_ms: int | None
 ) -> None:
-    """By rules 1, by rules 2, and by both, one after the other."""
-    master = Master(chunk, rules, kept_ms, adopts_at if rules is FIRST_RULES else None)
+    master = Master(chunk, kept_ms)
     master.play(history)
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
     places = [message.position for message in master.delivered]
@@ -62,8 +57,6 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
     disturbed=st.lists(
         st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5
     ),
-    rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
-    adopts_at=st.integers(0, 12),
 )
 def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
     history: list[Step],
@@ -71,10 +64,8 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
     other: int,
     chunk: int,
     disturbed: list[str],
-    rules: Rules,
-    adopts_at: int,
 ) -> None:
-    master = Master(rules=rules, kept_ms=20, adopts_at=adopts_at if rules is FIRST_RULES else None)
+    master = Master(kept_ms=20)
     master.play(history)
     start = min(start, len(master.progress))
     replica = Replica(master, start, OTHER_RULES[other], chunk)
@@ -84,7 +75,7 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
             replica.shard = opened(replica.store, replica.rules)
         elif what:
             disturb(replica.shard, what, 2, timestamp_ms)
-        replica.follow(unpack_progress(data), offset, timestamp_ms)
+        replica.follow(unpack_progress(data, SHARDS), offset, timestamp_ms)
         assert replica.store.rows == master.snapshots[start + at + 1]
         check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
 
@@ -104,7 +95,7 @@ def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it
         return
     at = min(at, len(master.progress) - 1)
     offset, timestamp_ms, data = master.progress[at]
-    progress = unpack_progress(data)
+    progress = unpack_progress(data, SHARDS)
     unselected = Decision(due_ms=1, offset=10**9, outcome=Outcome.DEAD)
     if wrong == "fewer" and progress.selected == 0:
         wrong = "more"

@@ -29,7 +29,6 @@ def node(name: str = "a", **changed: Any) -> dict[str, Any]:
         "node": name,
         "cluster": "shop",
         "version": "0.1.0",
-        "rules": 3,
         "log": "kafka",
         "ready": True,
         "reasons": [],
@@ -78,8 +77,6 @@ def look(*shards: dict[str, Any], **changed: Any) -> dict[str, Any]:
         "away": [],
         "controller": "a",
         "sure": True,
-        "rules": 3,
-        "rules_held_back_by": [],
         "history": [],
         "shards": list(shards),
         "timeline": {

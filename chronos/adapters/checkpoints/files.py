@@ -20,7 +20,15 @@ import msgspec
 from chronos.adapters.machine import sync
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
-from chronos.core.shard.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
+from chronos.core.shard.codec import (
+    FRESH,
+    RULES,
+    UNDECODABLE,
+    Identity,
+    check_rules,
+    unpack_identity,
+    unpack_state,
+)
 from chronos.core.shard.digest import digest
 from chronos.errors import ConfigurationError, NoSpace, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
@@ -66,12 +74,13 @@ def decode_manifest(data: bytes, where: str) -> Checkpoint:
     """Decode a manifest. Raises StoreCorrupt if it is damaged, of another format, or names
     impossible files."""
     try:
-        form = msgspec.json.decode(data, type=_Form).format
-        if form != FORMAT:
+        form = msgspec.json.decode(data, type=_Form)
+        if form.format != FORMAT:
             raise StoreCorrupt(
-                f"{where} has format {form}, which this version of Chronos does not know: use a "
-                "newer one"
+                f"{where} has format {form.format}, which this version of Chronos does not know: "
+                "use a newer one"
             )
+        check_rules(form.rules, where, StoreCorrupt)
         checkpoint = msgspec.json.decode(data, type=Checkpoint)
     except UNDECODABLE as error:
         raise StoreCorrupt(
@@ -90,6 +99,7 @@ def decode_manifest(data: bytes, where: str) -> Checkpoint:
 
 class _Form(msgspec.Struct):
     format: int
+    rules: int = 0
 
 
 class Copier:
@@ -154,6 +164,7 @@ class Copier:
             assert named is not None, "a store has its identity before it has anything else"
             return Checkpoint(
                 format=FORMAT,
+                rules=RULES,
                 shard=shard,
                 node=self.node,
                 version=self._version,

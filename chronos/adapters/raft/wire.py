@@ -53,18 +53,14 @@ ROLES_BYTES_MAX = REGISTER_BYTES_MAX - 65_536
 roles smaller that have become too large."""
 
 
-WIRE_NAMES = {"incarnation": "life", "registration_number": "seat"}
-"""Names of fields in the messages, which stay as they are."""
-
-
-class Join(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+class Join(Struct, frozen=True, kw_only=True, tag=True):
     """A node registers as a new incarnation."""
 
     incarnation: str
     member: Member
 
 
-class Report(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+class Report(Struct, frozen=True, kw_only=True, tag=True):
     """A member reports, and asks for what is new."""
 
     incarnation: str
@@ -83,7 +79,7 @@ class Ask(Struct, frozen=True, kw_only=True, tag=True):
     request: Request
 
 
-class Publish(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+class Publish(Struct, frozen=True, kw_only=True, tag=True):
     """The controller publishes roles over those of a version, and answers requests with them."""
 
     incarnation: str
@@ -92,7 +88,7 @@ class Publish(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
     answered: tuple[str, ...]
 
 
-class Leave(Struct, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+class Leave(Struct, frozen=True, kw_only=True, tag=True):
     """A member ends its session."""
 
     incarnation: str
@@ -117,7 +113,7 @@ class Taken(Struct, frozen=True, kw_only=True, tag=True):
     holder: Member
 
 
-class NotRegistered(Struct, frozen=True, kw_only=True, tag="Gone"):
+class NotRegistered(Struct, frozen=True, kw_only=True, tag=True):
     """The incarnation has no place any more; it has to join again."""
 
 
@@ -133,7 +129,7 @@ class TooLarge(Struct, frozen=True, kw_only=True, tag=True):
     bytes_max: int
 
 
-class StateUpdate(Struct, frozen=True, kw_only=True, tag="News", rename=WIRE_NAMES):
+class StateUpdate(Struct, frozen=True, kw_only=True, tag=True):
     """The current state, without the parts that the asker knows."""
 
     leader: str

@@ -38,7 +38,6 @@ from chronos.core.cluster.roles import (
     Request,
     Roles,
     ShardRoles,
-    hold_rules_back,
     verdicts,
 )
 from chronos.core.shard.codec import FRESH
@@ -251,7 +250,6 @@ class ClusterHandlers:
         membership = self._context.node.membership
         snapshot = None if membership is None else membership.snapshot()
         roles = None if snapshot is None else snapshot.roles
-        published = roles or Roles()
         own = self._context.node.describe()
         others = (
             []
@@ -268,11 +266,6 @@ class ClusterHandlers:
             controller=None if roles is None else roles.controller or None,
             controller_epoch=None if roles is None else roles.controller_epoch,
             sure=snapshot is None or snapshot.confirmed,
-            rules=own.rules if snapshot is None else published.rules,
-            # A voter of an older version passes the reports of others on without their numbers.
-            rules_held_back_by=[]
-            if snapshot is None
-            else hold_rules_back({**snapshot.members, own.node: own}, published),
             history=[]
             if roles is None
             else [_change(change) for change in reversed(roles.history)],
@@ -317,7 +310,6 @@ class ClusterHandlers:
             instance=member.instance,
             address=PASSWORD.sub("//", member.address),
             version=member.version,
-            rules=member.rules,
             coordinator=config.coordinator.kind,
             log=config.log.kind,
             delay_topic=config.topics.delay,

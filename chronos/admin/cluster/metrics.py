@@ -398,11 +398,6 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     CERTIFICATES_STALE,
     JWKS_STALE,
     (
-        "chronos_tokens_format",
-        "gauge",
-        "Format of the file of tokens; 0 without tokens. The next release refuses format 1.",
-    ),
-    (
         "chronos_tokens_stale",
         "gauge",
         (
@@ -522,9 +517,6 @@ class Exposition(Collector):
         )
         tokens = self._context.tokens
         stale = tokens is not None and tokens.problem is not None
-        yield GaugeMetricFamily(
-            *_named("chronos_tokens_format"), value=0 if tokens is None else tokens.format
-        )
         yield GaugeMetricFamily(*_named("chronos_tokens_stale"), value=stale)
         yield from self._lanes()
         yield GaugeMetricFamily(
@@ -713,10 +705,6 @@ def reference() -> str:
         (
             "- `chronos_jwks_stale == 1` for 10 minutes: the keys of the issuer cannot be read; "
             "the log has the reason."
-        ),
-        (
-            "- `chronos_tokens_format == 1`: `chronos doctor --tokens FILE` shows what to write "
-            "into the file before the next release."
         ),
         (
             "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; "

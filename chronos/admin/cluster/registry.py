@@ -63,7 +63,6 @@ from chronos.core.cluster.registry import (
     OwnRegistration,
     Peer,
     Registration,
-    RegistrationTaken,
     TopicConfig,
 )
 from chronos.core.cluster.roles import Member
@@ -313,21 +312,8 @@ class RegistryHandlers:
                 "is more than a day ahead of this node's clock; use the time of the change in ms",
             )
         await self._check_sender(call, registration.cluster)
-        registry, by_itself = self._context.registry, call.sender.name is None
-        try:
-            answer = _in_bounds(
-                lambda: registry.register(registration, monotonic_ms(), by_itself=by_itself)
-            )
-        except RegistrationTaken as error:
-            raise ProblemError(
-                409,
-                "node-registered",
-                str(error),
-                hint=(
-                    "with a token, a node is registered under a name and an address that no other "
-                    "registered node has"
-                ),
-            ) from None
+        registry = self._context.registry
+        answer = _in_bounds(lambda: registry.register(registration, monotonic_ms()))
         return 200, answer_info(answer)
 
     async def unregister(self, call: Call) -> tuple[int, object]:
@@ -342,24 +328,7 @@ class RegistryHandlers:
 
     async def _check_sender(self, call: Call, cluster: str) -> None:
         """ProblemError unless the sender is the node itself, with the token that it gave the
-        coordinator, or has a token to operate, and the name is not that of a node of this
-        cluster."""
-        if call.sender.name is not None:
-            node = call.request.match_info["node"]
-            if self._is_reserved(cluster, node):
-                raise ProblemError(
-                    409,
-                    "node-registered",
-                    (
-                        f"{node[:NAME_CHARACTERS_MAX]} is the name of a node of cluster "
-                        f"{cluster}, which registers itself"
-                    ),
-                    hint=(
-                        "`chronos forget NODE` releases the name of a node that is away and will "
-                        "not come back"
-                    ),
-                )
-            return
+        coordinator."""
         request, membership = call.request, self._context.node.membership
         node, token = request.headers.get(NODE_HEADER, ""), request.headers.get(TOKEN_HEADER, "")
 
@@ -381,31 +350,7 @@ class RegistryHandlers:
             403,
             "not-a-member",
             "a node of this cluster registers itself only, with the token it gave the coordinator",
-            hint="with `admin.tokens`, a token with the role operate may register other nodes",
         )
-
-    def _is_reserved(self, cluster: str, node: str) -> bool:
-        """Return whether the name is that of a node of this cluster: of this node, a member, or one
-        for which a place is kept.
-
-        ProblemError with status 503 while that is not known.
-        """
-        if cluster != self._context.node.config.cluster:
-            return False
-        if node == self._context.node.config.node.id:
-            return True
-        membership = self._context.node.membership
-        if membership is None:
-            return False
-        found = membership.snapshot()
-        if found.roles is None:
-            raise ProblemError(
-                503,
-                "unavailable",
-                f"the nodes of cluster {cluster} are not known: the coordinator does not answer",
-                hint="try again",
-            )
-        return node in found.members or node in found.roles.nodes
 
     # --- queries
 
@@ -669,7 +614,6 @@ def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
         node=registration.node,
         instance=registration.instance,
         address=registration.address,
-        announced=node.by_itself,
         version=registration.version,
         state_version=registration.state_version,
         writable=node.registration.writable,
@@ -693,9 +637,8 @@ def routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes
             )
             for route in found.routes
         ],
-        order=UNSET if found.order is None else found.order,
     )
 
 
 def _address(endpoint: Endpoint) -> NodeAddress:
-    return NodeAddress(node=endpoint.node, address=endpoint.address, announced=endpoint.by_itself)
+    return NodeAddress(node=endpoint.node, address=endpoint.address)

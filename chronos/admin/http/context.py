@@ -109,7 +109,7 @@ class Context:
         self.cursors = Cursors(node.config, node.token, self.members)
         self.polls = Polls(node.log, self._poll_threads, self.stopping)
         self.bodies = BodyBudget(max(BODIES_BYTES_MAX, 4 * node.config.topics.message_bytes_max))
-        self.registry = Registry(with_order=node.config.registry.order_config)
+        self.registry = Registry()
         """Owned by the event loop."""
         topics = node.config.topics
         self.dead_letters = LetterTopic(node.log, topics.dead_letter, read, has_markers=True)

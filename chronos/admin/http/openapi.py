@@ -187,7 +187,7 @@ GROUPS = {
     "Backups": ("/v1/checkpoints",),
     "The registry": ("/v1/registry",),
     "The process": ("/livez", "/readyz", "/metrics", "/openapi.json"),
-    "The console": ("/v1/filters", "/", "/ui/", "/static/"),
+    "The console": ("/", "/ui/", "/static/"),
 }
 """Calls of one subject, by the beginning of their paths."""
 

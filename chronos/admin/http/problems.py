@@ -64,7 +64,6 @@ TITLES = {
     "no-rate": "No such limit was set at run time",
     "no-route": "No node is registered for this",
     "no-value": "There is no such value",
-    "node-registered": "Another node is registered with this name or address",
     "registry-full": "The registry is full",
     "not-permitted": "The failover cannot be permitted",
     "transfer-refused": "The shard keeps its master",

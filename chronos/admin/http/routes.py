@@ -17,7 +17,7 @@ from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
 from chronos.admin.letters.letters import DeadLetters, RejectedRecords
 from chronos.admin.messages.jobs import JobHandlers
-from chronos.admin.messages.listing import Filters, Listing
+from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
@@ -35,7 +35,7 @@ PAGE_KEY = {
         "without it."
     )
 }
-NOT_ITSELF = {403: "The request comes neither from this node nor with a token that may operate."}
+NOT_ITSELF = {403: "The request does not come from the node that it names."}
 BODY = {
     400: "The body is not JSON.",
     408: "The body took too long to arrive.",
@@ -100,7 +100,6 @@ def table(context: Context | None) -> list[Route]:
     checkpoints = CheckpointHandlers(given)
     copies = ReplicaTransfer(given)
     topics = TopicReads(given)
-    filters = Filters(given)
     audit = AuditReads(given)
     archive_audits = ArchiveAuditReads(given)
     dead_letters = DeadLetters(given)
@@ -853,17 +852,13 @@ def table(context: Context | None) -> list[Route]:
             summary=(
                 "Register a node with all that it serves, which replaces what was registered. A "
                 "node sends it to every registry of its cluster, with its name in `Chronos-Node` "
-                "and its token in `Chronos-Token`; a token with the role operate may register "
-                "other nodes."
+                "and its token in `Chronos-Token`."
             ),
             answers={
                 200: "The registration counts, or is ignored.",
                 **BODY,
                 **NOT_ITSELF,
-                409: (
-                    "The registry is full, it is a node of this cluster, or another registered "
-                    "node has the address."
-                ),
+                409: "The registry is full.",
                 **COORDINATOR,
             },
         ),
@@ -880,7 +875,6 @@ def table(context: Context | None) -> list[Route]:
             summary="Remove a node that stops from this node's registry.",
             answers={
                 200: "The result.",
-                409: "It is a node of this cluster, which removes itself.",
                 422: "A parameter is not valid.",
                 **NOT_ITSELF,
                 **COORDINATOR,
@@ -1082,17 +1076,6 @@ def table(context: Context | None) -> list[Route]:
                     "requests wait."
                 ),
             },
-        ),
-        Route(
-            method="GET",
-            path="/v1/filters",
-            name="filters",
-            role="read",
-            scope="targets",
-            handler=filters.filters,
-            summary="The saved filters of the console (`admin.filters`) of the node asked.",
-            answer=schemas.SavedFilters,
-            answers={200: "The filters."},
         ),
         Route(
             method="GET",

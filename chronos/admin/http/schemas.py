@@ -1441,7 +1441,6 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
-    rules: Annotated[int, Meta(ge=1, description="The newest rules number that the node knows.")]
     coordinator: Annotated[str, Meta(description="`standalone`, `kafka`, `zookeeper` or `raft`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
@@ -1517,22 +1516,6 @@ class Nodes(Struct, kw_only=True):
         Count | None, Meta(description="Grows with every new controller; null: standalone.")
     ]
     sure: Annotated[bool, Meta(description="True if the coordinator answers at the moment.")]
-    rules: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="The rules number that every node has announced, which masters may write.",
-        ),
-    ]
-    rules_held_back_by: Annotated[
-        list[str],
-        Meta(
-            description=(
-                "Nodes for which a greater number is not used yet: they do not announce it, or "
-                "are away."
-            )
-        ),
-    ]
     history: Annotated[
         list[RoleChange],
         Meta(max_length=50, description="The last changes of roles, newest first."),
@@ -2175,28 +2158,6 @@ class WhoAmI(Struct, kw_only=True):
                 "that they have in the audit trail and in `/openapi.json` (`operationId`)."
             )
         ),
-    ]
-
-
-# --- Saved filters
-
-
-class SavedFilter(Struct, kw_only=True):
-    """A filter of a view of the console that the configuration names (`admin.filters`)."""
-
-    name: str
-    view: Literal["messages", "dead-letters", "rejected"]
-    query: Annotated[
-        str, Meta(description="The query of the address of the view, percent-encoded.")
-    ]
-
-
-class SavedFilters(Struct, kw_only=True):
-    """The saved filters."""
-
-    filters: Annotated[
-        list[SavedFilter],
-        Meta(description="In the order of the configuration; none of targets of other tokens."),
     ]
 
 
@@ -2979,15 +2940,6 @@ class NodeAddress(Struct, kw_only=True):
 
     node: str
     address: str
-    announced: Annotated[
-        bool,
-        Meta(
-            description=(
-                "True: the node registered itself, as a member of the cluster. Clients send "
-                "tokens to no other address."
-            )
-        ),
-    ]
 
 
 class ShardMaster(Struct, kw_only=True):
@@ -3047,15 +2999,6 @@ class RegisteredNode(Struct, kw_only=True):
     node: str
     instance: str
     address: str
-    announced: Annotated[
-        bool,
-        Meta(
-            description=(
-                "True: the node registered itself, as a member of the cluster. Clients send "
-                "tokens to no other address."
-            )
-        ),
-    ]
     version: str
     state_version: StateVersion
     writable: Annotated[bool, Meta(description="False: the node is drained.")]
@@ -3089,14 +3032,6 @@ class ShardRoutes(Struct, kw_only=True, omit_defaults=True):
         list[ShardRoute],
         Meta(description="By shard. A shard without a registered node is missing."),
     ]
-    order: Annotated[
-        str | UnsetType,
-        Meta(
-            description=(
-                "The topic's value in `ORDER_TOPIC_CONFIG`; only with `registry.order_config: on`."
-            )
-        ),
-    ] = UNSET
 
 
 class TopicInCluster(Struct, kw_only=True):

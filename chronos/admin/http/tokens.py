@@ -15,7 +15,6 @@ The authority was checked in the handshake (`admin.tls.client_ca`).
 
 The token file is YAML:
 
-format: 2
 tokens:
   - name: shop
     sha256: <64 hexadecimal digits: the SHA-256 of the token>
@@ -30,8 +29,7 @@ tokens:
     claims: {groups: support}   # instead of `sha256`: of a token of the issuer, see `chronos.admin.http.tokens`
     roles: [read]
 
-A file without `format` has format 1: `read` shows payloads too, and there are no `ids`. It is read
-for one more release."""  # noqa: E501
+`format: 1` may stand before it; a file of another format is refused."""  # noqa: E501
 
 import asyncio
 import hashlib
@@ -333,8 +331,8 @@ ALL_TARGETS = ALL_IDS = ALL
 PATTERNS_BYTES_MAX = 5_000
 """The patterns of one token go to other nodes in a header."""
 
-FORMAT = 2
-"""The newest format of the file."""
+FORMAT = 1
+"""The format of the file."""
 
 SUBJECT_MAX = 200
 """Most characters of the subject of a token of the issuer in the name of its sender."""
@@ -411,7 +409,7 @@ class _Token(Struct, frozen=True, forbid_unknown_fields=True):
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: list[_Token]
-    format: Annotated[int, Meta(ge=1, le=FORMAT)] = 1
+    format: int = FORMAT
 
 
 def digest(token: str) -> str:
@@ -422,7 +420,6 @@ def digest(token: str) -> str:
 class Tokens(Struct, frozen=True, kw_only=True):
     """What a file holds."""
 
-    format: int
     senders: dict[str, Sender]
     """By the hashes of their tokens."""
     certificates: dict[str, Sender]
@@ -442,7 +439,11 @@ def parse_tokens(data: bytes) -> Tokens:
         raise ValueError("is not YAML") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"is not a list of tokens: {error}") from None
-    senders = {token.name: _sender(token, found.format) for token in found.tokens}
+    if found.format != FORMAT:
+        raise ValueError(
+            f"has format {found.format}, and this version of Chronos knows format {FORMAT}"
+        )
+    senders = {token.name: _sender(token) for token in found.tokens}
     certificates = [
         (_name(token), senders[token.name])
         for token in found.tokens
@@ -452,7 +453,6 @@ def parse_tokens(data: bytes) -> Tokens:
     _check_unique("sha256", (token.sha256 for token in found.tokens if token.sha256 is not None))
     _check_unique("certificate", (name for name, _ in certificates))
     return Tokens(
-        format=found.format,
         senders={
             token.sha256: senders[token.name] for token in found.tokens if token.sha256 is not None
         },
@@ -494,47 +494,16 @@ def _is_same(found: object, value: object) -> bool:
     return type(found) is type(value) and found == value
 
 
-def difference(tokens: Tokens) -> list[str]:
-    """What must be written into a file of an older format so that its tokens mean the same in the
-    newest one."""
-    found = [] if tokens.format == FORMAT else [f"begin the file with `format: {FORMAT}`"]
-    for sender in tokens.senders.values():
-        if tokens.format == FORMAT:
-            continue
-        if "payload" in sender.roles:
-            found.append(
-                f"{sender.name}: add `payload` to its roles if it may see payloads and headers, "
-                "as it does now"
-            )
-        if sender.is_limited and "write" in sender.roles:
-            found.append(
-                f"{sender.name}: add the ids that it may write, such as `ids: "
-                f'["{sender.name}-*"]`; now it may write all'
-            )
-    return found
-
-
-def _sender(token: _Token, file_format: int) -> Sender:
+def _sender(token: _Token) -> Sender:
     roles = frozenset(token.roles)
     if [token.sha256, token.certificate, token.claims].count(None) != 2:
         raise ValueError(f"must give the token {token.name} one of sha256, certificate and claims")
-    if file_format == 1 and token.sha256 is None:
-        raise ValueError(
-            f"gives the token {token.name} a certificate or claims: begin the file with `format: 2`"
-        )
     if token.claims is not None and not _is_plain(token.claims):
         raise ValueError(
             f"gives the token {token.name} claims that are no text, number, switch or mapping of "
             "these"
         )
-    if file_format == 1:
-        if "payload" in roles or token.ids is not None or token.limits is not None:
-            raise ValueError(
-                f"gives the token {token.name} the role payload, ids or limits: begin the file "
-                "with `format: 2`"
-            )
-        roles |= {"payload"} if "read" in roles else set()
-    elif token.targets is not None and token.ids is None and "write" in roles:
+    if token.targets is not None and token.ids is None and "write" in roles:
         raise ValueError(
             f"limits the token {token.name} to targets, and not to ids: name the ids that it may "
             f'write, such as `ids: ["{token.name}-*"]`'
@@ -626,11 +595,6 @@ class TokenFile:
             else replace(found, name=f"{found.name}:{quote(subject, safe='@')}")
         )
 
-    @property
-    def format(self) -> int:
-        """The format of the tokens in force."""
-        return self._found.format
-
     def _refresh(self) -> None:
         """Read a changed file; one that cannot be used leaves the tokens as they are."""
         try:
@@ -664,18 +628,6 @@ class TokenFile:
             raise ValueError("has entries with `certificate`, and admin.tls.client_ca is not set")
         if found.claims and not self._with_claims:
             raise ValueError("has entries with `claims`, and admin.jwt is not set")
-        if found.format < FORMAT:
-            log.warning(
-                "tokens of an old format",
-                path=self._path,
-                format=found.format,
-                newest=FORMAT,
-                consequence=(
-                    "every token with the role read sees payloads, and no token is limited to "
-                    "ids; the next release refuses the format"
-                ),
-                hint=f"chronos doctor --tokens {self._path}",
-            )
         return found
 
 

@@ -114,10 +114,6 @@ def _slowness(context: Context, shard: ShardDriver, now_ms: int, reach: Reach) -
     waits = shard.waits_for(now_ms)
     if waits is not None:
         return f"shard {shard.number}: {without_names(waits) if reach.is_limited else waits}"
-    if context.node.config.delivery.open_transactions == "wait":
-        held_back = context.node.open_transactions.held_back(shard.number)
-        if held_back is not None:
-            return held_back.text(context.delay_topic, shard.number)
     trouble = shard.replica.trouble
     return (
         None

@@ -1,11 +1,10 @@
-"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a filter;
-and the saved filters of the console."""
+"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a
+filter."""
 
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
-from urllib.parse import parse_qsl
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
@@ -19,15 +18,12 @@ from chronos.admin.http.schemas import (
     MessageInfo,
     Page,
     PageQuery,
-    SavedFilter,
-    SavedFilters,
 )
 from chronos.admin.http.tokens import Sender
-from chronos.admin.messages.messages import message_info, own, tell_failure, tell_pause, tell_state
+from chronos.admin.messages.messages import message_info, tell_failure, tell_pause, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.query import SETTLED, Filter, MessageRow, page, settled
-from chronos.core.reach import Reach
 from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX, format_time
 
@@ -135,16 +131,13 @@ class Listing:
         parts = [await context.in_thread(part, number) for number in held]
         asked = asdict(query) | {
             "after": UNSET if after is None else _plain(after),
-            # A node of the version before does not know these parameters.
-            "state": UNSET if query.state == "pending" else query.state,
             "series": "true" if query.series else UNSET,
             "fresh": "true" if is_fresh else UNSET,
         }
         for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
             behind += found.behind or ()
             rows = [
-                ((time_ms(one.planned_at), one.shard, one.offset), one)
-                for one in own(found.messages, reach)
+                ((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages
             ]
             parts.append((rows, None if found.after is None else _from_plain(found.after)))
         messages, end = merge(parts, query.limit)
@@ -269,24 +262,3 @@ def _from_plain(text: str) -> PageKey:
         raise begin_again()
     due_ms, shard, offset = map(int, match.groups())
     return due_ms, shard, offset
-
-
-class Filters:
-    """The handler of `/v1/filters`: links to the lists of the console that the configuration
-    names."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def filters(self, call: Call) -> tuple[int, object]:
-        """The filters, without those that name a target of others."""
-        found = []
-        for name, text in self._context.node.config.admin.filters.items():
-            view, _, query = text.partition("?")
-            if _is_own(query, call.sender.reach):
-                found.append(SavedFilter(name=name, view=cast(Any, view), query=query))
-        return 200, SavedFilters(filters=found)
-
-
-def _is_own(query: str, reach: Reach) -> bool:
-    return all(reach.admits_target(value) for name, value in parse_qsl(query) if name == "target")

@@ -457,7 +457,7 @@ class Messages:
         )
         for status, body in answers:
             if status == 200:
-                found += own([_decode_message_info(body)], reach)
+                found.append(_decode_message_info(body))
             elif status != 404:
                 raise ProblemError(
                     503, "no-holder", f"another node answered {status} for shards {missing}"
@@ -660,21 +660,9 @@ class Messages:
 
 
 def _asked(wanted: MessageQuery) -> dict[str, object]:
-    """The parameters for another node, one of the version before included: only what is wanted."""
+    """The parameters for another node."""
     asked: dict[str, object] = {"payload": "true"} if wanted.payload else {}
     return asked | {"occurrences": wanted.occurrences} if wanted.occurrences else asked
-
-
-def own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
-    """Those within the reach, of the answer of another node: one of the version before does not
-    know them."""
-    if not reach.is_limited:
-        return messages
-    return [
-        one
-        for one in messages
-        if one.target is not None and reach.admits(whole_id_bytes(one.id), one.target.topic)
-    ]
 
 
 def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:

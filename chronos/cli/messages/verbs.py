@@ -2,7 +2,6 @@
 transfer."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import msgspec
 import typer
@@ -46,14 +45,8 @@ ONLY_ID = {
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
     """Everything known about a message."""
-    asked = partial(requests.get, given(id), payload=payload)
-    try:
-        found = fetch(server, output, asked(rejections=True).as_json())
-    except Refused as refused:
-        if [fault.get("field") for fault in refused.errors] != ["rejections"]:
-            raise
-        # The node has a version that does not look for them.
-        found = fetch(server, output, asked().as_json())
+    asked = requests.get(given(id), payload=payload, rejections=True)
+    found = fetch(server, output, asked.as_json())
     if found is None:
         return
     put(table(None, list(_facts(msgspec.convert(found, MessageInfo), payload=payload))))

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from chronos.admin.http.tokens import FORMAT, Sender, difference, parse_tokens
+from chronos.admin.http.tokens import Sender, parse_tokens
 from chronos.cli.output import Format, local, number, printable, put_json, size
 from chronos.cli.service.findings import (
     Finding,
@@ -471,7 +471,7 @@ def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
 
 def _roles(found: "ClusterInspection") -> Iterator[Finding]:
     from chronos.core.cluster.health import is_unhealthy
-    from chronos.core.cluster.roles import hold_rules_back, verdicts
+    from chronos.core.cluster.roles import verdicts
     from chronos.core.timefmt import format_time
 
     roles = found.roles
@@ -500,18 +500,6 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
         )
     elif found.members:
         yield ok("roles", f"every shard has a master; {roles.controller} is the controller")
-    newest = max((member.rules for member in found.members.values()), default=roles.rules)
-    for node in hold_rules_back(found.members, roles):
-        member = found.members.get(node)
-        why = (
-            "is away"
-            if member is None
-            else f"runs version {member.version} and knows rules {member.rules}"
-        )
-        yield note(
-            "roles",
-            f"rules {roles.rules} are in use; rules {newest} wait for node {node}, which {why}",
-        )
     for node, since_ms in sorted(roles.away.items()):
         yield note(
             "roles",
@@ -791,25 +779,11 @@ def examine_tokens(path: str) -> Iterator[Finding]:
         return
     for sender in found.senders.values():
         yield ok("tokens", _meaning(sender))
-        if (
-            "*" not in sender.targets
-            and "*" in sender.ids
-            and "write" in sender.roles
-            and found.format == FORMAT
-        ):
+        if "*" not in sender.targets and "*" in sender.ids and "write" in sender.roles:
             yield note(
                 "tokens",
                 f"{sender.name} may write every id: it can take and replace the ids of others",
             )
-    if found.format < FORMAT:
-        lines = "\n".join(difference(found))
-        yield problem(
-            "tokens",
-            (
-                f"{path} has format {found.format}, which the next release refuses; for format "
-                f"{FORMAT}\n{lines}"
-            ),
-        )
 
 
 def _meaning(sender: Sender) -> str:

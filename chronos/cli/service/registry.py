@@ -343,8 +343,7 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
             continue
         # The registry asked is reached by the address that the user gave.
         address = asked if node["node"] == nodes["registry"] else node["address"]
-        is_announced = node.get("announced") is True
-        is_trusted = address in given or (is_announced and address.startswith("https://"))
+        is_trusted = address in given or address.startswith("https://")
         try:
             with (
                 connect(address)
@@ -369,12 +368,10 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
         except ClientError as error:
             result, failure = str(error), error
             if not is_trusted and authorization(None):
-                why = (
-                    "has no TLS: name it with --server, or use TLS"
-                    if is_announced
-                    else "its node did not register: name it with --server"
+                result += (
+                    f"; no token was sent to {address}, which has no TLS: name it with --server, "
+                    "or use TLS"
                 )
-                result += f"; no token was sent to {address}, which {why}"
         results.append({"node": node["node"], "address": node["address"], "result": result})
     if output is Format.json:
         put_json({"registries": results})

@@ -269,10 +269,7 @@ def _screen(found: dict[str, Any]) -> Any:
         parts.append(
             Text.assemble(
                 (printable(node["node"]), "bold"),
-                (
-                    f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, "
-                    f"rules {node.get('rules', 1)}, up "
-                ),
+                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
                 relative(node["started_at"]).removesuffix(" ago"),
                 "" if free is None else f", {size(free)} free",
                 f"  {', '.join(words)}  " if words else "  ",
@@ -293,8 +290,6 @@ def _screen(found: dict[str, Any]) -> Any:
                 (f"away since {relative(node['since'])}", "red"),
             )
         )
-    if text := rules_held_back(found):
-        parts.append(Text(wrapped(printable(text), "  ")))
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
     delivered, cancelled = (
@@ -388,19 +383,6 @@ def other_reasons(found: dict[str, Any]) -> list[str]:
     return [
         printable(f"paused: {shards_text(shards)}: {reason}") for reason, shards in paused.items()
     ]
-
-
-def rules_held_back(found: dict[str, Any]) -> str:
-    """Which nodes a newer rules number waits for; empty if there is none, or if the node asked is
-    of a version without them."""
-    nodes = found.get("rules_held_back_by")
-    if not nodes:
-        return ""
-    newest = max(node.get("rules", 1) for node in found["nodes"])
-    return (
-        f"rules {found['rules']} are in use; rules {newest} wait for {', '.join(nodes)}: upgrade "
-        "them, or `chronos forget` those that will not come back"
-    )
 
 
 def held_back(shard: dict[str, Any], now: datetime | None = None) -> str:

@@ -42,7 +42,6 @@ from chronos.cli.service.status import (
     next_due,
     node_words,
     other_reasons,
-    rules_held_back,
     unhealthy,
     waits_for,
 )
@@ -202,8 +201,6 @@ def troubles(view: View) -> list[Trouble]:
     for tell, then in ((unhealthy, ROLES), (waits_for, LATE)):
         made += [Trouble(text, then) for text in map(tell, shards) if text]
     made += [Trouble(text, LATE) for shard in shards if (text := held_back(shard, now))]
-    if text := rules_held_back(found):
-        made.append(Trouble(text, NOT_READY, is_problem=False))
     rejected = growth(view, lambda shard: int(shard["totals"]["rejected"]))
     if rejected is not None and rejected[0]:
         text = f"records rejected in {span(rejected[1])}: {number(rejected[0])}"

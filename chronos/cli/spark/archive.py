@@ -214,9 +214,8 @@ def verify_archive(output: Format, *, location: str) -> None:
             put(problem)
         if found.unrecorded:
             note(
-                f"{number(len(found.unrecorded))} folders of an older version, or of a run that "
-                "has not ended, have no record of their files; `chronos archive compact` makes "
-                "one"
+                f"{number(len(found.unrecorded))} folders of a run that has not ended have no "
+                "record of their files; `chronos archive compact` makes one"
             )
         if not found.problems:
             put(

@@ -282,18 +282,13 @@ def ends_early(report: "BackfillReport") -> bool:
     """True if the archive ends before the window of a plan does; the window of --pending is all
     times."""
     request, end_ms = report.request, report.archived_ms
-    return (
-        request.mode != "pending"
-        and end_ms is not None
-        and request.to_ms is not None
-        and request.to_ms > end_ms
-    )
+    return request.mode != "pending" and request.to_ms is not None and request.to_ms > end_ms
 
 
 def _archive_end(report: "BackfillReport") -> str:
     from chronos.spark.audit.job import before_window
 
-    return before_window(report.archived_ms or 0)
+    return before_window(report.archived_ms)
 
 
 def _how(request: "BackfillRequest") -> str:

@@ -92,7 +92,6 @@ def plan(view: ClusterView) -> Roles:
        leads, gets another one, and one whose master a quorum of observers finds unhealthy, if that
        is permitted; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
-    6. The rules number is raised to the least that a member announces, unless a node is away.
 
     If the roles were lost, or are older than the progress logs, no shard is decided before the
     reports of the members could arrive, so that their masters stay."""
@@ -218,22 +217,12 @@ class _Table:
             armed=dict(self.armed),
             unhealthy_moves=dict(self.unhealthy_moves),
             history=tuple(self.history[-HISTORY_MAX:]),
-            rules=self.rules(),
         )
         known = registered(self.members, roles) if self.hosts else frozenset()
         hosts = {node: host for node, host in sorted(self.hosts.items()) if node in known}
         return replace(roles, hosts=hosts)
 
     # --- reports
-
-    def rules(self) -> int:
-        """Return the rules number that masters may write: the least that a member announces, and no
-        less than was published before.
-
-        It is not raised while a node is away: that node may come back as the version that it was,
-        and would have to stop."""
-        announced = min((member.rules for member in self.members.values()), default=0)
-        return max(self.view.roles.rules, 0 if self.away else announced)
 
     def awaits_reports(self) -> bool:
         """Return whether shards had masters that these roles do not know, and more members may

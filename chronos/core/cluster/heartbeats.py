@@ -1,7 +1,8 @@
 """The records of `chronos.cluster`, with which members find each other, and heartbeats: which
 processes are seen by the others.
 
-Partition 0 has heartbeats, announcements, farewells and requests. Partition 1 has the roles.
+Partition 0 has heartbeats, announcements, requests, and the last records of processes that end.
+Partition 1 has the roles.
 
 A record is JSON, like members and roles in ZooKeeper: any console consumer shows it, and a reader
 ignores the fields that a newer version of Chronos added. A change that older readers must not
@@ -24,7 +25,7 @@ from chronos.core.cluster.roles import Member, Number, Request, Roles
 from chronos.core.shard.codec import UNDECODABLE
 
 HEARTBEATS: Final = 0
-"""The partition of heartbeats, announcements, farewells and requests."""
+"""The partition of heartbeats, announcements, requests, and last records."""
 
 ROLES: Final = 1
 """The partition of the roles, which is written in transactions."""
@@ -45,7 +46,6 @@ class MemberHeartbeat(
     kw_only=True,
     omit_defaults=True,
     tag="heartbeat",
-    rename={"incarnation": "life"},
 ):
     """A sign of life of one process."""
 
@@ -80,7 +80,6 @@ class Announcement(
     kw_only=True,
     omit_defaults=True,
     tag="announcement",
-    rename={"incarnation": "life"},
 ):
     """The intention of a member to become controller."""
 
@@ -95,8 +94,7 @@ class LeaveRecord(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
-    tag="farewell",
-    rename={"incarnation": "life"},
+    tag="leave",
 ):
     """The last record of a process that stops in order; nothing of this incarnation counts after
     it."""
@@ -123,7 +121,6 @@ class RolesRecord(
     kw_only=True,
     omit_defaults=True,
     tag="roles",
-    rename={"incarnation": "life"},
 ):
     """The whole of the roles: a reader that has the last of these is complete. The controller and
     its epoch are in `roles`."""

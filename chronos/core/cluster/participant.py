@@ -9,6 +9,7 @@ The caller reads both partitions in order, passes each record on, calls `step` a
 writes the records that it returns, and does what `stage` asks for. All times are milliseconds of a
 monotonic clock."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -54,21 +55,12 @@ def heartbeat_problem(
         return None
     if record.heartbeats_read > offset:
         return f"it reports to have read up to {record.heartbeats_read}, beyond its own offset"
-    if max(record.epoch, record.controls) > epoch + REPORT_JUMP_MAX:
-        return (
-            f"it reports the controller epoch {max(record.epoch, record.controls)}, far beyond "
-            f"{epoch}"
-        )
-    if roles is None:
-        return None
-    for shard, replica in record.member.replicas.items():
-        given = roles.shards.get(shard)
-        if given is not None and replica.role_epoch > given.epoch + REPORT_JUMP_MAX:
-            return (
-                f"it reports the role epoch {replica.role_epoch} of shard {shard}, far beyond "
-                f"{given.epoch}"
-            )
-    return None
+    numbers = {"controller epoch": (max(record.epoch, record.controls), epoch)}
+    for shard, given in ({} if roles is None else roles.shards).items():
+        if shard in record.member.replicas:
+            reported = record.member.replicas[shard].role_epoch
+            numbers[f"role epoch of shard {shard}"] = reported, given.epoch
+    return _far_beyond(numbers, REPORT_JUMP_MAX)
 
 
 def roles_problem(record: RolesRecord, last: RolesRecord | None) -> str | None:
@@ -84,8 +76,13 @@ def roles_problem(record: RolesRecord, last: RolesRecord | None) -> str | None:
     for shard, given in last.roles.shards.items():
         if shard in record.roles.shards:
             numbers[f"role epoch of shard {shard}"] = record.roles.shards[shard].epoch, given.epoch
+    return _far_beyond(numbers, JUMP_MAX)
+
+
+def _far_beyond(numbers: Mapping[str, tuple[int, int]], jump_max: int) -> str | None:
+    """Return which number has grown by more than `jump_max` over the last one that counted."""
     for name, (number, before) in numbers.items():
-        if number > before + JUMP_MAX:
+        if number > before + jump_max:
             return f"its {name}, {number}, is far beyond {before}"
     return None
 

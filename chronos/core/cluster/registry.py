@@ -37,13 +37,8 @@ node registers with others that soon after its start."""
 READ, WRITE = 4, 2
 """Bits of a permission."""
 
-ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""The namespace of configuration whose values are attached to the routes of a topic, if that is
-enabled."""
-
 NODES_MAX = 10_000
-"""Most nodes that registered themselves, and as many that others registered: these leave the place
-of the former free. So do the next two."""
+"""Most registered nodes."""
 
 HOLDINGS_MAX = 100_000
 """Most replicas that all these nodes together register: some tens of megabytes."""
@@ -66,11 +61,6 @@ Configuration = Mapping[str, Mapping[str, str]]
 class Full(Exception):
     """The registry has as many nodes, replicas, topics or configuration entries as it may have, or
     as large ones."""
-
-
-class RegistrationTaken(Exception):
-    """A registration that did not come from its node names the node or the address of another one
-    that is registered."""
 
 
 def configured(known: Configuration, namespace: str, key: str, value: str | None) -> Configuration:
@@ -143,8 +133,6 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     node: str
     address: str
-    by_itself: bool = True
-    """False: somebody else registered it, with any address."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -181,8 +169,6 @@ class Routes(Struct, frozen=True, kw_only=True):
     """Number of shards that the topic has, registered or not."""
     routes: tuple[RegistryRoute, ...]
     """By shard; those without a registered node are missing."""
-    order: str | None = None
-    """The topic's value in ORDER_NAMESPACE."""
 
 
 class KnownNode(Struct, frozen=True, kw_only=True):
@@ -191,8 +177,6 @@ class KnownNode(Struct, frozen=True, kw_only=True):
     registration: Registration
     registered_ms: int
     """Time of its last registration."""
-    by_itself: bool = True
-    """False: somebody else registered it."""
 
 
 class ClusterSummary(Struct, frozen=True, kw_only=True):
@@ -211,7 +195,6 @@ _Shard = tuple[str, int]
 class _Live(Struct, frozen=True):
     registration: Registration
     registered_ms: int
-    by_itself: bool
 
 
 class _Used(Struct):
@@ -234,14 +217,11 @@ class _Used(Struct):
 class Registry:
     """The tables of one registry. Times are milliseconds of any clock that does not step back."""
 
-    def __init__(self, *, with_order: bool = False) -> None:
-        """`with_order`: attach ordering configuration to routes."""
+    def __init__(self) -> None:
         self.changes = 0
         """Grows whenever an answer about routes may have changed."""
-        self._with_order = with_order
         self._live: dict[_Key, _Live] = {}
-        self._used = {True: _Used(), False: _Used()}
-        """What the nodes take that registered themselves, and those that others registered."""
+        self._used = _Used()
         self._addresses: dict[str, _Key] = {}
         self._holders: dict[_Shard, dict[str, Holding]] = {}
         self._members: dict[str, tuple[set[str], set[int]]] = {}
@@ -249,43 +229,24 @@ class Registry:
         self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
         self._topics_of: dict[_Shard, Mapping[str, TopicConfig]] = {}
         """The same by shard."""
-        self._topics_by: dict[_Shard, bool] = {}
-        """Whether they came from a node that registered itself."""
         self._config: Configuration = {}
 
     # --- registration
 
-    def register(
-        self, registration: Registration, now_ms: int, *, by_itself: bool = True
-    ) -> Answer:
-        """Replace what is known of a node. Raises Full, RegistrationTaken.
-
-        `by_itself`: the registration came from the node. Others displace neither a node that
-        registered itself, nor the holder of their address, nor as masters a node that registered
-        itself as master; and they never keep such a node out.
-
-        1. state versions decide whether it counts, 2. the cluster's set, 3. the holders of
-           each shard, 4. the topics of a
-        shard that it is master of, 5. the live table, 6. the answer"""
+    def register(self, registration: Registration, now_ms: int) -> Answer:
+        """Replace what is known of a node, in six steps: state versions decide whether it counts;
+        the nodes of the cluster; the holders of each shard; the topics of a shard that it is master
+        of; the live table; the answer. Raises Full."""
         cluster, node = key = (registration.cluster, registration.node)
         live = self._live.get(key)
         # 1. One address has one record: of two nodes with one address, the newer state counts.
         same_address = self._addresses.get(registration.address, key)
         for other in (live, self._live.get(same_address)):
-            if other is None:
-                continue
-            if not by_itself and (other.by_itself or other is not live):
-                held = other.registration
-                raise RegistrationTaken(
-                    f"node {held.node} of cluster {held.cluster} is registered at {held.address}"
-                )
-            if by_itself and not other.by_itself:
-                continue
-            if other.registration.state_version > registration.state_version:
+            if other is not None and other.registration.state_version > registration.state_version:
                 newer = other.registration
                 return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
-        self._check_bounds(registration, {key, same_address}, by_itself)
-        self._check_topics(registration, {key, same_address}, by_itself)
+        self._check_bounds(registration, {key, same_address})
+        self._check_topics(registration, {key, same_address})
         if same_address != key:
             self._remove(same_address)
         known = None if live is None else live.registration
@@ -297,11 +258,7 @@ class Registry:
             for shard in known.shards.keys() - registration.shards.keys():
                 self._drop_holder((cluster, shard), node)
         # 3.
-        is_new_version = (
-            live is None
-            or live.by_itself != by_itself
-            or live.registration.state_version != registration.state_version
-        )
+        is_new_version = known is None or known.state_version != registration.state_version
         self.changes += known != registration
         refused = []
         for shard, holding in registration.shards.items():
@@ -310,8 +267,7 @@ class Registry:
             master = _master_of(holders)
             is_first = holding.master and master != node
             if is_first and master is not None:
-                holder = self._live[cluster, master].by_itself, holders[master].epoch
-                if holder > (by_itself, holding.epoch):
+                if holders[master].epoch > holding.epoch:
                     self.changes += holders.pop(node, None) is not None
                     refused.append(shard)
                     continue
@@ -320,13 +276,13 @@ class Registry:
             holders[node] = holding
             # 4.
             if holding.master and registration.topics is not None and (is_new_version or is_first):
-                self._put_topics((cluster, shard), registration.topics, by_itself)
+                self._put_topics((cluster, shard), registration.topics)
         # 5.
-        if live is not None:
-            self._used[live.by_itself].count(live.registration, -1)
-        self._used[by_itself].count(registration, 1)
+        if known is not None:
+            self._used.count(known, -1)
+        self._used.count(registration, 1)
         self._addresses[registration.address] = key
-        self._live[key] = _Live(registration, now_ms, by_itself)
+        self._live[key] = _Live(registration, now_ms)
         # 6.
         masters = {
             shard: self._endpoint((cluster, master))
@@ -341,12 +297,10 @@ class Registry:
             masters=masters,
         )
 
-    def _check_bounds(
-        self, registration: Registration, replaced: AbstractSet[_Key], by_itself: bool
-    ) -> None:
+    def _check_bounds(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
         """Raise Full if the registry would be too large with a registration in place of those of
         these nodes."""
-        used, known = self._used[by_itself], self._replaced(replaced, by_itself)
+        used, known = self._used, self._replaced(replaced)
         if used.nodes - len(known) >= NODES_MAX:
             raise Full(f"{NODES_MAX} nodes are registered, which is the most")
         if (
@@ -355,13 +309,11 @@ class Registry:
         ):
             raise Full(f"{used.replicas} replicas are registered; {HOLDINGS_MAX} are the most")
 
-    def _check_topics(
-        self, registration: Registration, replaced: AbstractSet[_Key], by_itself: bool
-    ) -> None:
+    def _check_topics(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
         """Raise Full if there would be too many topics; those that the registration puts in place
         of others do not count."""
-        used = self._used[by_itself]
-        before = sum(map(_topics_in, self._replaced(replaced, by_itself)))
+        used = self._used
+        before = sum(map(_topics_in, self._replaced(replaced)))
         if used.topics - before + _topics_in(registration) > TOPICS_MAX:
             raise Full(f"{used.topics} topics are registered; {TOPICS_MAX} are the most")
         if registration.topics is None:
@@ -371,18 +323,13 @@ class Registry:
             for shard, holding in registration.shards.items()
             if holding.master
         ]
-        before = sum(
-            len(self._topics_of.get(shard, {}))
-            for shard in led
-            if self._topics_by.get(shard) == by_itself
-        )
+        before = sum(len(self._topics_of.get(shard, {})) for shard in led)
         if used.served - before + len(led) * len(registration.topics) > TOPICS_MAX:
             raise Full(f"the shards have {used.served} topics; {TOPICS_MAX} are the most")
 
-    def _replaced(self, keys: AbstractSet[_Key], by_itself: bool) -> list[Registration]:
-        """The registrations of these nodes that share their bounds with a new one."""
-        found = [live for key in keys if (live := self._live.get(key)) is not None]
-        return [live.registration for live in found if live.by_itself == by_itself]
+    def _replaced(self, keys: AbstractSet[_Key]) -> list[Registration]:
+        """The registrations of these nodes."""
+        return [live.registration for key in keys if (live := self._live.get(key)) is not None]
 
     def unregister(
         self, cluster: str, node: str, state_version: int
@@ -414,7 +361,7 @@ class Registry:
         if live is None:
             return
         self.changes += 1
-        self._used[live.by_itself].count(live.registration, -1)
+        self._used.count(live.registration, -1)
         cluster, node = key
         if self._addresses.get(live.registration.address) == key:
             del self._addresses[live.registration.address]
@@ -438,24 +385,21 @@ class Registry:
             return
         del self._holders[shard]
         self._members[shard[0]][1].discard(shard[1])
-        self._put_topics(shard, {}, by_itself=True)
+        self._put_topics(shard, {})
 
-    def _put_topics(
-        self, shard: _Shard, topics: Mapping[str, TopicConfig], by_itself: bool
-    ) -> None:
+    def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
         """Make these the topics of a shard; one that is no longer registered for any shard is
         gone."""
         self.changes += 1
         before = self._topics_of.pop(shard, {})
-        self._used[self._topics_by.pop(shard, by_itself)].served -= len(before)
+        self._used.served -= len(before)
         for topic in before.keys() - topics.keys():
             self._drop_topic(topic, shard)
         for topic, config in topics.items():
             self._topics.setdefault(topic, {})[shard] = config
         if topics:
             self._topics_of[shard] = dict(topics)
-            self._topics_by[shard] = by_itself
-            self._used[by_itself].served += len(topics)
+            self._used.served += len(topics)
 
     def _drop_topic(self, topic: str, shard: _Shard) -> None:
         shards = self._topics[topic]
@@ -479,7 +423,6 @@ class Registry:
         return Routes(
             partitions=max(config.partitions for config in queues.values()),
             routes=routes,
-            order=self._config.get(ORDER_NAMESPACE, {}).get(topic) if self._with_order else None,
         )
 
     def _route(self, cluster: str, shard: int, config: TopicConfig) -> RegistryRoute:
@@ -524,7 +467,7 @@ class Registry:
             left = {
                 name: config for name, config in self._topics_of[shard].items() if name != topic
             }
-            self._put_topics(shard, left, self._topics_by[shard])
+            self._put_topics(shard, left)
         return bool(found)
 
     def configure(self, configuration: Configuration) -> None:
@@ -537,15 +480,10 @@ class Registry:
 
     def _node(self, key: _Key) -> KnownNode:
         live = self._live[key]
-        return KnownNode(
-            registration=live.registration,
-            registered_ms=live.registered_ms,
-            by_itself=live.by_itself,
-        )
+        return KnownNode(registration=live.registration, registered_ms=live.registered_ms)
 
     def _endpoint(self, key: _Key) -> Endpoint:
-        live = self._live[key]
-        return Endpoint(node=key[1], address=live.registration.address, by_itself=live.by_itself)
+        return Endpoint(node=key[1], address=self._live[key].registration.address)
 
 
 def _topics_in(registration: Registration) -> int:

@@ -89,9 +89,6 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: str = ""
     """Authenticates this node to other members. Only the coordinator holds it; it is never logged
     or shown."""
-    rules: Number = 1
-    """The newest rules number that this node knows (`core.shard.progress.RULES`); a version that
-    announces none knows 1."""
     place: str = ""
     """Host, path and file of its data directory; empty: not reported."""
     host: str = ""
@@ -193,9 +190,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hosts: Mapping[str, str] = {}
     """Registered nodes that share their machines with others -> the machine."""
     rules: Number = 1
-    """The rules number that every node has announced, which masters may write. No controller lowers
-    it; one of a version without rules numbers leaves it out, and the shards whose logs have a
-    greater one keep that."""
+    """The number of the rules that masters may write; a node that does not know them ends. Version
+    1 writes none, which reads as 1."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -252,19 +248,6 @@ def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str,
             machine = member.machine
             found[machine] = found.get(machine, False) or not replica.unhealthy
     return found
-
-
-def hold_rules_back(members: Mapping[str, Member], roles: Roles) -> list[str]:
-    """Return the nodes, sorted, for which the rules number is not raised although a member knows a
-    greater one.
-
-    They are the members that announce no greater one, and the nodes that are away.
-    """
-    if all(member.rules <= roles.rules for member in members.values()):
-        return []
-    return sorted(
-        {node for node, member in members.items() if member.rules <= roles.rules}.union(roles.away)
-    )
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):

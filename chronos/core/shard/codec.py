@@ -1,23 +1,17 @@
-"""The bytes of values in the store: a version byte, then msgpack.
+"""The bytes of values in the store: a version byte, then msgpack; the state has the number of the
+rules in between.
 
-Changing a format: a field is only ever appended, with a default that means what its absence meant.
-Any other change takes the next version number, a decoder for both versions, and a golden-bytes test
-for each (tests/unit/test_codec.py). Bytes of an unknown version raise a named error; they are never
-guessed at.
-
-Fields that were appended with rules 2 are written only where they say something: what was decided
-by rules 1 has the same bytes in every version, and so the same digest."""
+Bytes of an unknown version or of unknown rules raise a named error; they are never guessed at."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec import Meta, Struct
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Entry, EntryHead, IdOrder
-from chronos.errors import StoreCorrupt
+from chronos.errors import ChronosError, LogMismatch, StoreCorrupt
 
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = (
     b"\x01",
@@ -26,6 +20,9 @@ ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = (
     b"\x01",
 )
 LANE_STATE_VERSION, HELD_VERSION, QUEUE_STATE_VERSION = b"\x01", b"\x01", b"\x01"
+
+RULES = 1
+"""The number of the rules by which this version of Chronos decides and replays, see `progress`."""
 
 PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD, ABSENT = 1, 2, 3, 4, 5, 6
 """States of an id. A replaced message has no state of its own: its id belongs to the message that
@@ -57,7 +54,7 @@ class Failure(Struct, frozen=True, array_like=True, gc=False):
 class IdState(Struct, frozen=True, array_like=True, gc=False):
     """The last known state of an id. Field order is the layout."""
 
-    state: int
+    state: Annotated[int, Meta(ge=PENDING, le=ABSENT)]
     due_ms: int
     """With `offset`: the current or last position of its entry (epoch ms)."""
     offset: int
@@ -66,13 +63,10 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None = None
     """Of a message that is retried, deferred or parked, and of one that expired or is dead."""
     first_ms: int = 0
-    """The first timestamp (epoch ms) of the record that scheduled the message. By rules 1, or of a
-    cancel that is not older."""
-    cancel_shard: int | None = None
-    """By rules 1: the shard that the cancel of `first_ms` came to first, or the state's own for
-    cancels that came to several. None: no cancel has that time."""
+    """The first timestamp (epoch ms) of the record that scheduled the message; 0: no message had
+    the id."""
     order: IdOrder | None = None
-    """By rules 2: as in the entry of the message, with the cancels that came since."""
+    """As in the entry of the message, with the cancels that came since."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
@@ -162,8 +156,6 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     totals: Totals = Totals()
     parked: int = 0
     """Those of the pending messages that are parked in lanes."""
-    rules: int = 1
-    """The number of the rules of the last progress record."""
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this broker time (epoch ms) are forgotten."""
     held: int = 0
@@ -200,36 +192,19 @@ too deep nesting."""
 
 T = TypeVar("T")
 
+_STATE_HEAD = STATE_VERSION + bytes([RULES])
+
 _encode = msgspec.msgpack.Encoder().encode
-
-_ENTRY_WITHOUT_ORDER = ENTRY_VERSION + bytes([0x90 + len(Entry.__struct_fields__) - 1])
-_ID_STATE_WITHOUT_ORDER = ID_STATE_VERSION + bytes([0x90 + len(IdState.__struct_fields__) - 1])
-"""The version, and msgpack's header of an array without the last field, which is one byte, null."""
-
-_FIRST_STATE_FIELDS = State.__struct_fields__.index("rules")
-"""Fields of the states of rules 1."""
-
-_TOTALS, _FIRST_TOTALS = (
-    State.__struct_fields__.index("totals"),
-    Totals.__struct_fields__.index("held"),
-)
-"""The place of the totals in a state, and the number of their fields in the states of rules 1."""
 
 
 def pack_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry."""
-    data = _encode(entry)
-    return ENTRY_VERSION + data if entry.order is not None else _ENTRY_WITHOUT_ORDER + data[1:-1]
+    return ENTRY_VERSION + _encode(entry)
 
 
 def pack_id_state(id_state: IdState) -> bytes:
     """Return the bytes of an id state."""
-    data = _encode(id_state)
-    return (
-        ID_STATE_VERSION + data
-        if id_state.order is not None
-        else _ID_STATE_WITHOUT_ORDER + data[1:-1]
-    )
+    return ID_STATE_VERSION + _encode(id_state)
 
 
 def pack_lane_state(lane_state: LaneState) -> bytes:
@@ -256,11 +231,19 @@ def pack_state(state: State) -> bytes:
     assert 0 <= state.parked <= state.pending, "parked messages are counted wrongly"
     assert state.applied >= 0, "a position in the progress log is negative"
     assert 0 <= state.held_forwards <= state.held, "held records are counted wrongly"
-    if state.rules == 1:
-        fields = [*astuple(state)[:_FIRST_STATE_FIELDS]]
-        fields[_TOTALS] = astuple(state.totals)[:_FIRST_TOTALS]
-        return STATE_VERSION + _encode(fields)
-    return STATE_VERSION + _encode(state)
+    return _STATE_HEAD + _encode(state)
+
+
+def check_rules(number: int, noun: str, error: type[ChronosError]) -> None:
+    """Raise the error if the thing named by `noun` has a number of rules that this version of
+    Chronos does not know."""
+    if number > RULES:
+        raise error(
+            f"{noun} was written by rules {number}, and this version of Chronos knows rules up to "
+            f"{RULES}: a newer version wrote it. Upgrade this node."
+        )
+    if number < 1:
+        raise error(f"{noun} names rules {number}, which there never were: it is damaged.")
 
 
 def pack_identity(identity: Identity) -> bytes:
@@ -301,6 +284,14 @@ def _damaged(what: str, error: Exception) -> StoreCorrupt:
     )
 
 
+def unpack_state(data: bytes) -> State:
+    """Return the state in the bytes. Raises StoreCorrupt, or LogMismatch if a newer version of
+    Chronos wrote it."""
+    if data[:1] == STATE_VERSION and len(data) > 1:
+        check_rules(data[1], "the last step in the store", LogMismatch)
+    return _unpack_state(data[:1] + data[2:])
+
+
 unpack_entry = _unpacker(Entry, ENTRY_VERSION, "an entry")
 unpack_head = _unpacker(EntryHead, ENTRY_VERSION, "an entry")
 """Decodes the first fields of an entry only."""
@@ -308,5 +299,5 @@ unpack_id_state = _unpacker(IdState, ID_STATE_VERSION, "an id state")
 unpack_lane_state = _unpacker(LaneState, LANE_STATE_VERSION, "a lane's state")
 unpack_held = _unpacker(HeldRecord, HELD_VERSION, "a held record")
 unpack_queue_state = _unpacker(QueueState, QUEUE_STATE_VERSION, "the state of a queue")
-unpack_state = _unpacker(State, STATE_VERSION, "the state")
+_unpack_state = _unpacker(State, STATE_VERSION, "the state")
 unpack_identity = _unpacker(Identity, IDENTITY_VERSION, "the identity")

@@ -28,7 +28,6 @@ from chronos.core.keys import (
 from chronos.core.shard.codec import (
     FRESH,
     PENDING,
-    IdState,
     pack_state,
     unpack_id_state,
     unpack_state,
@@ -36,8 +35,7 @@ from chronos.core.shard.codec import (
 from chronos.core.shard.order import kept_from_ms
 from chronos.core.shard.step import StoreView
 
-VERSION, VERSION_HORIZON = b"\x04", b"\x05"
-"""Of a state by rules 1, and of later ones, which have a horizon."""
+VERSION = b"\x01"
 
 DIGEST_BYTES = 16
 """Long enough that different stores never have the same digest by accident; no protection against
@@ -54,17 +52,13 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     """Return the digest, in hexadecimal, of a store that does not change meanwhile.
 
     Settled id states count if they are not forgotten, and are kept from a time at most
-    `remembered_ms` before the last progress record. By rules 1 that must not exceed the time for
-    which the delete worker keeps them (`workers.delete.id_states_kept_ms`); replicas with different
-    settings are compared with the smallest of them. With 0 only pending messages have to be equal.
-    """
+    `remembered_ms` before the last progress record. Replicas with different settings are compared
+    with the smallest of them. With 0 only pending messages have to be equal."""
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
     from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
-    version, since_ms = (
-        (VERSION, _settled_ms) if state.rules == 1 else (VERSION_HORIZON, kept_from_ms)
-    )
-    found = hashlib.blake2b(version + pack_state(state), digest_size=DIGEST_BYTES)
+    raw_state = pack_state(FRESH) if data is None else data
+    found = hashlib.blake2b(VERSION + raw_state, digest_size=DIGEST_BYTES)
     due_ms, offset = state.cursor
     after_cursor = (
         entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
@@ -76,7 +70,7 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         counted = [
             _pack(row)
             for row, id_state in zip(rows, id_states, strict=True)
-            if id_state.state == PENDING or since_ms(id_state) >= from_ms
+            if id_state.state == PENDING or kept_from_ms(id_state) >= from_ms
         ]
         found.update(b"".join(counted))
     # The expiry list is covered too: an id state that is missing from it would never be dropped.
@@ -88,10 +82,6 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         for rows in _portions(view, space, _beyond(space)):
             found.update(b"".join(map(_pack, rows)))
     return found.hexdigest()
-
-
-def _settled_ms(id_state: IdState) -> int:
-    return id_state.settled_ms
 
 
 def _beyond(space: bytes) -> bytes:

@@ -10,8 +10,7 @@ which they arrive. The clocks of two brokers differ by up to 1 s, each by 0.5 s 
     another action              acts on the message that is there, unless it is more than 0.5 s older
 
 Two cancels of an id are enough to decide about a message from any partition: the latest, and the
-latest one from any other partition than that. Rules 1 noted one only, and compared first timestamps
-exactly; what they noted is kept and read.
+latest one from any other partition than that.
 
 An id belongs to the partition in which Java producers place it as a key, a generated id to the
 shard it names. A record that arrives elsewhere is forwarded: written on to its own partition with
@@ -61,9 +60,8 @@ def kept_from_ms(id_state: IdState) -> int:
 
 
 def cancels_of(id_state: IdState) -> Sequence[Cancel]:
-    """Return the remembered cancels of an id, of rules 1 too."""
-    noted = () if id_state.cancel_shard is None else ((id_state.first_ms, id_state.cancel_shard),)
-    return noted if id_state.order is None else (*noted, *id_state.order.cancels)
+    """Return the remembered cancels of an id."""
+    return () if id_state.order is None else id_state.order.cancels
 
 
 def with_cancel(id_state: IdState, first_ms: int, partition: int) -> IdState:
@@ -77,12 +75,7 @@ def with_cancel(id_state: IdState, first_ms: int, partition: int) -> IdState:
         key=lambda cancel: (-cancel[0], cancel[1]),
     )[:2]
     source = None if id_state.order is None else id_state.order.source
-    # The first timestamp of rules 1 may be that of the cancel; which message it had is not known
-    # then.
-    message_ms = 0 if id_state.cancel_shard is not None else id_state.first_ms
-    return replace(
-        id_state, first_ms=message_ms, cancel_shard=None, order=IdOrder(source, tuple(two))
-    )
+    return replace(id_state, order=IdOrder(source, tuple(two)))
 
 
 def succeeding(entry: Entry, id_state: IdState | None) -> Entry:
@@ -115,10 +108,8 @@ def overtaken(id_state: IdState, first_ms: int, partition: int, own: int) -> Rej
             "a cancel of this id came to another partition after this message was written, or "
             f"less than {CLOCK_TOLERANCE_MS} ms before: use replace to cancel and schedule at once",
         )
-    has_message = (
-        id_state.cancel_shard is None and id_state.first_ms > first_ms + CLOCK_TOLERANCE_MS
-    )
-    if has_message and _partition(id_state, own) != partition:
+    is_later = id_state.first_ms > first_ms + CLOCK_TOLERANCE_MS
+    if is_later and _partition(id_state, own) != partition:
         return Rejection(Reason.TOO_LATE, "a later record of this id came first")
     return None
 
@@ -129,33 +120,6 @@ def precedes(first_ms: int, partition: int, id_state: IdState, own: int) -> bool
     return (
         first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS and _partition(id_state, own) != partition
     )
-
-
-# Rules 1: used on replay for ever, and by a master until all nodes know rules 2.
-
-
-def with_cancel_1(id_state: IdState, first_ms: int, partition: int, own: int) -> IdState:
-    """Return the state with the first timestamp of a cancel, and the partition it came to first,
-    unless the cancel is older."""
-    if first_ms < id_state.first_ms:
-        return id_state
-    if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
-        if id_state.cancel_shard in (partition, own):
-            return id_state
-        partition = own
-    return replace(id_state, first_ms=first_ms, cancel_shard=partition)
-
-
-def is_overtaken_1(
-    id_state: IdState, first_ms: int, timestamp_ms: int, partition: int, own: int
-) -> bool:
-    """Return whether a record of the id that counts as later came before this forwarded message,
-    whose own time is `timestamp_ms`."""
-    if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
-        # A cancel of the same millisecond wins. If both came to one partition first, they are in
-        # the order of that one.
-        return partition not in (own, id_state.cancel_shard)
-    return first_ms < min(timestamp_ms, id_state.first_ms)
 
 
 TOGETHER_MIN = 8
@@ -308,12 +272,8 @@ def hop_of(raw: bytes | None, timestamp_ms: int, rules: Rules) -> tuple[int, int
     found = _NUMBERS.fullmatch(rest)
     if found is not None and rules.may_forward(source):
         first_ms, partition = int(found[1]), int(source.rpartition(b"/")[2])
-        if rules.number == 1:
-            if first_ms <= timestamp_ms:
-                return partition, first_ms
-        else:
-            is_believed = first_ms <= timestamp_ms + CLOCK_TOLERANCE_MS
-            return partition, first_ms if is_believed else timestamp_ms
+        is_believed = first_ms <= timestamp_ms + CLOCK_TOLERANCE_MS
+        return partition, first_ms if is_believed else timestamp_ms
     return Rejection(Reason.BAD_VALUE, f"{FORWARDED}: Chronos did not write {shown(raw)}")
 
 

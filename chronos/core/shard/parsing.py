@@ -313,9 +313,6 @@ def _split(
 
 def _header(name: str, rules: Rules) -> str | Rejection | None:
     """Return the header of Chronos that a name stands for; None if it is the producer's own."""
-    if rules.number <= 2:
-        # In any other spelling it was passed through.
-        return name if name[:8] == PREFIX else None
     try:
         header = header_of(name)
     except ValueError as error:
@@ -339,14 +336,8 @@ def _any(
         return verb
     if verb is Verb.PROBE:
         return PROBE_ACTION
-    if verb is Verb.SCHEDULE or verb is Verb.REPLACE or verb is Verb.REPLAY:
+    if verb in (Verb.SCHEDULE, Verb.REPLACE, Verb.REPLAY, Verb.BACKFILL):
         return _message(record, control, headers, verb, rules)
-    if verb is Verb.BACKFILL:
-        return (
-            _message(record, control, headers, verb, rules)
-            if rules.number > 2
-            else _not_a_verb(control[ACTION])
-        )
     return _action(record, control, verb, rules)
 
 
@@ -370,8 +361,6 @@ def _forwarded(
         return misplaced(command.partition, rules, was_forwarded=True)
     if isinstance(command, Action):
         return replace(command, first_ms=first_ms)
-    if rules.number == 1:
-        return command
     if isinstance(command, Entry):
         return replace(command, order=IdOrder(source))
     if isinstance(command, ConditionalSchedule):
@@ -653,7 +642,7 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
 def _past(record: Record, due_ms: int, rules: Rules) -> Rejection | None:
     """Return the rejection of a due time that lies so far in the past that it was not meant."""
     past_ms = record.timestamp_ms - due_ms
-    if past_ms <= rules.max_past_ms or rules.number <= 2:
+    if past_ms <= rules.max_past_ms:
         return None
     limit = format_duration(rules.max_past_ms)
     return Rejection(

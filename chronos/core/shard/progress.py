@@ -2,13 +2,11 @@
 
 Nothing else changes a shard's state.
 
-Layout: a version byte, then a msgpack array in the field order below; a field is only ever
-appended, with a default. A change of meaning takes a new version, and a replica that does not know
-a version stops.
+Layout: a version byte, the number of the rules (a byte), then a msgpack array in the field order
+below. A replica that does not know the version or the rules stops before it decodes the rest.
 
-A record names the number of the rules that its master decided by. Rules are everything that a
-replay computes: how a record is parsed, where a message is placed, what an id state notes. Replay
-follows the number of each record, for ever.
+Rules are everything that a replay computes: how a record is parsed, where a message is placed, what
+an id state notes. A change of any of it takes the next number.
 
 Only messages with a decision have one. Every replica computes it from the progress record alone
 (law 9)."""
@@ -18,24 +16,19 @@ from enum import IntEnum
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple
 
-from chronos.core.shard.codec import PENDING, UNDECODABLE, Failure, IdState
+from chronos.core.message import Record
+from chronos.core.shard.codec import (
+    PENDING,
+    RULES,
+    UNDECODABLE,
+    Failure,
+    IdState,
+    check_rules,
+)
 from chronos.errors import LogMismatch
 
-VERSION = b"\x02"
-"""Records of rules 1. Version 1 had no cluster; it was never released."""
-
-VERSION_NUMBERED = b"\x03"
-"""Records that name the number of their rules, which is at least 2."""
-
-RULES = 3
-"""The newest rules that this version of Chronos knows.
-
-    1   the first ones
-    2   no hop is refused for its time; the order of records that came through different partitions; the horizon; held records
-    3   headers of Chronos in any spelling; the action `backfill`; times far in the past are refused
-"""  # noqa: E501
+VERSION = b"\x01"
 
 
 class Outcome(IntEnum):
@@ -107,7 +100,7 @@ class Written(Struct, frozen=True, array_like=True, gc=False):
     """That of the last one."""
     too_large: tuple[int, ...] = ()
     """Offsets of those among them that the partition would not take any more: they went to the
-    rejected topic."""
+    rejected topic, or to its queue, if they are among `Progress.held`."""
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -124,6 +117,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The node's name, for people."""
     instance: str
     """The id of the node's data directory, which identifies the node."""
+    shards: int
+    """The number of shards: with another one the ids of this shard would belong to others."""
     cursor_due_ms: int
     cursor_offset: int
     pull_offset: int
@@ -144,14 +139,13 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The cursor of every lane that messages left."""
     details: tuple[str, ...] = ()
     """The different texts that explain decisions, at most DETAILS_MAX."""
-    rules: int = 1
-    """The number of the rules that the step was decided by."""
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this
     step, whether or not the delete worker has removed them yet."""
     held: tuple[Hold, ...] = ()
     """Those of the refused records that wait for their destination. A record that is to be
-    forwarded has the reason `HELD`, a rejected one its own."""
+    forwarded has the reason `HELD`, a rejected one its own. In a step with `written`: those that
+    went from the queue of a partition to that of the rejected topic."""
     written: tuple[Written, ...] = ()
     """The queues of held records of which the beginning was written on; such a step pulls and
     delivers nothing."""
@@ -198,8 +192,8 @@ REFUSED_BYTES_MAX = 1 + 9 + 2
 """Most bytes of a refused record: its array, an offset, a reason."""
 
 HOLDS_PER_DECISION = 2
-"""Held records for which a step selects one message fewer, so that the bound of a record of older
-versions still holds: a `Hold` takes at most 16 bytes."""
+"""Held records for which a step selects one message fewer, so that `progress_bytes_max` holds: a
+`Hold` takes at most 16 bytes."""
 
 LANE_BYTES_MAX = 1 + 251 + 5 + 9 + 9
 """Most bytes of a lane's cursor: its array, a topic's name, then the other fields of
@@ -229,8 +223,7 @@ def detail_number(details: list[str], text: str) -> int:
     return details.index(cut) + 1
 
 
-_FIRST_FIELDS = Progress.__struct_fields__.index("rules")
-"""Fields of the records of rules 1."""
+_HEAD = VERSION + bytes([RULES])
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Progress).decode
@@ -245,37 +238,37 @@ def pack_progress(progress: Progress) -> bytes:
     assert all(first <= last < progress.pull_offset for first, last in progress.unreadable), (
         "a range was not pulled"
     )
-    assert 1 <= progress.rules <= RULES, "there are no rules of this number"
-    if progress.rules == 1:
-        return VERSION + _encode(astuple(progress)[:_FIRST_FIELDS])
-    return VERSION_NUMBERED + _encode(progress)
+    return _HEAD + _encode(progress)
 
 
-def unpack_progress(data: bytes | None) -> Progress:
-    """Return the progress record in the bytes. Raises LogMismatch if this version cannot have
-    written them."""
-    if not data or data[:1] not in (VERSION, VERSION_NUMBERED):
+def is_foreign(record: Record) -> bool:
+    """Return whether another program wrote a record of the progress topic: it has a key or headers,
+    which no progress record has. Every reader steps over it (law 9)."""
+    return record.key is not None or bool(record.headers)
+
+
+def unpack_progress(data: bytes | None, shards: int) -> Progress:
+    """Return the progress record in the bytes. Raises LogMismatch if this version of Chronos cannot
+    have written them, or wrote them with another number of shards."""
+    if not data or data[:1] != VERSION:
         shown = data[0] if data else "none"
         raise LogMismatch(
             f"a progress record has format version {shown}, which this version of Chronos does "
             "not know: a newer node wrote it, or the topic is not Chronos's. Upgrade this node, "
             "or check topics.progress."
         )
+    check_rules(data[1] if len(data) > 1 else 0, "a progress record", LogMismatch)
     try:
-        progress = _decode(data[1:])
+        progress = _decode(data[2:])
     except UNDECODABLE as error:
         raise LogMismatch(
             f"a progress record cannot be decoded ({error}); check topics.progress"
         ) from error
-    if progress.rules > RULES:
+    if progress.shards != shards:
         raise LogMismatch(
-            f"a progress record was decided by rules {progress.rules}, and this version of "
-            f"Chronos knows rules up to {RULES}: a newer node wrote it. Upgrade this node."
-        )
-    if (progress.rules == 1) != (data[:1] == VERSION):
-        raise LogMismatch(
-            f"a progress record of version {data[0]} names rules {progress.rules}; check "
-            "topics.progress"
+            f"a progress record was written with {progress.shards} shards, and there are {shards} "
+            "now: partitions were added to the topics of Chronos, so that ids belong to other "
+            "shards. Give Chronos a second set of topics, and schedule again what is pending"
         )
     return progress
 
@@ -324,7 +317,6 @@ def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, 
             settled_ms,
             failure,
             id_state.first_ms,
-            None,
             id_state.order,
         )
     return found

@@ -5,6 +5,8 @@ A record whose id belongs to a partition that takes none at the moment is held, 
 later one for that partition while the queue is not empty: the records of an id keep their order.
 Likewise rejected records while the rejected topic takes none. What leaves a queue is a prefix, in
 the order of offsets; the progress record names its last offset, in the transaction that writes it.
+A record that its partition does not take any more, because of its size, goes on to the rejected
+topic or to its queue.
 
 A queue does not decide when its destination takes records: the master does. All functions are
 deterministic (law 9)."""
@@ -23,7 +25,7 @@ from chronos.core.keys import (
     queue_of,
     queue_state_key,
 )
-from chronos.core.message import Record
+from chronos.core.message import Reason, Record
 from chronos.core.shard.codec import (
     HeldRecord,
     QueueState,
@@ -137,7 +139,8 @@ class Queues:
             puts.append((held_key(destination, record.offset), data))
             length[destination] += 1
             size[destination] += len(data)
-            first.setdefault(destination, record.offset)
+            # What comes from another queue may be older than all others.
+            first[destination] = min(record.offset, first.get(destination, record.offset))
         states: dict[int, QueueState | None] = {}
         for destination, change in length.items():
             before = self.states.get(destination, QueueState(0, 0, 0))
@@ -208,12 +211,18 @@ def written(prefixes: Iterable[Prefix]) -> tuple[Written, ...]:
     )
 
 
-def held_by(progress: Progress, records: Sequence[Record]) -> list[Held]:
+def held_by(
+    progress: Progress, records: Sequence[Record], prefixes: Iterable[Prefix] = ()
+) -> list[Held]:
     """Return the records that begin to wait by a progress record. Raises LogMismatch if one of them
-    is not among `records`."""
+    is neither among `records` nor too large among `prefixes`."""
     if not progress.held:
         return []
-    reasons, by_offset = progress.rejections(), {record.offset: record for record in records}
+    reasons, by_offset = dict(progress.refused), {record.offset: record for record in records}
+    for prefix in prefixes:
+        for offset, held, _ in prefix.rows:
+            if offset in prefix.too_large:
+                by_offset[offset], reasons[offset] = record_of(offset, held), Reason.TOO_LARGE
     for first, _ in progress.unreadable:
         by_offset[first] = unreadable_record(first)
     try:

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
 from chronos.core.series import NextCron
-from chronos.core.shard.progress import RULES
 from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
@@ -61,14 +60,11 @@ class Rules(Struct, kw_only=True, eq=False):
     attempts_max: int = ATTEMPTS_MAX
     next_cron: NextCron | None = None
     """Checks cron expressions; None: they are not checked."""
-    number: int = RULES
-    """See `progress.RULES`; a master raises it once all nodes know the next ones."""
     topics_seen: dict[bytes, str] = {}
     """Raw header value -> topic, for targets that were accepted before; at most
     TARGETS_SEEN_MAX."""
     names_seen: set[str] = set()
-    """Names of headers that are the producers' own by rules of every number; at most
-    NAMES_SEEN_MAX."""
+    """Names of headers that are the producers' own; at most NAMES_SEEN_MAX."""
     unitless: dict[str, int] = {}
     """Target -> records whose delay or spread lacks its unit, of at most UNITLESS_TARGETS_MAX
     targets; a record that is parsed again counts again."""
@@ -78,16 +74,10 @@ class Rules(Struct, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         assert 0 <= self.shard < self.shards
 
-    def for_replay(self, number: int = RULES) -> "Rules":
-        """Return the rules of a replica that executes decisions made by rules `number`: they reject
-        nothing that a setting could reject."""
-        return Rules(
-            shard=self.shard,
-            shards=self.shards,
-            max_delay_ms=NO_LIMIT_MS,
-            min_time_ms=0,
-            number=number,
-        )
+    def for_replay(self) -> "Rules":
+        """Return the rules of a replica that executes decisions: they reject nothing that a setting
+        could reject."""
+        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=NO_LIMIT_MS, min_time_ms=0)
 
     def may_forward(self, source: bytes) -> bool:
         """Return whether a hop may come from `<topic>/<partition>`: another partition of the delay

@@ -49,7 +49,6 @@ from chronos.core.shard.lanes import Lanes
 from chronos.core.shard.order import check_places, kept_from_ms
 from chronos.core.shard.parsing import has_cron, parse
 from chronos.core.shard.progress import (
-    RULES,
     Decision,
     LaneCursor,
     Outcome,
@@ -130,13 +129,8 @@ class Shard:
     """The state of one shard in memory: its `State`, the wheel, lanes and cached counts, all of it
     read from the store."""
 
-    def __init__(
-        self, *, rules: Rules, state: State, view: StoreView, keeps_cancelled: bool = False
-    ) -> None:
-        """`keeps_cancelled`: cancelled messages stay in the store like all that are settled, for
-        lists. No decision reads them."""
+    def __init__(self, *, rules: Rules, state: State, view: StoreView) -> None:
         self.rules = rules
-        self._keeps_cancelled = keeps_cancelled
         self.state = state
         self.wheel = Wheel(state.cursor)
         self.lanes = Lanes(view, rules.shard, parked=state.parked)
@@ -144,7 +138,7 @@ class Shard:
         self._view = view
         self._counts = MinuteCounts(view)
         # Replay never decides again: its rules reject nothing that a setting could reject.
-        self._replay_rules = {number: rules.for_replay(number) for number in range(1, RULES + 1)}
+        self._replay_rules = rules.for_replay()
 
     # --- stage
 
@@ -172,18 +166,18 @@ class Shard:
         """Return the changes that the records ask for when exactly those that the progress record
         names are rejected: the replica's side. Raises LogMismatch if another record cannot be
         executed."""
-        rules = self._replay_rules[progress.rules]
+        rules = self._replay_rules
         parsed, refused = self._parse(records, rules), progress.rejections()
         staged = stage(
             parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused
         )
-        staged.held = held_by(progress, records)
         staged.written = self.queues.replay(progress.written)
+        staged.held = held_by(progress, records, staged.written)
         return staged
 
     def stage_nothing(self, horizon_ms: int) -> Staged:
         """Return the changes of a master's step that pulls nothing."""
-        return stage_nothing(self.state, self.rules.number, max(horizon_ms, self.state.horizon_ms))
+        return stage_nothing(self.state, max(horizon_ms, self.state.horizon_ms))
 
     def stage_unreadable(
         self, ranges: Sequence[tuple[int, int]], progress: Progress | None = None
@@ -193,8 +187,8 @@ class Shard:
         `progress`: the record that is replayed; None for a master.
         """
         if progress is None:
-            return stage_unreadable(ranges, self.state, self.rules.number, self.state.horizon_ms)
-        staged = stage_unreadable(ranges, self.state, progress.rules, progress.horizon_ms)
+            return stage_unreadable(ranges, self.state, self.state.horizon_ms)
+        staged = stage_unreadable(ranges, self.state, progress.horizon_ms)
         staged.held = held_by(progress, ())
         return staged
 
@@ -378,7 +372,7 @@ class Shard:
             for message_id, id_state in id_states.items()
             if id_state.state == PENDING
         ]
-        if staged.cancels and self._keeps_cancelled:
+        if staged.cancels:
             puts += self._cancelled(staged, cursor)
         lanes: dict[Lane, LaneState | None] = {}
         parked_delta = 0
@@ -471,10 +465,8 @@ class Shard:
             if id_state.state != PENDING:
                 if id_state.settled_ms:
                     # Settled before: a cancel that is noted prolongs the time for which it is kept.
-                    by_rules_1 = max(timestamp_ms, id_state.first_ms)
-                    kept_ms = by_rules_1 if progress.rules == 1 else kept_from_ms(id_state)
                     puts.append((ID_STATE + message_id, pack_id_state(id_state)))
-                    puts.append((expiry_key(kept_ms, message_id), b""))
+                    puts.append((expiry_key(kept_from_ms(id_state), message_id), b""))
                     continue
                 settled = IdState(
                     id_state.state,
@@ -483,7 +475,6 @@ class Shard:
                     timestamp_ms,
                     None,
                     id_state.first_ms,
-                    id_state.cancel_shard,
                     id_state.order,
                 )
                 id_states[message_id] = settled
@@ -515,7 +506,6 @@ class Shard:
             history_minute=max(minute, state.history_minute),
             totals=add_totals(state.totals, staged, selection, progress.decisions),
             parked=state.parked + writes.parked,
-            rules=progress.rules,
             horizon_ms=progress.horizon_ms,
             held=state.held + writes.held,
             held_bytes=state.held_bytes + writes.held_bytes,
@@ -523,7 +513,6 @@ class Shard:
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
         assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"
-        assert applied.rules >= state.rules, "the number of the rules only grows"
         assert applied.horizon_ms >= state.horizon_ms, (
             "an id that is forgotten is not remembered again"
         )
@@ -569,7 +558,7 @@ class Shard:
             ("settled messages", progress.selected, len(selection.items)),
             (
                 "their outcomes",
-                _all_counts(progress.counts),
+                progress.counts,
                 count_outcomes(len(selection.items), progress.decisions),
             ),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
@@ -614,7 +603,7 @@ class Shard:
             if not decisions or offset not in decisions:
                 entry, place_ms = entries[at], due_ms if at >= left else _settled_ms(cursor)
                 id_states[entry.id] = IdState(  # type: ignore[index]
-                    DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                    DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, entry.order
                 )
         if not decisions:
             return rescheduled, parked
@@ -635,7 +624,7 @@ class Shard:
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
                 decided[message_id] = IdState(
-                    PENDING, due_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                    PENDING, due_ms, offset, 0, failure, entry.timestamp_ms, entry.order
                 )
                 continue
             if decision.next_due_ms:
@@ -643,7 +632,7 @@ class Shard:
                 next_ms = max(next_ms, next_floor_ms)
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
                 decided[message_id] = IdState(
-                    PENDING, next_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                    PENDING, next_ms, offset, 0, failure, entry.timestamp_ms, entry.order
                 )
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), (
@@ -652,7 +641,7 @@ class Shard:
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
                 place_ms = due_ms if at >= left else _settled_ms(cursor)
                 decided[message_id] = IdState(
-                    ended, place_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                    ended, place_ms, offset, 0, failure, entry.timestamp_ms, entry.order
                 )
         return rescheduled, parked
 
@@ -681,11 +670,6 @@ class Shard:
         through_ms, through_offset = self.wheel.through
         unknown_ms = through_ms + 1 if through_offset == OFFSET_MAX else through_ms
         return unknown_ms if held_ms is None else held_ms
-
-
-def _all_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the counts of a progress record that may be older than the newest outcomes."""
-    return counts + (0,) * (len(Outcome) - len(counts))
 
 
 def _settled_ms(cursor: Position) -> int:

@@ -40,12 +40,10 @@ from chronos.core.shard.order import (
     ahead_ms,
     first_shard,
     is_forgotten,
-    is_overtaken_1,
     overtaken,
     precedes,
     succeeding,
     with_cancel,
-    with_cancel_1,
 )
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.step import Parsed, Staged, StoreView, placed_ms
@@ -72,22 +70,17 @@ def stage(
     return _Staging(parsed, rules, state, view, horizon_ms, replayed).run()
 
 
-def stage_nothing(state: State, number: int, horizon_ms: int) -> Staged:
-    """Return the changes of a step by rules `number` that pulls nothing."""
+def stage_nothing(state: State, horizon_ms: int) -> Staged:
+    """Return the changes of a step that pulls nothing."""
     return Staged(
-        pull_offset=state.pull_offset,
-        watermark_ms=state.watermark_ms,
-        rules=number,
-        horizon_ms=horizon_ms,
+        pull_offset=state.pull_offset, watermark_ms=state.watermark_ms, horizon_ms=horizon_ms
     )
 
 
-def stage_unreadable(
-    ranges: Sequence[tuple[int, int]], state: State, number: int, horizon_ms: int
-) -> Staged:
+def stage_unreadable(ranges: Sequence[tuple[int, int]], state: State, horizon_ms: int) -> Staged:
     """Return the changes of a step over ranges of offsets, first and last, that cannot be read:
     each is refused as a whole."""
-    staged = stage_nothing(state, number, horizon_ms)
+    staged = stage_nothing(state, horizon_ms)
     for first, last in ranges:
         assert staged.pull_offset <= first <= last, "a range of offsets is staged twice"
         staged.refuse(first, Reason.UNREADABLE)
@@ -113,7 +106,7 @@ class _Staging:
         self.state = state
         self.view = view
         self.replayed = replayed
-        self.staged = stage_nothing(state, rules.number, horizon_ms)
+        self.staged = stage_nothing(state, horizon_ms)
         self.known = parsed.known
         """Id -> its state before this batch, unless it is forgotten."""
         if horizon_ms:
@@ -162,7 +155,6 @@ class _Staging:
                             0,
                             None,
                             command.timestamp_ms,  # type: ignore[union-attr]
-                            None,
                             command.order,  # type: ignore[union-attr]
                         )
                     staged.accepted += 1
@@ -212,7 +204,7 @@ class _Staging:
             if data is not None and (entry := unpack_entry(data)).id is None:
                 state = DELIVERED if (due_ms, offset) <= self.state.cursor else PENDING
                 found[message_id] = IdState(
-                    state, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                    state, due_ms, offset, 0, None, entry.timestamp_ms, entry.order
                 )
         return found
 
@@ -220,7 +212,7 @@ class _Staging:
         """Note a hop whose first timestamp is further ahead than the clocks of two brokers may
         differ."""
         hop_ms = ahead_ms(record)
-        if hop_ms > CLOCK_TOLERANCE_MS and self.replayed is None and self.rules.number > 1:
+        if hop_ms > CLOCK_TOLERANCE_MS and self.replayed is None:
             self.staged.ahead.append((first_shard(record, self.rules.shard), hop_ms))
 
     def _note_cancel(self, record: Record, command: Command, reason: int) -> None:
@@ -248,11 +240,9 @@ class _Staging:
     def _cancelled(self, id_state: IdState, record: Record, cancel: Action) -> IdState:
         """Return the state that remembers a cancel, as far as it matters for the order of the
         records of its id."""
-        own = self.rules.shard
-        first_ms, partition = _first_ms(record, cancel), first_shard(record, own)
-        if self.rules.number == 1:
-            return with_cancel_1(id_state, first_ms, partition, own)
-        return with_cancel(id_state, first_ms, partition)
+        return with_cancel(
+            id_state, _first_ms(record, cancel), first_shard(record, self.rules.shard)
+        )
 
     def _execute(self, record: Record, command: Command) -> Rejection | None:
         """Execute a command that concerns an id; return the rejection if it cannot be executed."""
@@ -289,7 +279,6 @@ class _Staging:
                 0,
                 None,
                 id_state.first_ms,
-                None,
                 id_state.order,
             )
             self.staged.id_states[command.id] = self._cancelled(ended, record, command)
@@ -301,8 +290,6 @@ class _Staging:
         """Return whether an action was written before the pending message of its id that arrived
         before it."""
         first_ms, own = _first_ms(record, action), self.rules.shard
-        if self.rules.number == 1:
-            return action.first_ms is not None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS
         return precedes(first_ms, first_shard(record, own), id_state, own)
 
     def _id_state(self, message_id: bytes) -> IdState | None:
@@ -319,7 +306,7 @@ class _Staging:
         entry = unpack_entry(data)
         if entry_id(entry, self.rules.shard, offset) != message_id:
             return None
-        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order)
+        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms, entry.order)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
         """Execute a `schedule`, `replace` or `replay`; most of those without an id are placed by
@@ -345,10 +332,10 @@ class _Staging:
         if id_state is not None and id_state.state == PENDING:
             self._remove(id_state)
             self.staged.replaced += 1
-        entry = command.entry if self.rules.number == 1 else succeeding(command.entry, id_state)
+        entry = succeeding(command.entry, id_state)
         due_ms = self._place(entry, record)
         self.staged.id_states[message_id] = IdState(
-            PENDING, due_ms, record.offset, 0, None, entry.timestamp_ms, None, entry.order
+            PENDING, due_ms, record.offset, 0, None, entry.timestamp_ms, entry.order
         )
         self.staged.accepted += 1
         return None
@@ -361,12 +348,7 @@ class _Staging:
         if id_state is None:
             return None
         first_ms, own = command.entry.timestamp_ms, self.rules.shard
-        partition = first_shard(record, own)
-        if self.rules.number == 1:
-            if not is_overtaken_1(id_state, first_ms, record.timestamp_ms, partition, own):
-                return None
-            return Rejection(Reason.TOO_LATE, "a later record of this id came first")
-        return overtaken(id_state, first_ms, partition, own)
+        return overtaken(id_state, first_ms, first_shard(record, own), own)
 
     def _check_conflict(
         self, id_state: IdState | None, record: Record, command: ConditionalSchedule
@@ -427,10 +409,6 @@ class _Staging:
             action.due_ms is None,
             min(_first_ms(record, action), record.timestamp_ms),
         )
-        if self.rules.number == 1:
-            # A forwarded action may be older than the message by the difference of two brokers'
-            # clocks.
-            first_ms = max(first_ms, entry.timestamp_ms)
         is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
         if is_fired and is_next and entry.occurrence:
             self.staged.changed += 1
@@ -467,7 +445,7 @@ class _Staging:
         if entry.id is None and place_ms != entry.due_ms:
             entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
             self.staged.id_states[entry.id] = IdState(  # type: ignore[index]
-                PENDING, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                PENDING, place_ms, offset, 0, None, entry.timestamp_ms, entry.order
             )
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
         return place_ms

@@ -93,8 +93,8 @@ class Prefix(Struct, frozen=True, kw_only=True):
     rows: list[tuple[int, HeldRecord, int]]
     """Offset, record, and bytes of the row of each, in order, at least one."""
     too_large: tuple[int, ...] = ()
-    """Offsets of those that go to the rejected topic instead, because the partition would not take
-    them any more."""
+    """Offsets of those that go to the rejected topic or to its queue instead, because the partition
+    would not take them any more."""
 
 
 class Staged(Struct, kw_only=True):
@@ -105,8 +105,6 @@ class Staged(Struct, kw_only=True):
     """Offset after the last record staged."""
     watermark_ms: int
     """Greatest broker timestamp among the records staged (epoch ms)."""
-    rules: int = 1
-    """The number of the rules of the step, see `progress.RULES`."""
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this time (epoch ms) are forgotten in this step."""
     placed: dict[int, Placed] = msgspec.field(default_factory=dict)
@@ -130,7 +128,7 @@ class Staged(Struct, kw_only=True):
     held; empty on replay."""
     held: list[Held] = msgspec.field(default_factory=list)
     """Those of the refused records that wait for their destination, as many as the progress record
-    has, in its order."""
+    has, in its order; in a step with `written`, those that go to another queue."""
     written: list[Prefix] = msgspec.field(default_factory=list)
     """What leaves the queues of held records; such a step stages no record."""
     accepted: int = 0
@@ -338,11 +336,14 @@ def add_totals(
     # `again` reschedules the series, but this occurrence was delivered.
     again = outcomes.count(Outcome.AGAIN)
     # Held records count as rejected or forwarded when they are written on.
-    written = sum(len(prefix.rows) for prefix in staged.written)
+    requeued = len(staged.held) if staged.written else 0
+    begun = len(staged.held) - requeued
+    written = sum(len(prefix.rows) for prefix in staged.written) - requeued
     rejected = sum(
         len(prefix.rows) if prefix.destination == REJECTED else len(prefix.too_large)
         for prefix in staged.written
     )
+    rejected -= requeued
     return Totals(
         accepted=totals.accepted + staged.accepted,
         delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
@@ -353,11 +354,11 @@ def add_totals(
         dead=totals.dead + outcomes.count(Outcome.DEAD),
         carried=totals.carried + rescheduled,
         rejected=totals.rejected
-        + (len(staged.refused) - staged.ignored - staged.forwarded - len(staged.held))
+        + (len(staged.refused) - staged.ignored - staged.forwarded - begun)
         + rejected,
         ignored=totals.ignored + staged.ignored,
         probes=totals.probes + staged.probes,
         parked=totals.parked + outcomes.count(Outcome.PARKED),
         forwarded=totals.forwarded + staged.forwarded + written - rejected,
-        held=totals.held + len(staged.held),
+        held=totals.held + begun,
     )

@@ -61,8 +61,7 @@ def finish(storage: ArchiveStorage) -> None:
                 storage.hide(f"{name}/{old}", f"{name}/{REPLACED}/{old}")
             if storage.exists(f"{name}/{MAKING}"):
                 storage.move(f"{name}/{MAKING}", f"{name}/{journal['new']}")
-            if "files" in journal:  # a journal of an older version lacks them
-                inventory.record(storage, f"{name}/{journal['new']}", journal["files"])
+            inventory.record(storage, f"{name}/{journal['new']}", journal["files"])
             storage.remove(f"{name}/{REPLACED}")
             storage.remove_file(f"{name}/{JOURNAL}")
         storage.remove(f"{name}/{MAKING}")

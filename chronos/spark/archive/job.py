@@ -32,7 +32,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from chronos.core.shard.progress import unpack_progress
+from chronos.core.message import Record
+from chronos.core.shard.progress import is_foreign, unpack_progress
 from chronos.errors import ArchiveFailed, ArchiveUnusable, LogMismatch
 from chronos.spark import inventory, schema
 from chronos.spark.archive.compact import finish
@@ -107,14 +108,16 @@ class ArchivePlan(Struct, frozen=True, kw_only=True):
 
 
 CLUSTER_ID = "kafka_cluster_id"
-"""Key of `archive.json` with the id that Kafka gave the cluster; archives of the first version lack
-it."""
+"""Key of `archive.json` with the id that Kafka gave the cluster."""
 
 EMPTY = "batch=00000000-empty"
 """Folder below each table with a file without rows, so that a reader finds the columns."""
 
 RECORD_S = 5.0
 """Most seconds to wait for a progress record of one shard."""
+
+RECORDS, RECORDS_BYTES = 100, 1_000_000
+"""Records and bytes read at once until then."""
 
 
 def check_claim(storage: ArchiveStorage, brokers: ArchiveBrokers, plan: ArchivePlan) -> Any:
@@ -158,29 +161,39 @@ def _check_cluster(brokers: ArchiveBrokers, plan: ArchivePlan) -> None:
     """Raise ArchiveUnusable if the progress topic was written by another cluster than the plan
     names."""
     info = brokers.describe([plan.progress])[plan.progress]
-    for partition in range(info.partitions if info is not None else 0):
-        watermarks = brokers.watermarks(plan.progress, partition)
-        if watermarks.stable <= watermarks.start:
+    if info is None:
+        return
+    for partition in range(info.partitions):
+        record = _first_progress(brokers, plan.progress, partition)
+        if record is None:
             continue
-        reader = brokers.reader(plan.progress, partition, watermarks.start)
-        try:
-            deadline = time.monotonic() + RECORD_S
-            while not (records := reader.read(1, 1)) and reader.position < watermarks.stable:
-                if time.monotonic() > deadline:
-                    break
-                reader.wait(0.1)
-        finally:
-            reader.close()
         # A record that this version cannot read is named by the stream that archives it.
         with suppress(LogMismatch):
-            for record in records:
-                written_by = unpack_progress(record.value).cluster
-                if written_by != plan.cluster:
-                    raise ArchiveUnusable(
-                        f"{plan.progress} was written by the cluster {written_by}, and the "
-                        f"setting cluster is {plan.cluster}: use the settings of the service"
-                    )
-                return
+            written_by = unpack_progress(record.value, info.partitions).cluster
+            if written_by != plan.cluster:
+                raise ArchiveUnusable(
+                    f"{plan.progress} was written by the cluster {written_by}, and the "
+                    f"setting cluster is {plan.cluster}: use the settings of the service"
+                )
+            return
+
+
+def _first_progress(brokers: ArchiveBrokers, topic: str, partition: int) -> Record | None:
+    """The first progress record; None if there is none, or if it cannot be read in RECORD_S."""
+    watermarks = brokers.watermarks(topic, partition)
+    reader = brokers.reader(topic, partition, watermarks.start)
+    deadline = time.monotonic() + RECORD_S
+    try:
+        while reader.position < watermarks.stable and time.monotonic() < deadline:
+            records = reader.read(RECORDS, RECORDS_BYTES)
+            own: Record | None = next((each for each in records if not is_foreign(each)), None)
+            if own is not None:
+                return own
+            if not records:
+                reader.wait(0.1)
+        return None
+    finally:
+        reader.close()
 
 
 def write_claim(storage: ArchiveStorage, claim: dict[str, Any]) -> None:
@@ -454,7 +467,10 @@ def _streams(brokers: ArchiveBrokers, plan: ArchivePlan, targets: list[str]) -> 
         Stream(
             table="progress",
             topics=[plan.progress],
-            outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)],
+            outputs=[
+                (schema.PROGRESS, steps_of(info.partitions)),
+                (schema.DECISIONS, decisions_of(info.partitions)),
+            ],
         ),
         Stream(
             table="deliveries",

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
-from chronos.core.keys import OFFSET_MAX
+from chronos.core.keys import OFFSET_MAX, REJECTED
 from chronos.core.message import DELAY, DELIVER_AT, REPEAT, Reason
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
@@ -451,7 +451,7 @@ def events(
             "lane",
         )
     )
-    staged = with_cursor_before(_with_rules(records, steps), steps).select(
+    staged = with_cursor_before(records, steps).select(
         "shard",
         "id",
         f.col("offset").alias("at"),
@@ -471,23 +471,8 @@ def events(
         ).alias("takes_over"),
         f.coalesce("occurrence", f.lit(1)).alias("occurrence"),
         f.lit(1).alias("attempt"),
-        "rules",
     )
     return staged.unionByName(decisions, allowMissingColumns=True)
-
-
-def _with_rules(records: DataFrame, steps: DataFrame) -> DataFrame:
-    """Delay records -> the same with `rules`: the number of the rules they were staged by, which is
-    never lowered; 1 or 2."""
-    first = steps.groupBy("shard").agg(
-        f.max(f.when(f.coalesce("rules", f.lit(1)) < 2, f.col("pull_offset"))).alias("_until"),
-        f.max("rules").alias("_last"),
-    )
-    known = records.join(f.broadcast(first), "shard", "left")
-    is_first = (f.coalesce("_last", f.lit(1)) < 2) | f.coalesce(
-        f.col("offset") < f.col("_until"), f.lit(False)
-    )
-    return known.withColumn("rules", f.when(is_first, 1).otherwise(2)).drop("_until", "_last")
 
 
 def _order() -> Column:
@@ -555,7 +540,6 @@ _EVENT = (
     "occurrence",
     "attempt",
     "lane",
-    "rules",
 )
 
 
@@ -789,23 +773,47 @@ def refused(decisions: DataFrame) -> DataFrame:
 
 
 def held(decisions: DataFrame) -> DataFrame:
-    """Table `decisions` -> the held records: each left its queue in the first step that wrote on as
-    far as its offset.
+    """Table `decisions` -> the held records: each left its queue in the first step after it was
+    held that wrote on as far as its offset.
 
     As `forwarded` from that step on, if it has the reason `held`; `waits` is true if there is no
     such step."""
     is_end = f.col("outcome") == WRITTEN_ON
+    # Records enter a queue in the order of their offsets, so that no earlier step wrote on as far;
+    # but one that was too large for its partition comes to the queue of the rejected topic later.
+    is_late = (f.col("destination") == REJECTED) & (f.col("reason") == Reason.TOO_LARGE.label)
+    end = f.struct("progress_offset", "decided_ms")
     from_end = (
         Window.partitionBy("shard", "destination")
         .orderBy(f.desc("source_offset"), is_end.desc())
         .rowsBetween(Window.unboundedPreceding, 0)
     )
-    written_ms = f.last(f.when(is_end, f.col("decided_ms")), ignorenulls=True).over(from_end)
-    queued = (
-        decisions.where(f.col("destination").isNotNull())
-        .withColumn("_written_ms", written_ms)
-        .where(~is_end)
+    rows = decisions.where(f.col("destination").isNotNull())
+    in_order = (
+        rows.withColumn("_end", f.min(f.when(is_end, end)).over(from_end))
+        .where(~is_end & ~f.coalesce(is_late, f.lit(False)))
+        .withColumn("_written_ms", f.col("_end.decided_ms"))
+        .drop("_end")
     )
+    late, ends = (
+        rows.where(~is_end & is_late).alias("late"),
+        rows.where(is_end & (f.col("destination") == REJECTED)).alias("ends"),
+    )
+    left = (
+        (f.col("late.shard") == f.col("ends.shard"))
+        & (f.col("late.source_offset") <= f.col("ends.source_offset"))
+        & (f.col("late.progress_offset") < f.col("ends.progress_offset"))
+    )
+    first = f.min(f.struct("ends.progress_offset", "ends.decided_ms")).alias("_end")
+    of_late = [f.col(f"late.{name}") for name in rows.columns]
+    out_of_order = (
+        late.join(ends, left, "left")
+        .groupBy(*of_late)
+        .agg(first)
+        .withColumn("_written_ms", f.col("_end.decided_ms"))
+        .drop("_end")
+    )
+    queued = in_order.unionByName(out_of_order)
     waits = f.col("_written_ms").isNull()
     goes_on = ~waits & (f.col("reason") == Reason.HELD.label)
     changed = {

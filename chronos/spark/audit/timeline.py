@@ -70,8 +70,6 @@ class Event(Struct, frozen=True, gc=False):
     attempt: int = 1
     lane: int | None = None
     """The partition whose lane the message entered, or left (`parked`, `left-lane`)."""
-    rules: int = 1
-    """The number of the rules that a delay record was staged by."""
 
 
 class PromisedDelivery(Struct, frozen=True, gc=False):
@@ -187,11 +185,7 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
 
 
 def _move(current: _Current, event: Event) -> None:
-    # By rules 1, a forwarded action that is older than its message, by the difference of two
-    # brokers' clocks, has the message's time.
-    acted_ms = (
-        max(event.timestamp_ms, current.accepted_ms) if event.rules == 1 else event.timestamp_ms
-    )
+    acted_ms = event.timestamp_ms
     is_next = current.place_ms <= max(acted_ms, event.cursor_due_ms + 1)
     if event.verb == FIRE_NOW and is_next and not current.is_untimed:
         return

@@ -36,8 +36,8 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
-from chronos.core.shard.progress import RULES
-from chronos.errors import CoordinatorFull, CoordinatorUnavailable
+from chronos.core.shard.codec import check_rules
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable, LogMismatch
 from chronos.ports import Clock, ClusterSnapshot, Coordinator, steady_ms
 from chronos.workers.replica.state import NOT_READABLE, Assignment, ReplicaState
 
@@ -293,16 +293,18 @@ class Membership:
 
     def step(self, now_ms: int) -> int:
         """1. Join again after a lost session, 2. report, 3. control; return when to be called
-        again. Raises NodeIdTaken."""
+        again. Raises NodeIdTaken, LogMismatch."""
         if self.full is not None and 0 <= now_ms - self._unavailable_ms < FULL_PAUSE_MS:
             return now_ms + STEP_MS
         try:
             snapshot = self._coordinator.look()
+            if snapshot.roles is not None:
+                check_rules(snapshot.roles.rules, "the record of the roles", LogMismatch)
             if snapshot.roles is None and not snapshot.confirmed:
                 self.controls = False
                 self.join()
             self._report(now_ms)
-            self.controls = self._coordinator.control(self._plan)
+            self.controls = self._coordinator.control(self._checked_plan)
         except CoordinatorUnavailable as error:
             if self._unavailable is None:
                 log.warning("coordinator unavailable", why=str(error))
@@ -313,6 +315,12 @@ class Membership:
                 log.info("coordinator available again")
             self._unavailable = None
         return now_ms + STEP_MS
+
+    def _checked_plan(self, state: ClusterState) -> Roles:
+        """Return the roles to be published. Raises LogMismatch instead of publishing over those of
+        a newer version."""
+        check_rules(state.roles.rules, "the record of the roles", LogMismatch)
+        return self._plan(state)
 
     def _report(self, now_ms: int) -> None:
         # While the coordinator cannot be used, only a report that went through shows that it can be
@@ -345,25 +353,22 @@ class Membership:
         threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:
-            return Assignment(kind="follower", epoch=0, confirmed=False, rules=1)
-        rules = min(snapshot.roles.rules, RULES)
+            return Assignment(kind="follower", epoch=0, confirmed=False)
         roles = snapshot.roles.shards.get(shard)
         if roles is None:
-            return Assignment(kind="follower", epoch=0, confirmed=snapshot.confirmed, rules=rules)
+            return Assignment(kind="follower", epoch=0, confirmed=snapshot.confirmed)
         if roles.master == self._node:
             return Assignment(
                 kind="master",
                 epoch=roles.epoch,
                 confirmed=snapshot.confirmed,
                 predecessor_active=self._predecessor_active(snapshot, shard, roles),
-                rules=rules,
             )
         is_holder = not roles.replicas or self._node in roles.replicas
         return Assignment(
             kind="follower" if is_holder else "none",
             epoch=roles.epoch,
             confirmed=snapshot.confirmed,
-            rules=rules,
         )
 
     def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, roles: ShardRoles) -> bool:

@@ -174,11 +174,6 @@ def target_refusal(topic: str, target: Target, rules: Rules) -> tuple[Reason, st
         return Reason.FORBIDDEN_TARGET, "targets.allow and targets.deny"
     if target.info is not None and not target.info.writable:
         return Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write"
-    if target.holds_progress:
-        return (
-            Reason.FORBIDDEN_TARGET,
-            f"{topic} is the progress topic of a Chronos, which a message in it would end",
-        )
     return None
 
 

@@ -155,27 +155,6 @@ class LetterTopics(Struct, kw_only=True):
         """Return those of the destinations that take no records."""
         return [topic for topic in map(self.of, destinations) if not topic.is_open(now_ms)]
 
-    def pausing(self, rejected_topic: str) -> list[str]:
-        """Return what cannot be done by rules 1 while the rejected topic or another partition takes
-        no records, for people."""
-        rejected = self.rejected.problem
-        forwards = next(
-            (home.problem for home in self.homes.values() if home.problem is not None), None
-        )
-        texts = []
-        if rejected is not None:
-            texts.append(
-                f"{rejected_topic} takes no records ({rejected}): nothing more is pulled until it "
-                "does, and cancels are not seen; what is pending is delivered"
-            )
-        if forwards is not None:
-            texts.append(
-                f"records cannot be forwarded to the partition of their id ({forwards}): nothing "
-                "more is pulled until they can, and cancels are not seen; what is pending is "
-                "delivered"
-            )
-        return texts
-
     def deferring(self, dead_letter_topic: str) -> list[str]:
         """Return what cannot be done while the dead-letter topic takes no records, for people."""
         if self.dead_letter.problem is None:

@@ -36,10 +36,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     pulled."""
     push: bool
     """False: no messages are selected."""
-    wait_for_transactions: bool = False
-    """True: a message is selected only once every record in the log when it was due is pulled,
-    however long a producer's open transaction holds it back. False: every record that was readable
-    then."""
 
 
 log = structlog.get_logger("chronos.shard")

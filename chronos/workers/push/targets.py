@@ -22,13 +22,12 @@ import structlog
 from msgspec import Struct, field
 
 from chronos.core.keys import STATE_KEY
-from chronos.core.message import Entry, Record
+from chronos.core.message import Entry
 from chronos.core.query import Filter, page
 from chronos.core.shard.codec import FRESH, unpack_state
-from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.step import Selection, StoreView
 from chronos.core.shard.wheel import Item
-from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, Retry
+from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import Log, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.push")
@@ -46,19 +45,6 @@ without a leader."""
 
 PING_TIMEOUT_S = 2.0
 """Time in which a broker must answer; otherwise the brokers count as unavailable."""
-
-FIRST_RECORD_WAITS = 10
-"""Most waits for the first record of a topic that may be a progress topic."""
-
-FIRST_RECORD_WAIT_S = 0.1
-"""Length of one of these waits."""
-
-PARTITIONS_LOOKED_INTO = 8
-"""Partitions of which one must hold a record: a Chronos writes to each partition of its progress
-topic within a minute."""
-
-FIRST_RECORD_BYTES = 1_000_000
-"""Bytes read to find it."""
 
 TOPICS_MAX = 10_000
 """Descriptions kept regardless of their age; one step names at most as many topics as it has
@@ -82,21 +68,13 @@ class Target(Struct, frozen=True, kw_only=True):
     missing_since_ms: int | None
     """Time of the first of the consecutive descriptions that did not find it; None if the last one
     found it."""
-    holds_progress: bool = False
-    """It is the progress topic of a Chronos, which a message in it would end."""
 
     @property
     def is_plain(self) -> bool:
         """True if the topic takes any message below its size limit: writable, not compacted, no
         partition closed."""
         info = self.info
-        return (
-            info is not None
-            and info.writable
-            and not info.compacted
-            and not info.closed
-            and not self.holds_progress
-        )
+        return info is not None and info.writable and not info.compacted and not info.closed
 
     @property
     def is_open(self) -> bool:
@@ -130,8 +108,6 @@ class Targets:
         self._log = log_port
         self._creates = creates
         self._targets: dict[str, Target] = {}
-        self._looked_into: dict[str, bool] = {}
-        """By topic id: whether the topic's first record is a progress record."""
 
     def describe(
         self, topics: Iterable[str], now_ms: int, *, age_ms_max: int = DESCRIBE_EVERY_MS
@@ -204,52 +180,7 @@ class Targets:
             info=info,
             described_ms=now_ms,
             missing_since_ms=None if info is not None else now_ms if since_ms is None else since_ms,
-            holds_progress=info is not None and info.stamped and self._holds_progress(topic, info),
         )
-
-    def _holds_progress(self, topic: str, info: TopicInfo) -> bool:
-        """Return whether the first record of the topic is a progress record; looks until there is
-        one, then never again.
-
-        Only topics with the broker's timestamps are asked for it, which are few: a progress topic
-        always has them."""
-        known = self._looked_into.get(info.id)
-        if known is not None:
-            return known
-        try:
-            record = self._first_record(topic, info.partitions)
-        except Retry as error:
-            # Chronos needs no permission to read its targets, and does not insist.
-            log.info("target topic not read", topic=topic, why=str(error))
-            self._looked_into[info.id] = False
-            return False
-        if record is None:
-            return False  # an empty topic may become a progress topic
-        try:
-            unpack_progress(record.value)
-            found = record.key is None and not record.headers
-        except LogMismatch:
-            found = False
-        self._looked_into[info.id] = found
-        return found
-
-    def _first_record(self, topic: str, partitions: int) -> Record | None:
-        """Return the first record of the first partition that has one; None if all are empty."""
-        for partition in range(min(partitions, PARTITIONS_LOOKED_INTO)):
-            ends = self._log.watermarks(topic, partition)
-            if ends.start == ends.stable:
-                continue
-            reader = self._log.reader(topic, partition, ends.start)
-            try:
-                for _ in range(FIRST_RECORD_WAITS):
-                    if records := reader.read(1, FIRST_RECORD_BYTES):
-                        return records[0]
-                    if reader.position >= ends.stable:
-                        break
-                    reader.wait(FIRST_RECORD_WAIT_S)
-            finally:
-                reader.close()
-        return None
 
 
 REFUSED_MAX = 3

@@ -5,18 +5,21 @@ It consumes a shard's two partitions. For each progress record it stages the del
 pull offset that the record names, except those listed as refused, and applies the outcomes and the
 cursor. It never runs ahead of the progress log (law 9)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import structlog
 from msgspec.structs import replace
 
-from chronos.core.message import SOURCE, Record
-from chronos.core.shard.progress import Progress, unpack_progress
+from chronos.core.message import Record
+from chronos.core.shard.progress import Progress, is_foreign, unpack_progress
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Staged
 from chronos.core.timefmt import format_time
 from chronos.errors import BatchUnreadable, LogMismatch
 from chronos.ports import Log, Reader, Store
+
+log = structlog.get_logger("chronos.shard")
 
 PROGRESS_RECORDS = 100
 """Progress records read at once."""
@@ -38,7 +41,7 @@ TAIL_READS_MAX = 10
 """Most reads of them, with a wait between two."""
 
 HEADERS_SHOWN = 10
-"""Headers of a foreign record that its error names."""
+"""Headers of another program's record that its log line names."""
 
 WAITS_MAX = 300
 """How often to wait for records of a batch that is read alone."""
@@ -71,7 +74,7 @@ class Follower:
         self._bounded = bounded
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
-        self._partition = shard.rules.shard
+        self._partition, self._shards = shard.rules.shard, shard.rules.shards
         self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
         self._is_patient = False
         """The reader of the progress partition is a patient one."""
@@ -113,8 +116,12 @@ class Follower:
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
         self.refused = []
         self.applying = bool(records)
+        foreign = [record for record in records if is_foreign(record)]
         for record in records:
-            self._apply(record)
+            if not is_foreign(record):
+                self._apply(record)
+        if foreign:
+            self._name(foreign)
         self.applying = False
         if not records and not self._records and self._delay is not None:
             # Reading ahead also moves the position past the transaction markers after the last
@@ -140,7 +147,8 @@ class Follower:
             is_whole = reader.position >= stable
         finally:
             reader.seek(position)
-        return unpack_progress(found[-1].value) if found and is_whole else None
+        own = [record for record in found if not is_foreign(record)]
+        return unpack_progress(own[-1].value, self._shards) if own and is_whole else None
 
     @property
     def waker(self) -> Callable[[], None] | None:
@@ -175,11 +183,30 @@ class Follower:
             self._is_patient = patient
             before.close()
 
+    def _name(self, foreign: Sequence[Record]) -> None:
+        """Log which records of other programs were stepped over: the first one, and how many."""
+        first = foreign[0]
+        headers = ", ".join(
+            f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
+        )
+        log.warning(
+            "records of another program stepped over: allow only Chronos to write to this topic",
+            partition=f"{self._progress_topic}/{self._partition}",
+            records=len(foreign),
+            offset=first.offset,
+            key=f"{first.key!r:.80}",
+            headers=headers or "none",
+            written=format_time(first.timestamp_ms),
+        )
+
     def _apply(self, record: Record) -> None:
         try:
-            progress = unpack_progress(record.value)
+            progress = unpack_progress(record.value, self._shards)
         except LogMismatch as error:
-            raise self._foreign(record, error) from error
+            raise LogMismatch(
+                f"{self._progress_topic}/{self._partition} has a record at offset {record.offset} "
+                f"that cannot be applied: {error}"
+            ) from error
         if progress.cluster != self._cluster:
             raise LogMismatch(
                 f"{self._progress_topic}/{self._partition} has a progress record of the cluster "
@@ -208,26 +235,6 @@ class Follower:
         shard.install(changes)
         self.refused += progress.refused
         self.last, self.written_ms = progress, record.timestamp_ms
-
-    def _foreign(self, record: Record, error: LogMismatch) -> LogMismatch:
-        """Return the error for a record that this version of Chronos cannot have written."""
-        place = f"{self._progress_topic}/{self._partition}"
-        if record.key is None and not record.headers:
-            return LogMismatch(
-                f"{place} has a record at offset {record.offset} that cannot be applied: {error}"
-            )
-        # Progress records of every version have neither a key nor headers.
-        headers = ", ".join(
-            f"{name}={content!r:.80}" for name, content in (record.headers or [])[:HEADERS_SHOWN]
-        )
-        return LogMismatch(
-            f"{place} has a foreign record at offset {record.offset}: key {record.key!r:.80}, "
-            f"headers {headers or 'none'}, written at {format_time(record.timestamp_ms)}. Chronos "
-            f"did not write it: another program produced to this topic (a {SOURCE} header names a "
-            "Chronos whose message had it as target). Allow only Chronos to write to it. The "
-            "record cannot be skipped: give Chronos new topics and a new data directory, and "
-            "schedule again what was pending"
-        )
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
         """Return the delay records from the applied pull offset to `pull_offset`, exclusive. Raises

@@ -37,28 +37,20 @@ class HeldQueues:
 
     # --- a step that pulled records
 
-    def admit(self, staged: Staged, now_ms: int) -> bool:
-        """Hold what cannot be written now; return whether the step can be committed. Raises
-        LogUnavailable.
-
-        A record that is too large to be forwarded is rejected.
-        """
+    def admit(self, staged: Staged, now_ms: int) -> None:
+        """Hold what cannot be written now; a record that is too large to be forwarded is rejected.
+        Raises LogUnavailable."""
         forwards = self._pusher.forwards
         if staged.forwards:
             homes = {partition for _, partition in staged.forwards}
             bounds = {home: self._letters.of(home).bound(now_ms) for home in homes}
             closed = self._closed(homes, now_ms)
-            if closed and staged.rules == 1:
-                return False
             too_large = forwards.too_large(staged.forwards, bounds, now_ms)
             if too_large:
                 staged.reject_forwards(too_large)
             staged.hold_forwards(closed)
         if staged.rejections and self._closed({REJECTED}, now_ms):
-            if staged.rules == 1:
-                return False
             staged.hold_rejections()
-        return True
 
     def _closed(self, destinations: Set[int], now_ms: int) -> Set[int]:
         """Return those of the destinations that take no records of this step: they take none, or
@@ -103,13 +95,13 @@ class HeldQueues:
                 continue
             bytes_max = min(self._limits.bytes, letter.bound(now_ms))
             prefix = queues.first(destination, self._limits.messages, bytes_max)
-            if self._stage(staged, prefix, now_ms):
-                self._last = destination
-                return True
+            self._stage(staged, prefix, now_ms)
+            self._last = destination
+            return True
         return False
 
-    def _stage(self, staged: Staged, prefix: Prefix, now_ms: int) -> bool:
-        """Stage the records of a queue; False if the first one cannot be written now."""
+    def _stage(self, staged: Staged, prefix: Prefix, now_ms: int) -> None:
+        """Stage the records of a queue."""
         destination = prefix.destination
         records = [(record_of(offset, held), held) for offset, held, _ in prefix.rows]
         if destination == REJECTED:
@@ -117,29 +109,12 @@ class HeldQueues:
                 (record, Rejection(Reason(held.reason), held.detail)) for record, held in records
             ]
             staged.written = [prefix]
-            return True
+            return
         forwards = [(record, destination) for record, _ in records]
         letter = self._letters.of(destination)
         too_large = self._pusher.forwards.too_large(
             forwards, {destination: letter.bound(now_ms)}, now_ms
         )
-        if too_large and self._closed({REJECTED}, now_ms):
-            # What comes before the first of them goes on.
-            count = next(
-                at for at, (record, _) in enumerate(forwards) if record.offset in too_large
-            )
-            if not count:
-                why = (
-                    f"{next(iter(too_large.values()))}, and {self._pusher.letters.rejected_topic} "
-                    "takes no records"
-                )
-                letter.refuse(now_ms, Refusal(why=why, passing=False))
-                return False
-            too_large, forwards, prefix = (
-                {},
-                forwards[:count],
-                replace(prefix, rows=prefix.rows[:count]),
-            )
         staged.forwards = [forward for forward in forwards if forward[0].offset not in too_large]
         staged.rejections = [
             (record, Rejection(Reason.TOO_LARGE, too_large[record.offset]))
@@ -147,7 +122,8 @@ class HeldQueues:
             if record.offset in too_large
         ]
         staged.written = [replace(prefix, too_large=tuple(too_large))]
-        return True
+        if too_large and self._closed({REJECTED}, now_ms):
+            staged.hold_rejections()
 
     # --- in between
 
@@ -155,13 +131,10 @@ class HeldQueues:
         """Return the destinations for which nothing is pulled until they take records; empty if
         they take some, and nothing is pulled until enough is written on; None if records are
         pulled."""
-        letters = self._letters
-        if self._shard.rules.number == 1:
-            return letters.closed((REJECTED, *letters.homes), now_ms) or None
         if not is_full(self._shard.state):
             return None
         destinations = self._shard.queues.states.keys()
-        closed = letters.closed(destinations, now_ms)
+        closed = self._letters.closed(destinations, now_ms)
         return closed if len(closed) == len(destinations) else []
 
     def next_look_ms(self, now_ms: int) -> int | None:
@@ -175,8 +148,6 @@ class HeldQueues:
 
     def degraded(self) -> list[str]:
         """Return which records wait, and why, for people."""
-        if self._shard.rules.number == 1:
-            return self._letters.pausing(self._pusher.letters.rejected_topic)
         shard, texts = self._shard, []
         for destination, queue in sorted(shard.queues.states.items()):
             why = self._letters.of(destination).problem or "they are written now"

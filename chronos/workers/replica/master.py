@@ -19,13 +19,14 @@ from chronos.core.shard.progress import (
     LANES_MAX,
     Decision,
     Progress,
+    is_foreign,
     pack_progress,
 )
 from chronos.core.shard.queues import unreadable_record
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
-from chronos.core.timefmt import MS_MAX, format_time
+from chronos.core.timefmt import MS_MAX
 from chronos.errors import (
     ApplyFailed,
     BatchUnreadable,
@@ -47,7 +48,6 @@ from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import Horizon
 from chronos.workers.replica.state import Assignment, WriterEpoch
-from chronos.workers.watch.log import HELD_BACK_MS
 
 log = structlog.get_logger("chronos.master")
 
@@ -69,10 +69,6 @@ SURE_MS = 30_000
 (`transactional.id.expiration.ms`, 7 days by default). After an abort a master goes on only if its
 last commit is younger, because the client does not tell whether it had to take a new producer id.
 A clock that is wrong or was set by more cannot show how old the last commit is."""
-
-TRANSACTION_POLL_MS = 100
-"""Time between two steps while due messages wait for a producer's open transaction; its end is
-noticed at once."""
 
 LINGERING_MAX = 50
 """Records pulled and messages delivered in a step from which on the next one follows at once: what
@@ -173,9 +169,6 @@ class Master:
         """This step did nothing, so that the next one has more."""
         self._clock_agrees = False
         self._reached_ms = 0
-        self._awaited: tuple[int, int] | None = None
-        """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is
-        not reached yet."""
         self._delivers_only = False
         """This step pulls nothing: the last one forwarded records, and messages are due by what was
         pulled before."""
@@ -195,23 +188,10 @@ class Master:
     def begin(self) -> None:
         """Commit the epoch record: every earlier master's commits now precede this master's in the
         log."""
-        self._shard.rules.number = self._shard.state.rules
-        self._adopt_rules()
         self._heartbeat()
 
-    def _adopt_rules(self) -> bool:
-        """Decide by the newest rules that all nodes know from now on, and never by older ones than
-        before; True if they are new."""
-        number, rules = self._context.assigned().rules, self._shard.rules
-        if number <= rules.number:
-            return False
-        log.info("rules adopted", shard=rules.shard, before=rules.number, now=number)
-        rules.number = number
-        self._look_ahead = LookAhead(self._shard)
-        return True
-
     def _horizon_ms(self, now_ms: int) -> int:
-        return 0 if self._shard.rules.number == 1 else self._horizon.at(self._shard.state, now_ms)
+        return self._horizon.at(self._shard.state, now_ms)
 
     def step(self, now_ms: int) -> int:
         """Do one step of at most one transaction; return when to be called again, in epoch ms."""
@@ -228,7 +208,7 @@ class Master:
         # A clock that went back would delay the heartbeat, and with it the check that reports the
         # clock.
         is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
-        if self._adopt_rules() or not self._clock_agrees or is_late:
+        if not self._clock_agrees or is_late:
             self._heartbeat()
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and nothing is asked.
@@ -251,8 +231,8 @@ class Master:
                 records, reached_ms = list(parsed.records), self._reached_ms
             staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
         self._check_pulled(staged, now_ms)
-        if (staged.forwards or staged.rejections) and not self._held.admit(staged, now_ms):
-            return now_ms
+        if staged.forwards or staged.rejections:
+            self._held.admit(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
         if not selection.items and not records and not staged.unreadable and not is_heartbeat:
@@ -347,13 +327,6 @@ class Master:
         texts = self._held.degraded() + self._letters.deferring(
             self._pusher.letters.dead_letter_topic
         )
-        if self._awaited is not None and self.due_ms is not None:
-            since_ms = self._awaited[0]
-            if max(since_ms + HELD_BACK_MS, self.due_ms) < self._clock.now_ms():
-                texts.append(
-                    "due messages have waited for a producer's open transaction since "
-                    f"{format_time(since_ms)} (delivery.open_transactions: wait)"
-                )
         return "; ".join(texts) or None
 
     def _pull(
@@ -398,10 +371,9 @@ class Master:
         reached_ms = self._reached_ms
         asks = to_end or (something_leaves and not search.separate)
         if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
-            asked_ms, end = self._end(now_ms)
-            records, reached = self._puller.batch_to(end, limits.messages, bytes_max)
+            records, reached = self._puller.batch_to(self._puller.end(), limits.messages, bytes_max)
             if reached:
-                reached_ms, self._awaited = asked_ms, None
+                reached_ms = now_ms
         elif (something_due or something_leaves) and search.separate and self._puller.waiting == 0:
             records = []
         else:
@@ -409,15 +381,6 @@ class Master:
         if not records:
             self._reached_ms = reached_ms
         return records, reached_ms
-
-    def _end(self, now_ms: int) -> tuple[int, int]:
-        """Return a time (epoch ms) and the end of the log after it: the last stable offset, or the
-        high watermark to wait for."""
-        if not self._limits.wait_for_transactions:
-            return now_ms, self._puller.end()
-        if self._awaited is None or now_ms < self._awaited[0]:
-            self._awaited = now_ms, self._puller.high_watermark()
-        return self._awaited
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
         ahead_ms = staged.watermark_ms - now_ms
@@ -628,7 +591,6 @@ class Master:
         reached."""
         self._clock_agrees = False
         self._reached_ms = 0
-        self._awaited = None
         self._stepped_ms = self._clock.stepped_ms()
 
     def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
@@ -646,8 +608,7 @@ class Master:
         """Law 3: no other master has committed since this one's last commit, and none had the time
         to. Raises ProducerLost."""
         for record in others:
-            # Progress records of every version have neither a key nor headers.
-            if record.key is None and not record.headers:
+            if not is_foreign(record):
                 raise ProducerLost(
                     f"another master committed a step at offset {record.offset} after the last one "
                     "of this master, whose step was aborted"
@@ -713,7 +674,7 @@ class Master:
 
     def _heartbeat(self) -> None:
         """Commit a progress record alone, with the cursor as it is: an epoch record, a heartbeat, a
-        test of the clocks, or the first record of new rules."""
+        test of the clocks."""
         nothing = self._shard.stage_nothing(self._horizon_ms(self._clock.now_ms()))
         none = nothing_selected(self._shard.state.cursor, complete=True)
         progress = self._progress(nothing, none)
@@ -760,8 +721,6 @@ class Master:
             wake_ms = min(wake_ms, *(topic.until_ms for topic in pausing))
             if all(topic.is_patient(now_ms) for topic in pausing):
                 return wake_ms
-        elif due_ms is not None and due_ms <= now_ms and self._awaited is not None:
-            due_ms = now_ms + TRANSACTION_POLL_MS
         return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
     @property

@@ -123,11 +123,6 @@ class Puller:
         """Return the last stable offset of the partition now."""
         return self._log.stable_end(self._topic, self._partition)
 
-    def high_watermark(self) -> int:
-        """Return the high watermark of the partition now: the end of what is in the log, readable
-        or not."""
-        return self._log.watermarks(self._topic, self._partition).high
-
     def batch_to(self, end: int, records_max: int, bytes_max: int) -> tuple[list[Record], bool]:
         """Return the next records, and True if they reach the offset `end`; waits a moment for
         records that are being fetched."""

@@ -1,5 +1,5 @@
 """Recovery: checks that the two logs still hold everything that a store has to replay, and computes
-the cost of it; checks what was rebuilt for ids of other shards.
+the cost of it.
 
 Keeps law 1: a store that is ahead of its logs, or older than their start, is an error with a name.
 """
@@ -8,14 +8,10 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.core.keys import ID_STATE, PLACED, PLACED_KEY, parse_generated_id
-from chronos.core.shard.codec import DELIVERED, PENDING, IdState, State, unpack_id_state
-from chronos.core.shard.order import partitions_of
-from chronos.core.shard.progress import RULES, Progress, unpack_progress
-from chronos.core.shard.rules import Rules
-from chronos.core.timefmt import format_time
+from chronos.core.shard.codec import State
+from chronos.core.shard.progress import Progress, is_foreign, unpack_progress
 from chronos.errors import LogMismatch, LogUnavailable
-from chronos.ports import RecordLog, Store, Watermarks
+from chronos.ports import RecordLog, Watermarks
 
 log = structlog.get_logger("chronos.shard")
 
@@ -27,17 +23,14 @@ LOG_MS = 1_000
 """How often a long replay logs its position."""
 
 
-FIRST_BYTES = 1_000_000
-"""Bytes read at once while the first progress record is looked for."""
+FIRST_RECORDS, FIRST_BYTES = 100, 1_000_000
+"""Records and bytes read at once while the first progress record is looked for."""
 
 WAITS_MAX = 50
 """How often to wait for that record."""
 
 WAIT_S = 0.1
 """How long to wait for it each time."""
-
-SCAN_ROWS, SCAN_BYTES = 1_000, 1_000_000
-"""Rows and bytes of one scan of id states: it bounds the memory."""
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -76,7 +69,6 @@ class Replay:
         """The end of the progress log when it was opened: a store that has applied everything
         before it was rebuilt."""
         self._logged_ms = 0
-        self._placed = False
 
     @property
     def needs_flush(self) -> bool:
@@ -90,24 +82,6 @@ class Replay:
             if self._logged_ms:
                 log.info("replaying", shard=shard, applied=state.applied, pull=state.pull_offset)
             self._logged_ms = now_ms
-
-    def check_places(self, store: Store, rules: Rules, position: int, now_ms: int) -> None:
-        """Check the places of ids once, when everything up to `end` is applied. Raises
-        LogMismatch."""
-        if not self._placed and position >= self.end:
-            check_places(store, rules, now_ms)
-            self._placed = True
-
-
-def check_rules(state: State, shard: int) -> None:
-    """Raise LogMismatch if the store's last step was decided by rules that this version does not
-    know: none of the records left to replay may name them."""
-    if state.rules > RULES:
-        raise LogMismatch(
-            f"the last step in the store of shard {shard} was decided by rules {state.rules}, and "
-            f"this version of Chronos knows rules up to {RULES}: a newer version wrote it. "
-            "Upgrade this node."
-        )
 
 
 def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:
@@ -131,6 +105,7 @@ def begun(
     state: State,
     log_port: RecordLog,
     shard: int,
+    shards: int,
     progress_topic: str,
     progress: Watermarks,
     delay: Watermarks,
@@ -140,24 +115,31 @@ def begun(
 
     Such a shard begins where its first progress record says: records that were deleted before
     Chronos first ran were never accepted. Before one is committed, it begins where the delay
-    partition does. Raises LogUnavailable."""
+    partition does. Raises LogUnavailable, LogMismatch."""
     if state.applied or progress.start or not delay.start:
         return state
-    first = _first(log_port, progress_topic, shard, progress) if progress.high else None
+    first = _first(log_port, progress_topic, shard, shards, progress) if progress.high else None
     return replace(state, pull_offset=delay.start if first is None else first.pull_offset)
 
 
-def _first(log_port: RecordLog, topic: str, shard: int, watermarks: Watermarks) -> Progress | None:
+def _first(
+    log_port: RecordLog, topic: str, shard: int, shards: int, watermarks: Watermarks
+) -> Progress | None:
     """Return the first progress record of a shard; None if no transaction was committed. Raises
-    LogUnavailable."""
+    LogUnavailable, LogMismatch."""
     reader = log_port.reader(topic, shard, watermarks.start)
+    waits = 0
     try:
-        for _ in range(WAITS_MAX):
-            if records := reader.read(1, FIRST_BYTES):
-                return unpack_progress(records[0].value)
+        while waits < WAITS_MAX:
+            records = reader.read(FIRST_RECORDS, FIRST_BYTES)
+            own = next((record for record in records if not is_foreign(record)), None)
+            if own is not None:
+                return unpack_progress(own.value, shards)
             if reader.position >= watermarks.stable:
                 return None
-            reader.wait(WAIT_S)
+            if not records:
+                reader.wait(WAIT_S)
+                waits += 1
     finally:
         reader.close()
     raise LogUnavailable(f"the first record of {topic}/{shard} cannot be read at the moment")
@@ -174,42 +156,3 @@ def check_positions(
     """Raise LogMismatch unless both logs hold everything after this state."""
     check_position(progress_topic, shard, state.applied, progress)
     check_position(delay_topic, shard, state.pull_offset, delay)
-
-
-def check_places(store: Store, rules: Rules, now_ms: int) -> None:
-    """Raise LogMismatch if a pending message, or one whose repetition is a conflict, has an id of
-    another shard.
-
-    A store that was found in order once stays so: its master accepts no such id. `now_ms` (epoch
-    ms): the machine's clock."""
-    (placed,) = store.get([PLACED_KEY])
-    if placed == PLACED:
-        return
-    start, stop = ID_STATE, bytes([ID_STATE[0] + 1])
-    while rules.shards > 1 and (rows := store.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
-        states = [(key[1:], unpack_id_state(data)) for key, data in rows]
-        from_ms = now_ms - rules.deduplication_ms
-        taken = [
-            (message_id, known)
-            for message_id, known in states
-            if known.state == PENDING or (known.state == DELIVERED and known.settled_ms > from_ms)
-        ]
-        homes = partitions_of([message_id for message_id, _ in taken], rules.shards)
-        for (message_id, known), home in zip(taken, homes, strict=True):
-            if home != rules.shard and parse_generated_id(message_id, rules.shards) is None:
-                raise LogMismatch(_displaced(message_id, known, rules, home))
-        start = rows[-1][0] + b"\0"
-    store.write([(PLACED_KEY, PLACED)], [])
-
-
-def _displaced(message_id: bytes, known: IdState, rules: Rules, home: int) -> str:
-    is_pending = known.state == PENDING
-    end = "is pending" if is_pending else f"was delivered at {format_time(known.settled_ms)}"
-    risk = "no cancel would find it" if is_pending else "its repetition would be delivered"
-    return (
-        f"the message {message_id!r:.80} {end} in shard {rules.shard}, but its id belongs to "
-        f"shard {home}: partitions were added to {rules.delay_topic}, or an older version "
-        f"accepted it there, and {risk}. After added partitions, give Chronos a second set of "
-        "topics and schedule again what is pending; otherwise start the older version again "
-        "until such messages are settled"
-    )

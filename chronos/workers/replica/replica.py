@@ -50,7 +50,6 @@ from chronos.workers.replica.recovery import (
     Replay,
     begun,
     check_positions,
-    check_rules,
 )
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter, Horizon
@@ -354,7 +353,13 @@ class Replica:
         self.shard = self._load()
         progress, delay = self._watermarks()
         self.shard.state = begun(
-            self.state, self._log, self.number, self._settings.progress_topic, progress, delay
+            self.state,
+            self._log,
+            self.number,
+            self._context.rules.shards,
+            self._settings.progress_topic,
+            progress,
+            delay,
         )
         if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
@@ -445,7 +450,6 @@ class Replica:
     def _keep_following(self, follower: Follower, now_ms: int) -> int:
         """Delete what is past its retention, and wait for more progress records: the follower has
         caught up."""
-        self._replay.check_places(self.store, self._context.rules, follower.position, now_ms)
         if follower.has_reached(self._replay.end):
             # Before, a read that finds nothing yet is the first one.
             follower.set_patient(True)
@@ -490,7 +494,6 @@ class Replica:
             self._restart()
             return now_ms + POLL_MS
         self._become(ReplicaState.TAKING_OVER)
-        self._replay.check_places(self.store, self._context.rules, follower.position, now_ms)
         if self._replay.needs_flush:
             self.store.flush()
         puller = Puller(
@@ -521,6 +524,7 @@ class Replica:
                 cluster=settings.cluster,
                 node=settings.node,
                 instance=settings.instance,
+                shards=self._context.rules.shards,
                 role_epoch=self.state.role_epoch + 1
                 if leadership.epoch is None
                 else leadership.epoch,
@@ -640,12 +644,11 @@ class Replica:
         LogMismatch."""
         (data,) = self.store.get([STATE_KEY])
         state = FRESH if data is None else unpack_state(data)
-        check_rules(state, self.number)
         return self._make_shard(state)
 
     def _make_shard(self, state: State) -> Shard:
         self.known = True
-        shard = Shard(rules=self._context.rules, state=state, view=self.store, keeps_cancelled=True)
+        shard = Shard(rules=self._context.rules, state=state, view=self.store)
         self._deleter = None
         if self._settings.delivered_ms is not None:
             self._deleter = Deleter(

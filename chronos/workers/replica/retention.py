@@ -35,7 +35,7 @@ from chronos.core.keys import (
 )
 from chronos.core.shard.codec import State, unpack_id_state
 from chronos.core.shard.order import is_forgotten
-from chronos.core.shard.progress import unpack_progress
+from chronos.core.shard.progress import is_foreign, unpack_progress
 from chronos.core.shard.shard import Shard
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
@@ -107,7 +107,9 @@ class Elsewhere:
         try:
             for _ in range(READS_MAX):
                 for record in reader.read(TAIL_OFFSETS, 1):
-                    progress = unpack_progress(record.value)
+                    if is_foreign(record):
+                        continue
+                    progress = unpack_progress(record.value, len(self._states()))
                     if progress.cursor_offset == OFFSET_MAX and not progress.held_forwards:
                         found_ms = progress.cursor_due_ms - UNPULLED_BEFORE_MS
                 if reader.position >= watermarks.stable:
@@ -172,10 +174,6 @@ class Horizon:
         """Return the horizon (epoch ms) for a step on this state. It never goes back."""
         if self._kept_ms is None:
             return state.horizon_ms
-        if state.rules == 1:
-            # The delete workers of rules 1, which looked at this shard only, may have removed as
-            # much.
-            return max(0, min(state.progress_ms, unpulled_ms(state)) - self._kept_ms)
         if not 0 <= now_ms - self._looked_ms < MINUTE_MS:
             self._look(state, now_ms)
         read_ms = min(state.progress_ms, unpulled_ms(state), self._arrived_ms)
@@ -232,10 +230,7 @@ class Deleter:
         state = self._shard.state
         now_ms = min(now_ms, state.progress_ms)
         self._drop_entries(now_ms - self._delivered_ms)
-        horizon_ms = state.horizon_ms
-        if state.rules == 1:
-            horizon_ms = min(now_ms, unpulled_ms(state)) - self.id_states_ms
-        more = self._drop_id_states(horizon_ms)
+        more = self._drop_id_states(state.horizon_ms)
         return now_ms if more else now_ms + DELETE_EVERY_MS
 
     def _drop_entries(self, before_ms: int) -> None:

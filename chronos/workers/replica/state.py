@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from chronos.core.shard.codec import State
 from chronos.core.shard.lanes import cursors
-from chronos.core.shard.progress import RULES, Decision, Progress, count_outcomes
+from chronos.core.shard.progress import Decision, Progress, count_outcomes
 from chronos.core.shard.queues import holds, written
 from chronos.core.shard.step import Selection, Staged
 from chronos.errors import Deposed, LogUnavailable, RoleStale
@@ -140,9 +140,6 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
     predecessor_active: bool = False
     """The previous master may still be finishing its step; do not fence it yet."""
-    rules: int = RULES
-    """The newest rules that all nodes know, at most RULES; a standalone node's own. It may grow
-    while a leadership lasts, and does not end it."""
 
     def continues(self, other: "Assignment | None") -> bool:
         """Return whether a leadership that began under `other` goes on.
@@ -166,6 +163,7 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
     cluster: str
     node: str
     instance: str
+    shards: int
     role_epoch: int
     log_epoch: int
 
@@ -190,6 +188,7 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             cluster=self.cluster,
             node=self.node,
             instance=self.instance,
+            shards=self.shards,
             cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1],
             pull_offset=staged.pull_offset,
@@ -200,7 +199,6 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
             details=tuple(texts),
-            rules=staged.rules,
             horizon_ms=staged.horizon_ms,
             held=held,
             written=written(staged.written),

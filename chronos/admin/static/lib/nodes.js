@@ -115,7 +115,7 @@ export function brokerTable() {
 export function nodeFacts(node) {
   return [
     ["Node", node.node], ["State", badge(node.ready ? "ready" : "not ready", node.ready ? "good" : "bad")], ["Cluster", node.cluster],
-    ["Log", node.log], ["Delay topic", node.delay_topic], ["Coordinator", node.coordinator], ["Version", `${node.version}, rules ${node.rules}`],
+    ["Log", node.log], ["Delay topic", node.delay_topic], ["Coordinator", node.coordinator], ["Version", node.version],
     ["Started", [time(node.started_at), " (", relative(node.started_at), ")"]], ["Free disk", bytes(node.disk_free_bytes)], ["Address", node.address], ["Instance", h("span", { class: "id" }, node.instance)],
   ];
 }

@@ -105,10 +105,6 @@ export function troubles() {
   add(NOT_READY, found.nodes[0].switched_off ?? [], "wait", false);
   add(LATE, (found.nodes[0].brokers ?? []).filter((broker) => broker.unavailable_until).map((broker) => `broker ${broker.broker} took ${duration(broker.latency_ms)}: messages without a key avoid it`), "wait", false);
   add(UNITLESS, byText(here, unitless), "wait", false);
-  if (found.rules_held_back_by.length) {
-    const newest = Math.max(...found.nodes.map((node) => node.rules));
-    add(NOT_READY, [`rules ${found.rules} are in use; rules ${newest} wait for ${found.rules_held_back_by.join(", ")}: upgrade them, or forget those that will not come back`], "wait", false);
-  }
   const rejected = growth("rejected");
   if (rejected?.grown) add(REJECTED, [`${plural(rejected.grown, "record was", "records were")} rejected in the last ${duration(Math.max(1000, rejected.ms))}`], "fail", false);
   const paired = new Map(made.map((trouble) => [trouble.text, trouble]));

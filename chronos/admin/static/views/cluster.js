@@ -68,7 +68,7 @@ function nodes() {
     update() {
       const found = service.nodes;
       const controller = found.controller === null ? "No node is controller" : `${found.controller} is controller (epoch ${found.controller_epoch})`;
-      note.textContent = `${controller}. Rules ${found.rules} are in use. Behind: progress records that the replicas of a node have not applied yet, all shards together.`;
+      note.textContent = `${controller}. Behind: progress records that the replicas of a node have not applied yet, all shards together.`;
       grid.update();
     },
   };

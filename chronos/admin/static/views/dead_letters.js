@@ -11,7 +11,6 @@ import { letterPath, positionOf, resolveLetters } from "../lib/letters.js";
 import { askPage, pager } from "../lib/pages.js";
 import { conditions, PERIOD } from "../lib/period.js";
 import { aboutReason, deadReasons, whyDead } from "../lib/reasons.js";
-import { savedFilters } from "../lib/saved.js";
 import { service, sum, topicReader } from "../lib/service.js";
 import { nowMs } from "../lib/state.js";
 import { table } from "../lib/table.js";
@@ -88,7 +87,6 @@ export function mount(root, { query }) {
     ]);
   replace(root,
     h("h1", null, "Dead letters"),
-    savedFilters("dead-letters", PATH),
     h("section", { class: "card", "aria-label": "Dead letters" },
       filterForm({
         path: PATH, query, label: "Filter the dead letters",

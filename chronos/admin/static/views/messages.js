@@ -7,7 +7,6 @@ import { filterForm } from "../lib/filters.js";
 import { bytes, duration, number, plural, relative, time, timeText } from "../lib/format.js";
 import { isStalePage } from "../lib/pages.js";
 import { navigate } from "../lib/router.js";
-import { savedFilters } from "../lib/saved.js";
 import { table } from "../lib/table.js";
 import { ACTS, actOnEach, confirm, overdueMs } from "./messages/acts.js";
 import { compose } from "./messages/compose.js";
@@ -54,7 +53,6 @@ export function mount(root, { query }) {
   replace(root, top,
     panel ? panel.element : null,
     tabs("State", PATH, STATES.map(([state, text]) => [text, { ...chosen(query), state }]), (asked) => (asked.state || "pending") === (query.get("state") || "pending")),
-    savedFilters("messages", PATH),
     filterForm({ path: PATH, query, fields: FIELDS, keep: ["state"], label: "Filter the messages" }),
     countPlace,
     h("section", { class: "card", "aria-label": "Messages" }, pending && bulk, rows.element, note, pager),

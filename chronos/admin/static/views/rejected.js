@@ -12,7 +12,6 @@ import { askPage, pager } from "../lib/pages.js";
 import { payload } from "../lib/payload.js";
 import { conditions, PERIOD } from "../lib/period.js";
 import { aboutReason, rejectedReasons, whyRejected } from "../lib/reasons.js";
-import { savedFilters } from "../lib/saved.js";
 import { service, sum, topicReader } from "../lib/service.js";
 import { table } from "../lib/table.js";
 
@@ -48,7 +47,6 @@ function mountList(root, { query }) {
   const reasons = given && !rejectedReasons.includes(given) ? [...rejectedReasons, given] : rejectedReasons;
   replace(root,
     h("h1", null, "Rejected records"),
-    savedFilters("rejected", PATH),
     h("section", { class: "card", "aria-label": "Rejected records" },
       filterForm({
         path: PATH, query, label: "Filter the rejected records",

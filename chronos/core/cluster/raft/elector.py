@@ -80,8 +80,6 @@ class Elector(Struct, kw_only=True):
     node: str
     peers: tuple[str, ...]
     """All nodes, this one included."""
-    preferred: tuple[str, ...] = ()
-    """Nodes to which another leader transfers the leadership."""
     timing: ElectionTiming = ElectionTiming()
 
     now_ms: int = 0
@@ -136,8 +134,6 @@ class Elector(Struct, kw_only=True):
     """Node -> time and content of its last report of its log end."""
     transferee: str | None = None
     transfer_until_ms: int = 0
-    preferred_ms: int = 0
-    """Time of the next check for a preferred leader."""
 
     def __post_init__(self) -> None:
         assert self.node in self.peers
@@ -213,7 +209,6 @@ class Elector(Struct, kw_only=True):
         self.votes = None
         self.next_beat_ms = self.kept_ms = self.beat_ms = self.now_ms
         self.beats, self.ends = {}, {}
-        self.preferred_ms = self.now_ms + self.timing.preferred_ms
         self.effects.append(BecameLeader(self.term))
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
@@ -274,8 +269,6 @@ class Elector(Struct, kw_only=True):
             due = [self.next_beat_ms, self.kept_ms + timing.election_ms + 1]
             if self.transferee is not None:
                 due.append(self.transfer_until_ms)
-            elif self._prefers_another():
-                due.append(self.preferred_ms)
         elif self.unsaved:
             return None
         else:
@@ -490,14 +483,12 @@ class Elector(Struct, kw_only=True):
     # --------------------------------------------------------------------------------------- leader
 
     def _lead(self) -> None:
-        """Step down, give a transfer up, transfer, send heartbeats: whichever is due."""
+        """Step down, give a transfer up, send heartbeats: whichever is due."""
         if self.now_ms - self.kept_ms > self.timing.election_ms:
             self._become_candidate(self.term)
             return
         if self.transferee is not None and self.now_ms >= self.transfer_until_ms:
             self._end_transfer(TransferResult.TIMEOUT)
-        if self.transferee is None and self._prefers_another() and self.now_ms >= self.preferred_ms:
-            self._transfer_to_preferred()
         if self.now_ms >= self.next_beat_ms:
             self._send_heartbeats()
 
@@ -544,21 +535,6 @@ class Elector(Struct, kw_only=True):
             self._become_candidate(self.term)
 
     # ------------------------------------------------------------------------------------- transfer
-
-    def _prefers_another(self) -> bool:
-        return bool(self.preferred) and self.node not in self.preferred
-
-    def _transfer_to_preferred(self) -> None:
-        """Transfer to the preferred node that is alive and the least behind."""
-        self.preferred_ms = self.now_ms + self.timing.preferred_ms
-        alive_ms = self.now_ms - 2 * self.timing.heartbeat_ms
-        lags = [
-            (self._lag(end), peer)
-            for peer, (at_ms, end) in self.ends.items()
-            if peer in self.preferred and at_ms >= alive_ms
-        ]
-        if lags and min(lags)[0] < self.timing.transfer_lag_max:
-            self._begin_transfer(min(lags)[1])
 
     def _lag(self, end: LogEnd) -> int:
         """How far a log end is behind this leader's; of an earlier epoch too far."""

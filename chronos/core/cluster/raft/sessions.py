@@ -3,8 +3,9 @@ roles and open requests.
 
 Members are in the memory of the leader only. Each reports to the leader it knows, several times in
 a session timeout; one that was not heard for that time is gone, and its incarnation never counts
-again. A new leader begins without members, and they come to it with their seats, so that their
-order stays the same. `Sessions` has no clock: time is an argument, in ms that never go back."""
+again. A new leader begins without members, and they come to it with their registration numbers, so
+that their order stays the same. `Sessions` has no clock: time is an argument, in ms that never go
+back."""
 
 from __future__ import annotations
 
@@ -81,19 +82,20 @@ class Sessions:
         self._ended: dict[str, None] = {}
         self._began_ms = 0
         self._ticked_ms = 0
-        self._seats = 0
+        self._registrations = 0
         self._previous = ""
         self._settled = False
 
     def begin(self, term: int, now_ms: int, previous: str) -> None:
         """This node leads from now on. `previous`: the leader before, which need not be waited for.
 
-        It may have led in this term before: revisions and seats go on, so that none is given twice.
+        It may have led in this term before: revisions and registration numbers go on, so that none
+        is given twice.
         """
         if self.revision[0] == term:
             self._changed()
         else:
-            self.revision, self._seats = (term, 0), 0
+            self.revision, self._registrations = (term, 0), 0
         self._sessions = {}
         self._began_ms = self._ticked_ms = now_ms
         self._previous, self._settled = previous, False
@@ -165,11 +167,11 @@ class Sessions:
         if known is not None and not same_directory(known.member, member):
             return known.member
         if known is None or known.incarnation != incarnation:
-            self._seats += 1
+            self._registrations += 1
             self._take(
                 VoterSession(
                     incarnation=incarnation,
-                    registration_number=(self.revision[0], self._seats),
+                    registration_number=(self.revision[0], self._registrations),
                     member=member,
                     heard_ms=now_ms,
                     since_ms=wall_ms,

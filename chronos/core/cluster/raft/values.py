@@ -31,8 +31,6 @@ class ElectionTiming(Struct, frozen=True, kw_only=True):
     taking_min_ms: int = 30
     taking_max_ms: int = 100
     """The same for a node that takes the leadership over in a transfer."""
-    preferred_ms: int = 1_000
-    """Time between two checks whether a preferred leader can take over."""
     transfer_lag_max: int = 1_000
     """The leadership is transferred only to a node whose log end is less than this behind."""
     transfer_wait_ms: int = 1_000
@@ -43,7 +41,6 @@ class ElectionTiming(Struct, frozen=True, kw_only=True):
         assert self.heartbeats_missed_max >= 1
         assert 0 < self.vote_min_ms <= self.vote_max_ms
         assert 0 < self.taking_min_ms <= self.taking_max_ms
-        assert self.preferred_ms > 0
         assert self.transfer_wait_ms > 0
 
     @property
