@@ -709,10 +709,7 @@ def doctor(
         typer.Option(
             "--tokens",
             metavar="FILE",
-            help=(
-                "Check only this file of tokens: what each may do, and how an older format "
-                "differs from the newest one."
-            ),
+            help="Check only this file of tokens: what each may do.",
         ),
     ] = None,
     output: Output = Format.text,

@@ -79,7 +79,6 @@ EXAMPLES = {
     "checkpoint": Example("/v1/checkpoints"),
     "topics": Example("/v1/topics"),
     "records": Example("/v1/topics/{target}/records"),
-    "filters": Example("/v1/filters"),
     "whoami": Example("/v1/whoami"),
     "audit": Example("/v1/audit"),
     "archive-audits": Example("/v1/archive-audits"),

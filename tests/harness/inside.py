@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from chronos.admin import Server
 from chronos.config import load
+from chronos.core.cluster.registry import Registry
 from chronos.node import Node
 from chronos.ports import Clock
 
@@ -59,6 +60,12 @@ class Inside:
         """For requests over TLS."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    @property
+    def registry(self) -> Registry:
+        """The registry that it serves."""
+        assert self.server._context is not None, "the server has not started"
+        return self.server._context.registry
 
     @property
     def port(self) -> int:

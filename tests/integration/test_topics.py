@@ -247,7 +247,7 @@ def test_partitions_added_at_run_time_end_the_service_and_a_rebuild_with_more_sh
     place.service = place.make(shards=2)
     place.service.launch()
     assert place.service.wait_exit() == MISMATCH_EXIT
-    text = "was written with 1 shards, and there are 2 now: partitions were added"
+    text = "names 1 as the number of shards, and it is 2 now: partitions were added"
     check_log(place.service, f"{place.topics.progress}/0", text, "a second set of topics")
     place.arrived(b"a", b"b")
 

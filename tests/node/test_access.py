@@ -49,16 +49,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     targets."""
     folder = tmp_path_factory.mktemp("access")
     path = limited_tokens_file(folder, TOKENS)
-    filters = {
-        "mine": "messages?target=mine",
-        "theirs": "messages?target=theirs",
-        "all": "rejected?since=2h",
-    }
     with Inside(
         folder,
         admin__tokens=path,
         admin__host="0.0.0.0",
-        admin__filters=json.dumps(filters),
         limits__max_past="0",
     ) as running:
         for target in ("mine", "theirs"):
@@ -232,7 +226,6 @@ FILTERED = {
     "dead_letters",
     "dead-letter-at",
     "dead-letter-counts",
-    "filters",
     "rejected",
     "rejected-counts",
     "replay",
@@ -310,7 +303,6 @@ def test_answers_leave_out_other_targets(service):
             selected = ask("/v1/dead-letters/discard", token, "POST", body)
             assert selected["matched"] == (letter["topic"] in expected), place
         assert {row["topic"] for row in ask("/v1/dead-letter-counts", token)["counts"]} == expected
-        assert {each["name"] for each in ask("/v1/filters", token)["filters"]} == expected | {"all"}
         assert {
             record["topic"] for record in ask("/v1/rejected?reason=no-time", token)["rejected"]
         } == expected

@@ -246,7 +246,7 @@ def registry(master: str, seen: list[str]) -> Iterator[str]:
     route = {
         "shard": 0,
         "permissions": ["read", "write"],
-        "master": {"node": "a", "address": master, "announced": True},
+        "master": {"node": "a", "address": master},
         "followers": [],
     }
 

@@ -45,7 +45,7 @@ PLANTED = {
     "oracle": Planted(oracle.simulate, ORACLE_FAULTS, 600),
     "participants": Planted(participant_cluster.simulate, PARTICIPANT_FAULTS, 1_000),
     "registries": Planted(registries.simulate, REGISTRY_FAULTS, 300),
-    "elections": Planted(elections.simulate, ELECTION_FAULTS, 300),
+    "elections": Planted(elections.simulate, ELECTION_FAULTS, 3_000),
     "registers": Planted(registers.simulate, REGISTER_FAULTS, 300),
 }
 

@@ -168,7 +168,7 @@ def test_a_record_of_another_number_of_shards_stops_the_replica_with_a_named_err
 ) -> None:
     with pytest.raises(
         LogMismatch,
-        match=f"with {SHARDS} shards, and there are {shards} now: partitions were added",
+        match=f"names {SHARDS} as the number of shards, and it is {shards} now: partitions were",
     ):
         unpack_progress(pack_progress(SMALL), shards)
 

@@ -723,7 +723,7 @@ def test_a_log_that_was_written_with_another_number_of_shards_is_a_named_error(
     case.lead()
     grown = Node(case, "c", assignment, shards=2)
     with pytest.raises(
-        LogMismatch, match="written with 1 shards, and there are 2 now: partitions were added"
+        LogMismatch, match="names 1 as the number of shards, and it is 2 now: partitions were added"
     ):
         grown.steps(STEPS_MAX)
     assert grown.replica.role != S.MASTER

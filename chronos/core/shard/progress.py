@@ -266,9 +266,9 @@ def unpack_progress(data: bytes | None, shards: int) -> Progress:
         ) from error
     if progress.shards != shards:
         raise LogMismatch(
-            f"a progress record was written with {progress.shards} shards, and there are {shards} "
-            "now: partitions were added to the topics of Chronos, so that ids belong to other "
-            "shards. Give Chronos a second set of topics, and schedule again what is pending"
+            f"a progress record names {progress.shards} as the number of shards, and it is "
+            f"{shards} now: partitions were added to the topics of Chronos, so that ids belong to "
+            "other shards. Give Chronos a second set of topics, and schedule again what is pending"
         )
     return progress
 

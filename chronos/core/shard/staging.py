@@ -319,7 +319,11 @@ class _Staging:
         if command.entry.order is not None:
             self._note_clock(record)
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
-        if id_state is None and command.verb is Verb.REPLAY:
+        if (
+            id_state is None
+            and command.verb is Verb.REPLAY
+            and message_id not in self.parsed.known  # which is forgotten: it was not delivered
+        ):
             id_state = self._id_state(message_id) or self._look_up_generated_ids(
                 frozenset({message_id})
             ).get(message_id)

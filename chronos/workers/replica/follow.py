@@ -5,7 +5,7 @@ It consumes a shard's two partitions. For each progress record it stages the del
 pull offset that the record names, except those listed as refused, and applies the outcomes and the
 cursor. It never runs ahead of the progress log (law 9)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -49,6 +49,22 @@ WAITS_MAX = 300
 WAIT_S = 0.1
 """How long to wait for delay records that a progress record names before the end of the partition
 is checked."""
+
+
+def log_foreign(topic: str, partition: int, first: Record, records: int) -> None:
+    """Log that records of another program were stepped over; `first`: the first of them."""
+    headers = ", ".join(
+        f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
+    )
+    log.warning(
+        "records of another program stepped over: allow only Chronos to write to this topic",
+        partition=f"{topic}/{partition}",
+        records=records,
+        offset=first.offset,
+        key=f"{first.key!r:.80}",
+        headers=headers or "none",
+        written=format_time(first.timestamp_ms),
+    )
 
 
 class Follower:
@@ -121,7 +137,7 @@ class Follower:
             if not is_foreign(record):
                 self._apply(record)
         if foreign:
-            self._name(foreign)
+            log_foreign(self._progress_topic, self._partition, foreign[0], len(foreign))
         self.applying = False
         if not records and not self._records and self._delay is not None:
             # Reading ahead also moves the position past the transaction markers after the last
@@ -182,22 +198,6 @@ class Follower:
             )
             self._is_patient = patient
             before.close()
-
-    def _name(self, foreign: Sequence[Record]) -> None:
-        """Log which records of other programs were stepped over: the first one, and how many."""
-        first = foreign[0]
-        headers = ", ".join(
-            f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
-        )
-        log.warning(
-            "records of another program stepped over: allow only Chronos to write to this topic",
-            partition=f"{self._progress_topic}/{self._partition}",
-            records=len(foreign),
-            offset=first.offset,
-            key=f"{first.key!r:.80}",
-            headers=headers or "none",
-            written=format_time(first.timestamp_ms),
-        )
 
     def _apply(self, record: Record) -> None:
         try:

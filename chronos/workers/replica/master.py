@@ -41,6 +41,7 @@ from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
+from chronos.workers.replica.follow import log_foreign
 from chronos.workers.replica.held import HeldQueues
 from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
@@ -607,12 +608,18 @@ class Master:
     def _check_successor(self, timestamp_ms: int, others: Iterable[Record]) -> None:
         """Law 3: no other master has committed since this one's last commit, and none had the time
         to. Raises ProducerLost."""
+        first, count = None, 0
         for record in others:
             if not is_foreign(record):
                 raise ProducerLost(
                     f"another master committed a step at offset {record.offset} after the last one "
                     "of this master, whose step was aborted"
                 )
+            first, count = first or record, count + 1
+        if first is not None:
+            log_foreign(
+                self._context.settings.progress_topic, self._shard.rules.shard, first, count
+            )
         since_ms = 0 if self._appended_ms is None else timestamp_ms - self._appended_ms
         if since_ms > TENURE_MS:
             raise ProducerLost(

@@ -20,7 +20,7 @@ export function identify() {
 
 async function ask() {
   const before = JSON.stringify(known?.actions);
-  // A node of a version without this call is asked again after a while, one that does not answer with the next look.
+  // A node that answers with an error is asked again after a while, one that does not answer with the next look.
   const found = await get("/v1/whoami").catch((error) => (error.status === undefined ? Promise.reject(error) : error));
   const isOther = askedFor !== token();
   const isSilent = found.status === 0;
