@@ -1,35 +1,17 @@
-"""Where the audit trail is kept: a file of JSON lines, or a topic of the log; and how it is read
-from its end."""
+"""The file of the audit trail: JSON lines, which are read from its end."""
 
-import heapq
 import os
-import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from chronos.adapters.machine import sync
-from chronos.core.message import Record
-from chronos.errors import BatchUnreadable, ConfigurationError, LogUnavailable, Retry
-from chronos.ports import Appender, Log, Reader
-
-WRITE_S = 5.0
-"""How long the log may take to acknowledge entries."""
+from chronos.errors import ConfigurationError, Retry
 
 BLOCK_BYTES = 65_536
 """Bytes of the file that are read at once."""
 
 LINE_BYTES_MAX = 4_000_000
 """Bytes of the longest line that is read: an entry has a tenth of it at most."""
-
-CHUNK_RECORDS = 500
-"""Records of the topic that are read at once: each reading backwards makes a consumer fetch
-anew."""
-
-CHUNK_BYTES = 4_000_000
-"""Bytes of one read of the topic; at least one record."""
-
-SILENCE_S = 5.0
-"""How long a read of the topic waits for the log."""
 
 
 class AuditFile:
@@ -90,26 +72,6 @@ class AuditFile:
             self._handle = None
 
 
-class AuditTopic:
-    """Writes entries as records of a topic, without keys. One thread at a time calls."""
-
-    def __init__(self, log: Appender, topic: str, *, owns_log: bool) -> None:
-        """`owns_log`: `close` closes the log too."""
-        self._log = log
-        self._topic = topic
-        self._owns_log = owns_log
-
-    def write(self, entries: Sequence[bytes]) -> None:
-        """Write one record for each entry, and return once they are durable. Raises Retry, and
-        NoSpace."""
-        self._log.append([(self._topic, None, entry, {}, -1) for entry in entries], WRITE_S)
-
-    def close(self) -> None:
-        """Close the log, if it is this topic's own."""
-        if self._owns_log:
-            self._log.close()
-
-
 class AuditFileTrail:
     """Reads the file from its end. Files that were renamed are not read."""
 
@@ -152,64 +114,3 @@ def _lines(handle: int, end: int) -> Iterator[tuple[bytes, int]]:
             rest = b""
     if rest:
         yield rest, 0
-
-
-class AuditTopicTrail:
-    """Reads the topic from its end, all of its partitions in the order of their times."""
-
-    def __init__(self, log: Log, topic: str) -> None:
-        self._log = log
-        self._topic = topic
-
-    def newest(self, behind: Sequence[int] | None) -> Generator[tuple[bytes, Sequence[int]]]:
-        """Yield the values of the records, the newest first. A position has the end of what is
-        still to be read, by partition."""
-        info = self._log.describe([self._topic])[self._topic]
-        if info is None:
-            raise LogUnavailable(f"the topic {self._topic} does not exist")
-        bounds = [self._log.watermarks(self._topic, each) for each in range(info.partitions)]
-        ends = [each.stable for each in bounds] if behind is None else list(behind)
-        if len(ends) != info.partitions:
-            raise LookupError(f"the topic {self._topic} has other partitions now")
-        streams = [
-            self._partition(partition, each.start, min(end, each.stable))
-            for partition, (each, end) in enumerate(zip(bounds, ends, strict=True))
-        ]
-        for partition, record in heapq.merge(*streams, key=lambda found: -found[1].timestamp_ms):
-            ends[partition] = record.offset
-            yield record.value or b"", tuple(ends)
-
-    def _partition(self, partition: int, start: int, end: int) -> Iterator[tuple[int, Record]]:
-        if start >= end:
-            return
-        reader = self._log.reader(self._topic, partition, max(start, end - CHUNK_RECORDS))
-        try:
-            while start < end:
-                first = max(start, end - CHUNK_RECORDS)
-                for record in reversed(self._chunk(reader, partition, first, end)):
-                    yield partition, record
-                end = first
-        finally:
-            reader.close()
-
-    def _chunk(self, reader: Reader, partition: int, first: int, end: int) -> list[Record]:
-        """Return the records from `first` up to `end`; steps over what cannot be read."""
-        if reader.position != first:
-            reader.seek(first)
-        found: list[Record] = []
-        silent_s = time.monotonic() + SILENCE_S
-        while reader.position < end:
-            try:
-                records = reader.read(end - reader.position, CHUNK_BYTES)
-            except BatchUnreadable as error:
-                _, last = self._log.batch_bounds(self._topic, partition, error.offset)
-                reader.seek(last + 1)
-                continue
-            found += (record for record in records if record.offset < end)
-            if records:
-                silent_s = time.monotonic() + SILENCE_S
-            elif reader.position < end and not reader.wait(0.1) and time.monotonic() >= silent_s:
-                raise LogUnavailable(
-                    f"no record of {self._topic}/{partition} came within {SILENCE_S:g} s"
-                )
-        return found

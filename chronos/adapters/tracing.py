@@ -5,7 +5,8 @@ Packages of the extra `otel` are imported when the spans are opened, not before.
 after the commit, from times that are known then, and put into a bounded queue; a thread of the SDK
 exports it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from chronos.core.message import ConditionalSchedule, Entry, Reason, entry_id
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.step import Parsed, Selection, Staged
+from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.tracing")
 
@@ -53,6 +55,18 @@ OBSERVED = {
 }
 """Outcomes that have a span, and the one it names; after any other the message is pending."""
 
+SAMPLER, ARGUMENT = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+"""Variables of OpenTelemetry's SDK that name the sampler and its argument."""
+
+SHARES: Mapping[str, float | None] = {
+    "parentbased_always_on": None,
+    "parentbased_always_off": None,
+    "parentbased_traceidratio": None,
+    "always_on": 1.0,
+    "always_off": 0.0,
+}
+"""Samplers without an argument that matters here -> the share of traces that they choose."""
+
 _RATIO_BITS = 64
 """Bits at the end of a trace id by which a share of the traces is chosen, as the sampler
 `traceidratio` of OpenTelemetry does."""
@@ -68,11 +82,9 @@ class Spans:
         delay_topic: str,
         node: str,
         version: str,
-        one_in: int,
-        follow_sampled: bool,
+        share: float | None = None,
     ) -> None:
-        """`one_in`: one in this many messages with a `traceparent` is chosen.
-        `follow_sampled`: those whose `traceparent` has the flag `sampled` instead."""
+        """`share`: of the traces whose messages are chosen, see `sampled_share`."""
         from opentelemetry.context import Context
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -98,8 +110,10 @@ class Spans:
         self._propagator = TraceContextTextMapPropagator()
         self._delay_topic = delay_topic
         # The digits of a number are in the order of the numbers; "g" is after all of them.
-        self._below = b"g" if one_in == 1 else b"%016x" % ((1 << _RATIO_BITS) // one_in)
-        self._follow_sampled = follow_sampled
+        self._below = (
+            b"g" if share is None or share >= 1 else b"%016x" % int(share * (1 << _RATIO_BITS))
+        )
+        self._follows_flag = share is None
         self._second = 0
         """The second in which spans were made last, of the commits' times."""
         self._left = SPANS_PER_SECOND
@@ -229,7 +243,7 @@ class Spans:
     def _sampled(self, entries: Sequence[Entry | None]) -> list[int]:
         """Return the indices of the messages that are sampled, by a `traceparent` that may be
         malformed. It is called with every message: bytes are compared, and nothing is parsed."""
-        if self._follow_sampled:
+        if self._follows_flag:
             return [
                 at
                 for at, entry in enumerate(entries)
@@ -286,11 +300,10 @@ def open_spans(
     delay_topic: str,
     node: str,
     version: str,
-    one_in: int,
-    follow_sampled: bool,
+    environ: Mapping[str, str],
 ) -> Spans:
     """Return the spans that are sent to an OTLP receiver over HTTP. Raises ModuleNotFoundError if
-    the extra `otel` is not installed.
+    the extra `otel` is not installed, and ConfigurationError.
 
     `endpoint`: the URL of its traces; None: that of the variables of OpenTelemetry."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -300,6 +313,25 @@ def open_spans(
         delay_topic=delay_topic,
         node=node,
         version=version,
-        one_in=one_in,
-        follow_sampled=follow_sampled,
+        share=sampled_share(environ),
+    )
+
+
+def sampled_share(environ: Mapping[str, str]) -> float | None:
+    """Return the share of the traces whose messages have spans, by OpenTelemetry's variables; None:
+    those whose `traceparent` has the flag `sampled`. Raises ConfigurationError.
+
+    Each message has the context of its producer as parent. So the samplers `parentbased_...`, of
+    which one is the default, follow the flag, and the others decide by the trace id alone."""
+    name, argument = environ.get(SAMPLER, "parentbased_always_on"), environ.get(ARGUMENT, "1.0")
+    if name in SHARES:
+        return SHARES[name]
+    with suppress(ValueError):
+        if name == "traceidratio" and 0 <= float(argument) <= 1:
+            return float(argument)
+    raise ConfigurationError(
+        [
+            f"{SAMPLER} is {name!r:.80} and {ARGUMENT} {argument!r:.80}: use one of "
+            f"{', '.join(SHARES)}, or traceidratio with an argument from 0 to 1"
+        ]
     )

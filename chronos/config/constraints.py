@@ -184,7 +184,6 @@ def _topics_differ(config: Config) -> Iterator[Conflict]:
     names = ("delay", "progress", "rejected", "dead_letter", "cluster")
     for path, topic in [
         *((f"topics.{name}", getattr(config.topics, name)) for name in names),
-        ("audit.topic", config.audit.topic),
     ]:
         # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that
         # only.
@@ -336,7 +335,7 @@ def _audit_is_complete(config: Config) -> Iterator[Conflict]:
             paths=("audit.required", "audit.to"),
             text=(
                 "is on, and audit.to is log, which does not tell whether a line is durable; use "
-                "audit.to: file, or topic"
+                "audit.to: file"
             ),
         )
 

@@ -101,13 +101,6 @@ class EmbeddedLogConfig(Section):
         least="1s",
         most="36500d",
     )
-    partitions: int = key(
-        1,
-        "Partitions of a target topic created on its first use. One partition keeps the whole "
-        "topic in order, and a single process gains little from more partitions.",
-        least=1,
-        most=1024,
-    )
 
 
 class LogConfig(Section):
@@ -401,33 +394,6 @@ class StoreConfig(Section):
         "Maximum time between two flushes of a shard. It bounds how much log a restart replays.",
         least="100ms",
         most="1h",
-    )
-    blob_bytes_min: Size = key(
-        "16KiB",
-        "Payloads of at least this size, in bytes, go to blob files, which compaction does not "
-        "rewrite. For smaller payloads a blob file costs more than rewriting.",
-        least=0,
-        most="1GiB",
-    )
-    wheel_horizon: Duration = key(
-        "10s",
-        "How far ahead due messages are read into memory, so that delivery "
-        "never waits for the disk.",
-        least="100ms",
-        most="1h",
-    )
-    wheel_messages: int = key(
-        100_000,
-        "Maximum number of messages in the time wheel of a shard; beyond it the store is scanned. "
-        "The default covers the horizon at 10,000 messages per second.",
-        least=2,
-        most=10_000_000,
-    )
-    wheel_bytes: Size = key(
-        "32MiB",
-        "Maximum number of bytes in the time wheel of a shard; beyond it the store is scanned.",
-        least="64KiB",
-        most="64GiB",
     )
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chronos.config.values import Addresses, Duration, Section, Text, Topic, Voters, key
+from chronos.config.values import Addresses, Duration, Section, Text, Voters, key
 
 
 class KafkaCoordinatorConfig(Section):
@@ -142,28 +142,21 @@ class AuditConfig(Section):
     """The audit trail: one entry for each request over HTTP that changes something, or that shows
     payloads."""
 
-    to: Literal["log", "file", "topic"] = key(
+    to: Literal["log", "file"] = key(
         "log",
         "Where the entries go. `log`: lines of the logger `chronos.audit`, for requests with a "
-        "token. `file`: JSON lines in `path`. `topic`: records of `topic`. A file and a topic "
-        "also have the requests to a service without tokens.",
+        "token. `file`: JSON lines in `path`, also of requests to a service without tokens.",
     )
     path: Text | None = key(
         None,
         "File that entries are appended to, each durable once it is written. A file that was "
         "renamed, as by logrotate, is followed by a new one. Required with `to: file`.",
     )
-    topic: Topic = key(
-        "chronos.audit",
-        "Topic that entries are written to with `to: topic`. It is created like the other topics "
-        "of Chronos, with one partition, and its records are kept for ever unless an operator "
-        "changes that.",
-    )
     required: bool = key(
         False,
         "Refuse requests that cannot be written down, with status 503: a first entry, the intent, "
-        "is durable before a request changes or shows anything. It needs `to: file` or `to: "
-        "topic`, and costs each request one write there. Off: entries that cannot be written are "
+        "is durable before a request changes or shows anything. It needs `to: "
+        "file`, and costs each request one write there. Off: entries that cannot be written are "
         "counted as lost.",
     )
 
@@ -182,18 +175,6 @@ class TracingConfig(Section):
         "URL that the spans are sent to, as OTLP over HTTP, for example "
         "`http://localhost:4318/v1/traces`; null: that of the variables of OpenTelemetry, such as "
         "`OTEL_EXPORTER_OTLP_ENDPOINT`, else that example.",
-    )
-    one_in: int = key(
-        100,
-        "One in this many messages with a `traceparent` has spans; 1: all of them. They are chosen "
-        "by the trace id, so that a message has both spans or none.",
-        least=1,
-        most=1_000_000_000,
-    )
-    follow_sampled: bool = key(
-        False,
-        "Choose the messages whose `traceparent` has the flag `sampled`, and no others; `one_in` "
-        "does not apply.",
     )
 
 

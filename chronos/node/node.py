@@ -4,6 +4,7 @@ in the reverse order.
 `Node.start` and `Node.stop` number the order. HTTP is not part of it: `cli` starts it last and
 stops it first."""
 
+import os
 import secrets
 import threading
 import time
@@ -32,7 +33,6 @@ from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBoots
 from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator, unreachable_ms
 from chronos.node.opening import (
     DataDirectory,
-    audit_topics,
     check_progress_fits,
     cluster_topic,
     identity,
@@ -224,11 +224,10 @@ class Node:
                     clock=self.clock,
                     brokers=str(config.log.kafka.bootstrap_servers),
                 )
-            topics, others = own_topics(config), [*audit_topics(config)]
-            if config.coordinator.kind == "kafka":
-                # A broker shows it only after all that was asked for before, which takes a minute
-                # for some thousand partitions: one request creates all.
-                others.append(cluster_topic(config))
+            # A broker shows it only after all that was asked for before, which takes a minute for
+            # some thousand partitions: one request creates all.
+            is_on_kafka = config.coordinator.kind == "kafka"
+            topics, others = own_topics(config), [cluster_topic(config)] if is_on_kafka else []
             infos = self.log.prepare([*topics, *others], create=config.topics.create)
             check_progress_fits(config, infos[config.topics.progress])
             self._topic_watch = TopicWatch(
@@ -288,8 +287,7 @@ class Node:
             delay_topic=self.config.topics.delay,
             node=self.config.node.id,
             version=__version__,
-            one_in=tracing.one_in,
-            follow_sampled=tracing.follow_sampled,
+            environ=os.environ,
         )
 
     def _make_copier(self) -> Copier:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronos.adapters.audit import AuditFile, AuditFileTrail, AuditTopic, AuditTopicTrail
+from chronos.adapters.audit import AuditFile, AuditFileTrail
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.machine import keep_private
 from chronos.adapters.rocksdb import BlockCache, RocksStore
@@ -258,7 +258,6 @@ def open_embedded(config: Config, directory: DataDirectory, clock: Clock) -> Emb
         clock=clock,
         progress_topic=config.topics.progress,
         retention_ms=config.log.embedded.retention,
-        partitions_default=config.log.embedded.partitions,
         disk_reserve_bytes=config.limits.disk_reserve,
     )
 
@@ -352,43 +351,23 @@ def own_topics(config: Config) -> list[TopicSpec]:
     ]
 
 
-def audit_topics(config: Config) -> list[TopicSpec]:
-    """Return the topic of the audit trail; nothing if it has none."""
-    if config.audit.to != "topic":
-        return []
-    return [
-        TopicSpec(
-            name=config.audit.topic,
-            partitions=1,
-            settings={**_durable(config), "retention.ms": "-1"},
-        )
-    ]
-
-
-def open_audit(config: Config, log: Log) -> AuditSink | None:
+def open_audit(config: Config) -> AuditSink | None:
     """Return where the audit trail is kept, by `audit.to`; None: in the log lines. Raises
-    ConfigurationError.
-
-    On Kafka it has a producer of its own: a topic that takes nothing then discards no messages.
-    """
+    ConfigurationError."""
     audit = config.audit
-    if audit.to == "file":
-        assert audit.path is not None
-        return AuditFile(audit.path)
     if audit.to == "log":
         return None
-    if config.log.kind == "kafka":
-        return AuditTopic(open_appender(config), audit.topic, owns_log=True)
-    return AuditTopic(log, audit.topic, owns_log=False)
+    assert audit.path is not None
+    return AuditFile(audit.path)
 
 
-def open_audit_trail(config: Config, log: Log) -> AuditTrail | None:
+def open_audit_trail(config: Config) -> AuditTrail | None:
     """Return what is kept of the audit trail; None: log lines, which are not read."""
     audit = config.audit
-    if audit.to == "file":
-        assert audit.path is not None
-        return AuditFileTrail(audit.path)
-    return AuditTopicTrail(log, audit.topic) if audit.to == "topic" else None
+    if audit.to == "log":
+        return None
+    assert audit.path is not None
+    return AuditFileTrail(audit.path)
 
 
 def cluster_topic(config: Config) -> TopicSpec:
@@ -458,7 +437,6 @@ def open_store(
         path,
         block_cache=settings.block_cache if cache is None else cache,
         memtable_bytes=settings.memtable,
-        blob_bytes_min=settings.blob_bytes_min,
         remedy=EMBEDDED_REMEDY if config.log.kind == "embedded" else None,
         opened=creates or path.exists(),
         check=None if mine is None else lambda store: check_identity(store, mine, path),

@@ -443,7 +443,7 @@ def make_shard(
     """Return the driver, not started yet. `assigned`, `restore`, `bounded`: see
     `workers.replica.master.ReplicaContext`."""
     config, clock = shared.config, shared.clock
-    topics, delivery, settings = config.topics, config.delivery, config.store
+    topics, delivery = config.topics, config.delivery
     rules = Rules(
         shard=number,
         shards=config.shards,
@@ -453,7 +453,6 @@ def make_shard(
             topics.rejected,
             topics.dead_letter,
             topics.cluster,
-            config.audit.topic,
         ),
         allow=config.targets.allow,
         deny=config.targets.deny,
@@ -498,9 +497,6 @@ def make_shard(
                 limits=Limits(
                     messages=delivery.batch_messages,
                     bytes=delivery.batch_bytes,
-                    wheel_messages=settings.wheel_messages,
-                    wheel_bytes=settings.wheel_bytes,
-                    wheel_horizon_ms=settings.wheel_horizon,
                     linger_ms=delivery.linger,
                     pull=config.workers.pull,
                     push=config.workers.push,

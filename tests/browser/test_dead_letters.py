@@ -55,7 +55,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "shards": 1,
         "workers.push": "off",
         "admin.tokens": tokens_file(folder, ROLES),
-        "audit.to": "topic",
+        "audit.to": "file",
+        "audit.path": folder / "audit.jsonl",
         "admin.archive_audits": audits(folder),
     }
     with Service(folder / "data", settings=settings) as running:

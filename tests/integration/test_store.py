@@ -83,7 +83,6 @@ def test_a_damaged_store_ends_the_node_with_a_remedy_that_works(
     flow: KafkaFlow, broker: Broker, tmp_path: Path, damage: str
 ) -> None:
     with served(flow, broker, tmp_path) as service:
-        service.settings["store.wheel_horizon"] = "1s"
         service.start()
         flow.write(4_000, now_ms() + 3_000, now_ms() + 9_000)
         flow.flush()

@@ -323,30 +323,6 @@ def test_a_file_that_was_renamed_is_followed_by_a_new_one(tmp_path):
         AuditFile(str(tmp_path / "none" / "audit"))
 
 
-def test_the_trail_may_be_a_topic(tmp_path):
-    """One record for each entry; no message is delivered to the topic, which would make entries of
-    a stranger."""
-    with Inside(
-        tmp_path, audit__to="topic", audit__topic="who.did.what", audit__required="on"
-    ) as service:
-        assert service.ask("POST", "/v1/messages", message("a")).status == 202
-        assert (
-            service.ask("POST", "/v1/messages", message("b", target="who.did.what")).status == 422
-        )
-
-        def found() -> list[dict[str, Any]]:
-            records = service.ask("GET", "/v1/topics/who.did.what/records").json()["records"]
-            return [json.loads(record["value"]) for record in records]
-
-        wait_until(lambda: len([each for each in found() if each["verb"] == "schedule"]) == 4)
-        assert [(each["phase"], each["ids"]) for each in found() if each["verb"] == "schedule"] == [
-            ("intent", ["a"]),
-            ("outcome", ["a"]),
-            ("intent", ["b"]),
-            ("outcome", ["b"]),
-        ]
-
-
 def page(service: Inside, **query: object) -> dict[str, Any]:
     """One page of the trail, as the operator sees it."""
     answer = service.ask("GET", f"/v1/audit?{urlencode(query)}", token="operator")
@@ -354,32 +330,27 @@ def page(service: Inside, **query: object) -> dict[str, Any]:
     return dict(answer.json())
 
 
-@pytest.mark.parametrize("kept_in", ["file", "topic"])
 def test_the_trail_is_read_newest_first_page_by_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_in: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By sender, action, id, phase and time; reading it makes no entry, and a line of something
     else is left out."""
     monkeypatch.setattr("chronos.adapters.audit.BLOCK_BYTES", 100)
-    monkeypatch.setattr("chronos.adapters.audit.CHUNK_RECORDS", 3)
     path = tmp_path / "audit.jsonl"
-    settings: dict[str, object] = {"audit__to": kept_in, "audit__required": "on"}
-    settings |= {"audit__path": path} if kept_in == "file" else {}
+    settings: dict[str, object] = {"audit__to": "file", "audit__required": "on"}
+    settings["audit__path"] = path
     with Inside(tmp_path, admin__tokens=tokens(tmp_path), **settings) as service:
         assert page(service)["entries"] == []
         for number in range(5):
             body = message(f"id-{number}")
             assert service.ask("POST", "/v1/messages", body, token="writer").status == 202
-        if kept_in == "file":
-            with path.open("a") as file:
-                file.write("no JSON\n\n")
-        else:
-            service.node.log.append([("chronos.audit", None, b"no JSON", {}, -1)], 10.0)
+        with path.open("a") as file:
+            file.write("no JSON\n\n")
         assert service.ask("DELETE", "/v1/messages/id-1", token="reader").status == 403
         assert service.ask("DELETE", "/v1/messages/id-1", token="writer").status == 200
         wait_until(lambda: len(page(service, phase="outcome")["entries"]) == 7)
         whole = page(service)
-        assert (whole["kept_in"], whole["after"], whole["read"]) == (kept_in, None, 14)
+        assert (whole["after"], whole["read"]) == (None, 14)
         assert [each["verb"] for each in whole["entries"]][:2] == ["cancel", "cancel"]
         assert whole["entries"] == sorted(whole["entries"], key=lambda e: e["time"], reverse=True)
         found: list[dict[str, Any]] = []
@@ -406,13 +377,12 @@ def test_the_trail_is_read_newest_first_page_by_page(
         key = page(service, limit=1)["after"]
         other = service.ask("GET", f"/v1/audit?after={key}&action=cancel", token="operator")
         assert (other.status, other.problem) == (400, "begin-again")
-        if kept_in == "file":
-            path.rename(tmp_path / "old")
-            path.touch()
-            changed = service.ask("GET", f"/v1/audit?after={key}", token="operator")
-            assert (changed.status, changed.problem) == (400, "begin-again")
-            path.unlink()
-            assert service.ask("GET", "/v1/audit", token="operator").status == 503
+        path.rename(tmp_path / "old")
+        path.touch()
+        changed = service.ask("GET", f"/v1/audit?after={key}", token="operator")
+        assert (changed.status, changed.problem) == (400, "begin-again")
+        path.unlink()
+        assert service.ask("GET", "/v1/audit", token="operator").status == 503
 
 
 def test_audits_of_the_archive_are_read_from_their_folder(tmp_path: Path) -> None:
@@ -506,10 +476,6 @@ def test_log_lines_are_not_read(tmp_path: Path) -> None:
     [
         (["audit.to=file"], "--set: audit.path: is missing, and audit.to is file"),
         (["audit.required=on"], "--set: audit.required: is on, and audit.to is log"),
-        (
-            ["audit.to=topic", "audit.topic=chronos.delay"],
-            "--set: audit.topic: chronos.delay is the topic of topics.delay too",
-        ),
     ],
 )
 def test_settings_of_the_trail_that_do_not_go_together_are_named(settings, text):

@@ -16,10 +16,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
-from chronos.adapters.tracing import SPANS_PER_SECOND, Spans
+from chronos.adapters.tracing import SPANS_PER_SECOND, Spans, sampled_share
 from chronos.core.message import Entry, Reason, Record
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.step import Parsed, Selection, Staged
+from chronos.errors import ConfigurationError
 from tests.harness.service import Service
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -42,15 +43,14 @@ def message(headers: dict[str, bytes | None] | list[tuple[str, bytes | None]]) -
 class Traced:
     """Spans in memory."""
 
-    def __init__(self, *, one_in: int = 1, follow_sampled: bool = False) -> None:
+    def __init__(self, share: float | None = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
         self.spans = Spans(
             SimpleSpanProcessor(self.exporter),
             delay_topic="chronos.delay",
             node="n",
             version="1",
-            one_in=one_in,
-            follow_sampled=follow_sampled,
+            share=share,
         )
 
     def of(self, entry: Entry, outcome: Outcome = Outcome.DELIVERED, reason: int = 0):
@@ -135,8 +135,8 @@ def test_a_message_without_a_valid_traceparent_has_no_span(headers):
 def test_a_share_is_chosen_by_the_trace_id_and_has_both_spans():
     low = f"00-{'1' * 16}{'0' * 15}1-{PARENT}-00".encode()
     high = f"00-{'1' * 16}{'f' * 16}-{PARENT}-00".encode()
-    assert len(Traced(one_in=100).of(message({"traceparent": low}))) == 2
-    assert Traced(one_in=100).of(message({"traceparent": high})) == ()
+    assert len(Traced(0.01).of(message({"traceparent": low}))) == 2
+    assert Traced(0.01).of(message({"traceparent": high})) == ()
     assert len(Traced().of(message([("a", b""), ("a", b""), ("traceparent", high)]))) == 2
 
 
@@ -169,10 +169,28 @@ def test_what_fails_in_the_spans_does_not_fail_the_step():
 
 
 def test_the_sampled_flag_decides_where_it_is_followed():
-    followed = Traced(one_in=10**9, follow_sampled=True)
+    followed = Traced(None)
     assert len(followed.of(message({"traceparent": TRACEPARENT}))) == 2
     unsampled = TRACEPARENT[:-1] + b"0"
-    assert Traced(one_in=1, follow_sampled=True).of(message({"traceparent": unsampled})) == ()
+    assert Traced(None).of(message({"traceparent": unsampled})) == ()
+
+
+def test_the_variables_of_opentelemetry_choose_the_messages():
+    for name, argument, share in (
+        (None, None, None),
+        ("parentbased_traceidratio", "0.5", None),
+        ("always_on", None, 1.0),
+        ("always_off", None, 0.0),
+        ("traceidratio", None, 1.0),
+        ("traceidratio", "0.25", 0.25),
+    ):
+        given = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument}
+        environ = {key: value for key, value in given.items() if value is not None}
+        assert sampled_share(environ) == share, environ
+    assert Traced(0.0).of(message({"traceparent": TRACEPARENT})) == ()
+    for name, argument in (("jaeger_remote", "1"), ("traceidratio", "2"), ("traceidratio", "all")):
+        with pytest.raises(ConfigurationError, match=f"OTEL_TRACES_SAMPLER is '{name}'"):
+            sampled_share({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument})
 
 
 def test_a_dead_letter_is_an_error_with_its_reason():
@@ -241,7 +259,6 @@ def test_a_service_sends_two_linked_spans_and_leaves_the_header_as_it_is(tmp_pat
     settings = {
         "tracing.enabled": "true",
         "tracing.endpoint": receiver.url,
-        "tracing.one_in": "1",
     }
     with Service(tmp_path / "data", settings=settings) as service:
         service.start()
@@ -279,7 +296,6 @@ def test_a_receiver_that_does_not_answer_delays_no_message_and_no_stop(tmp_path,
     settings = {
         "tracing.enabled": "true",
         "tracing.endpoint": receiver.url,
-        "tracing.one_in": "1",
     }
     with Service(tmp_path / "data", settings=settings) as service:
         service.start()
@@ -307,7 +323,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ModuleNotFoundError) as missing:
-        open_spans(None, delay_topic="d", node="n", version="1", one_in=1, follow_sampled=False)
+        open_spans(None, delay_topic="d", node="n", version="1", environ={})
     with pytest.raises(SystemExit):
         cli._explain(missing.value)
     assert "pip install 'kafka-chronos[otel]'" in capsys.readouterr().err

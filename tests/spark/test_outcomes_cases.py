@@ -108,6 +108,25 @@ def refused() -> list[JudgedShard]:
         .hold(3, 1)
         .write_on(3, 1),
         JudgedShard(
+            "too large when it was written on, and behind younger ones in the queue it went to",
+            {
+                A: ("rejected", "too-large"),
+                B: ("pending", "too-large"),
+                (2, 1): ("rejected", "conflict"),
+            },
+        )
+        .send(0, DUE, **mine)
+        .hold(0, 1)
+        .send(1, DUE, **mine)
+        .hold(1, 1)
+        .send(2, DUE, **mine)
+        .hold(2, -1, "conflict")
+        .write_on(2, -1)
+        .decide("written-on", 1, T, in_step=3, destination=1)
+        .decide("refused", 0, T, in_step=3, reason="too-large", destination=-1)
+        .decide("refused", 1, T, in_step=3, reason="too-large", destination=-1)
+        .decide("written-on", 0, T, in_step=4, destination=-1),
+        JudgedShard(
             "not to be understood, and still held",
             {A: ("rejected", "bad-value"), B: ("pending", "no-time")},
         )

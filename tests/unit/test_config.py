@@ -263,8 +263,8 @@ WRONG_VALUES = {
         'logging.level: "INFO" is not one of debug, info, warning, error; did you mean info?'
     ),
     "store.flush_every=2h": "store.flush_every: 2h is not within 100ms to 1h",
-    "store.wheel_messages=1": "store.wheel_messages: 1 is not within 2 to 10000000",
-    "store.blob_bytes_min=2GiB": "store.blob_bytes_min: 2GiB is not within 0 to 1GiB",
+    "delivery.batch_messages=0": "delivery.batch_messages: 0 is not within 1 to 100000",
+    "store.memtable=8GiB": "store.memtable: 8GiB is not within 64KiB to 4GiB",
     "retention.deduplication=0s": "retention.deduplication: 0ms is not within 1ms to 3650d",
     "retention.delivered=0ms": "retention.delivered: 0ms is not within 1ms to 3650d",
     "admin.advertised=node-1:7700": (

@@ -117,7 +117,7 @@ class Copier:
     ) -> None:
         """`scratch`: a folder for copies under way, on the disk of the stores so that files are
         hard links; its content is deleted. `remembered_ms`: for the digest,
-        `workers.delete.id_states_kept_ms`. `open_store`: opens a copy."""
+        `retention.id_states_kept_ms`. `open_store`: opens a copy."""
         self.open_store = open_store
         self.node = node
         self._scratch = scratch

@@ -7,7 +7,7 @@ was written.
 
 Exactly once rests on three things: a fixed `transactional.id` per shard and a writer that never
 guesses (`writer`), and `read_committed` readers (`reader`). Client settings with their reasons are
-in `settings`."""
+in `connection`."""
 
 import math
 import threading

@@ -71,13 +71,13 @@ class AuditReads:
         """Entries of the trail, the newest first."""
         query: AuditQuery = call.query
         context = self._context
-        trail = open_audit_trail(context.node.config, context.node.log)
+        trail = open_audit_trail(context.node.config)
         if trail is None:
             raise ProblemError(
                 501,
                 "no-trail",
                 "audit.to is log: the trail is in the log lines of `chronos.audit` of each node",
-                hint="set audit.to to file or to topic to read it here",
+                hint="set audit.to to file to read it here",
             )
         period = _period(query)
         behind = None if query.after is UNSET else context.cursors.open(call, query, query.after)
@@ -86,7 +86,6 @@ class AuditReads:
         except LookupError:
             raise begin_again() from None
         return 200, AuditPage(
-            kept_in="file" if context.node.config.audit.to == "file" else "topic",
             entries=found,
             after=None if position is None else context.cursors.seal(call, query, position),
             read=read,

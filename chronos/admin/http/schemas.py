@@ -2221,17 +2221,9 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditPage(Struct, kw_only=True):
-    """Entries of the audit trail, the newest first."""
+    """Entries of the audit trail, the newest first: of the requests to the node asked, as far as
+    its file has them. Those of a file that was renamed are not read."""
 
-    kept_in: Annotated[
-        Literal["file", "topic"],
-        Meta(
-            description=(
-                "`file`: the requests to the node asked, as far as its file has them; those of a "
-                "file that was renamed are not read. `topic`: the requests to all nodes."
-            )
-        ),
-    ]
     entries: list[AuditEntry]
     after: Annotated[
         str | None,

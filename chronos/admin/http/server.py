@@ -218,7 +218,7 @@ class Server:
             issuer=issuer,
         )
         trail = Trail(
-            open_audit(config, self._node.log),
+            open_audit(config),
             node=config.node.id,
             required=config.audit.required,
             now_ms=self._node.clock.now_ms,

@@ -14,7 +14,7 @@ are copies. No locks: one thread owns a registry.
 
 After RocketMQ: each time the whole registration, at once when it changes, else every
 interval. A registry that does not answer is asked again after a pause. No registry waits for
-another one. `core.cluster.registry` is the other side."""
+another one."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

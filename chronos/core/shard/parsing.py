@@ -1,8 +1,6 @@
 """The parser: makes a command of one record of the delay topic, from its headers, its key and its
 value. It never raises.
 
-Part of `parsing`.
-
 A master checks what depends on its settings, on the zone data and on the cron library; replay
 repeats none of it (law 9).
 

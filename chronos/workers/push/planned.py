@@ -23,12 +23,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Most records pulled, and most messages selected."""
     bytes: int
     """Most bytes pulled, and most bytes selected."""
-    wheel_messages: int
-    """Messages in the wheel above which it is shrunk."""
-    wheel_bytes: int
+    wheel_messages: int = 100_000
+    """Messages in the wheel above which it is shrunk: the horizon at 10,000 messages a second."""
+    wheel_bytes: int = 32 << 20
     """Bytes in the wheel above which it is shrunk."""
-    wheel_horizon_ms: int
-    """How far ahead an idle master reads messages into the wheel."""
+    wheel_horizon_ms: int = 10_000
+    """How far ahead an idle master reads messages into the wheel, so that no delivery waits for the
+    disk."""
     linger_ms: int
     """Least time between two transactions of a master that has caught up."""
     pull: bool

@@ -450,7 +450,7 @@ class Master:
         if not self._is_blind or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled
-        # (`workers.delete`).
+        # (`retention`).
         last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
         return replace(selection, cursor=last)
 

@@ -87,7 +87,7 @@ export function mount(root, { query }) {
     if (found === null) return;
     // An entry may be in the trail twice.
     list.update([...new Map(found.entries.map((entry) => [key(entry), entry])).values()]);
-    replace(note, found.kept_in === "topic" ? "Requests to all nodes, from the topic of audit.topic." : "Requests to the node asked, as far back as the current file of audit.path goes. With audit.to: topic every node shows the requests to all.");
+    replace(note, "Requests to the node asked, as far back as the current file of audit.path goes.");
     pager(pages, { path: PATH, query, found, count: found.entries.length, what: "entries", next: { since: asked.since, until: asked.until } });
   }
 
@@ -131,8 +131,8 @@ function object(verb, id) {
 function howToKeep() {
   return [
     h("h2", null, "The trail is in the log lines of the nodes"),
-    h("p", null, "This service writes the audit trail as log lines of ", h("code", null, "chronos.audit"), ", which cannot be read here. To see it here, keep it in a topic, which has the requests to all nodes, and restart the nodes:"),
-    h("pre", { class: "payload", tabindex: "0" }, "audit:\n  to: topic"),
+    h("p", null, "This service writes the audit trail as log lines of ", h("code", null, "chronos.audit"), ", which cannot be read here. To see it here, keep it in a file, and restart the nodes:"),
+    h("pre", { class: "payload", tabindex: "0" }, "audit:\n  to: file\n  path: /var/log/chronos/audit.log"),
   ];
 }
 
