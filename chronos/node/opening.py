@@ -119,12 +119,12 @@ class DataDirectory:
             self._lock_file = None
 
     def ended_reading(self, shard: int, offset: int) -> bool:
-        """Return whether what ended the last process that read a shard may be in the topic, and
-        ends this one if it reads on in the same way.
+        """Return whether a record of the topic may have ended the last process that read a shard,
+        so that this one must read in another way.
 
-        It ended without an orderly stop, and either began at the same offset or followed such an
-        end too; and it may have been for want of memory. Both at once count whatever the cause was.
-        """
+        That process ended without an orderly stop. Its end counts if it had begun at the same
+        offset, or followed such an end itself, and the machine may have been short of memory; and
+        if it had done both, whatever the memory was."""
         before = self._read_before(shard)
         if not before:
             return False

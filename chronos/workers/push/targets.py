@@ -253,8 +253,8 @@ class SetAside(Struct, kw_only=True):
     since_ms: int = 0
     """Time of the first of them (epoch ms)."""
     refuses_all: bool = False
-    """It has refused so many, for so long, and one more just now, that the next attempt is shared
-    by all that are due."""
+    """The next attempt is shared by all due messages of the target: it refused PROVEN_AT messages,
+    each alone, for as long as the retries of one message take, and one more after that."""
     final: bool = False
     """The last attempt was the only one of its messages: they are dead-lettered."""
     why: str = ""

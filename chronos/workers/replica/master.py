@@ -113,8 +113,8 @@ class ReplicaContext(Struct, frozen=True, kw_only=True):
     bounded: bool = False
     """Read the delay partition in bounded memory, see `ports.ReaderMode`."""
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """Returns a time (epoch ms) that no record lies before that other shards may still forward to
-    this one."""
+    """Returns the horizon of the other shards (epoch ms): every record that they still forward to
+    this one has a first timestamp at or after it."""
     tracing: Tracing | None = None
     """Observes the committed steps; None: tracing is off."""
 

@@ -56,7 +56,8 @@ class Puller:
         self._unreadable_at: int | None = None
         """Position at which the next batch could not be read."""
         self._held_up_at: int | None = None
-        """Position at which the reader did not reach an end that exists; None: it always did."""
+        """Position at which the reader last did not reach the end of the partition; None: it always
+        did."""
 
     @property
     def waiting(self) -> int:
