@@ -736,7 +736,7 @@ def test_a_log_that_was_written_with_another_number_of_shards_is_a_named_error(
 def test_records_of_another_program_in_the_progress_log_are_stepped_over_and_named(
     case: SharedShard,
 ) -> None:
-    """They have a key or headers. One line for each batch of them."""
+    """They have a key or headers. One line names the first of them, and one a minute the next."""
     follower(case)
     case.commit()
     case.schedule(2)

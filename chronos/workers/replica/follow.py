@@ -40,6 +40,9 @@ aborted transactions."""
 TAIL_READS_MAX = 10
 """Most reads of them, with a wait between two."""
 
+NAMED_EVERY_MS = 60_000
+"""Least time between two log lines about records of other programs, by their own timestamps."""
+
 HEADERS_SHOWN = 10
 """Headers of another program's record that its log line names."""
 
@@ -51,20 +54,33 @@ WAIT_S = 0.1
 is checked."""
 
 
-def log_foreign(topic: str, partition: int, first: Record, records: int) -> None:
-    """Log that records of another program were stepped over; `first`: the first of them."""
-    headers = ", ".join(
-        f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
-    )
-    log.warning(
-        "records of another program stepped over: allow only Chronos to write to this topic",
-        partition=f"{topic}/{partition}",
-        records=records,
-        offset=first.offset,
-        key=f"{first.key!r:.80}",
-        headers=headers or "none",
-        written=format_time(first.timestamp_ms),
-    )
+class ForeignRecords:
+    """The records of other programs in one progress partition, which are stepped over."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._place = f"{topic}/{partition}"
+        self._named_ms: int | None = None
+        self._records = 0
+
+    def stepped_over(self, first: Record, records: int) -> None:
+        """Name the first of them in the log, at most once in NAMED_EVERY_MS, with the number since
+        then."""
+        self._records += records
+        if self._named_ms is not None and first.timestamp_ms < self._named_ms + NAMED_EVERY_MS:
+            return
+        headers = ", ".join(
+            f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
+        )
+        log.warning(
+            "records of another program stepped over: allow only Chronos to write to this topic",
+            partition=self._place,
+            records=self._records,
+            offset=first.offset,
+            key=f"{first.key!r:.80}",
+            headers=headers or "none",
+            written=format_time(first.timestamp_ms),
+        )
+        self._named_ms, self._records = first.timestamp_ms, 0
 
 
 class Follower:
@@ -90,6 +106,7 @@ class Follower:
         self._bounded = bounded
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
+        self._foreign = ForeignRecords(progress_topic, shard.rules.shard)
         self._partition, self._shards = shard.rules.shard, shard.rules.shards
         self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
         self._is_patient = False
@@ -137,7 +154,7 @@ class Follower:
             if not is_foreign(record):
                 self._apply(record)
         if foreign:
-            log_foreign(self._progress_topic, self._partition, foreign[0], len(foreign))
+            self._foreign.stepped_over(foreign[0], len(foreign))
         self.applying = False
         if not records and not self._records and self._delay is not None:
             # Reading ahead also moves the position past the transaction markers after the last

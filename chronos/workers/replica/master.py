@@ -41,7 +41,7 @@ from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
-from chronos.workers.replica.follow import log_foreign
+from chronos.workers.replica.follow import ForeignRecords
 from chronos.workers.replica.held import HeldQueues
 from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
@@ -155,6 +155,7 @@ class Master:
         self._poison_search = poison_search
         self._letters = letters
         self._held = HeldQueues(shard, letters, pusher, limits)
+        self._foreign = ForeignRecords(context.settings.progress_topic, shard.rules.shard)
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
@@ -617,9 +618,7 @@ class Master:
                 )
             first, count = first or record, count + 1
         if first is not None:
-            log_foreign(
-                self._context.settings.progress_topic, self._shard.rules.shard, first, count
-            )
+            self._foreign.stepped_over(first, count)
         since_ms = 0 if self._appended_ms is None else timestamp_ms - self._appended_ms
         if since_ms > TENURE_MS:
             raise ProducerLost(
