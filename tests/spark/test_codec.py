@@ -375,7 +375,7 @@ def test_progress_records_of_newer_rules_or_of_other_shards_are_refused(
     newer = data[:1] + bytes([RULES + 1]) + data[2:]
     with pytest.raises(LogMismatch, match=f"written by rules {RULES + 1}"):
         list(unpack(SHARDS)(iter([steps_batch(newer)])))
-    with pytest.raises(LogMismatch, match=f"written with {SHARDS} shards"):
+    with pytest.raises(LogMismatch, match=f"names {SHARDS} as the number of shards"):
         list(unpack(SHARDS + 1)(iter([steps_batch(data)])))
 
 
