@@ -26,6 +26,17 @@ from tests.harness.waiting import NotInTime, is_in_time
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
+TRY_AGAIN_S = 30.0
+"""How long a request is sent again that a node cannot answer yet."""
+
+NOT_APPLIED = "urn:chronos:problem:not-applied"
+"""The type of that answer."""
+
+
+def is_unapplied(status: int, answer: Any) -> bool:
+    """Return whether a node answered that it has not applied its log."""
+    return status == 503 and isinstance(answer, dict) and answer["type"] == NOT_APPLIED
+
 
 class ServiceError(Exception):
     """The service failed, or gave another answer; the text ends with its log."""
@@ -234,9 +245,13 @@ class Service:
             return error.code, _decoded(error.read(), error.headers.get_content_type())
 
     def get(self, path: str, **parameters: object) -> Any:
-        """A GET that must succeed."""
+        """A GET that must succeed; asked again, as its hint says, while the node has not applied
+        its log."""
         query = "?" + urllib.parse.urlencode(parameters) if parameters else ""
+        until_s = time.monotonic() + TRY_AGAIN_S
         status, answer = self.ask("GET", path + query)
+        while is_unapplied(status, answer) and time.monotonic() < until_s:
+            status, answer = self.ask("GET", path + query)
         if status >= 300:
             raise ServiceError(f"GET {path} answered {status}: {answer}\n{self.tail()}")
         return answer
