@@ -475,6 +475,8 @@ class Model:
                     or intent.id not in self.stored_ids
                 )
             )
+            if intent.verb == "replay" and intent.id in self.forgotten:
+                fresh = False  # its entry does not tell how it ended
             if intent.verb == "replay" and (holder is not None or fresh):
                 assert known is not None
                 taken_by = self.settled[known[1:3]] if holder is None else holder
