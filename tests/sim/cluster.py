@@ -59,7 +59,6 @@ class Cluster:
         self.leave_dice = random.Random(f"leaving {seed}")
         self.duplicate_dice = random.Random(f"doubles {seed}")
         self.trim_dice = random.Random(f"trimming {seed}")
-        self.transaction_dice = random.Random(f"transactions {seed}")
         self.sleep_dice = random.Random(f"sleeping {seed}")
         self.bulk_dice = random.Random(f"bulk {seed}")
         self.letter_dice = random.Random(f"letters {seed}")

@@ -218,7 +218,7 @@ def held_by(
     is neither among `records` nor too large among `prefixes`."""
     if not progress.held:
         return []
-    reasons, by_offset = dict(progress.refused), {record.offset: record for record in records}
+    reasons, by_offset = {**progress.rejections()}, {record.offset: record for record in records}
     for prefix in prefixes:
         for offset, held, _ in prefix.rows:
             if offset in prefix.too_large:

@@ -149,12 +149,12 @@ class Follower:
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
         self.refused = []
         self.applying = bool(records)
-        foreign = [record for record in records if is_foreign(record)]
-        for record in records:
-            if not is_foreign(record):
-                self._apply(record)
-        if foreign:
-            self._foreign.stepped_over(foreign[0], len(foreign))
+        own = [record for record in records if not is_foreign(record)]
+        for record in own:
+            self._apply(record)
+        if len(own) < len(records):
+            first = next(filter(is_foreign, records))
+            self._foreign.stepped_over(first, len(records) - len(own))
         self.applying = False
         if not records and not self._records and self._delay is not None:
             # Reading ahead also moves the position past the transaction markers after the last
