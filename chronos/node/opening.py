@@ -22,6 +22,7 @@ from chronos.config import Config
 from chronos.core.keys import IDENTITY_KEY
 from chronos.core.shard.codec import Identity, pack_identity, unpack_identity
 from chronos.core.shard.progress import progress_bytes_max
+from chronos.core.size import STEP_MESSAGES
 from chronos.errors import ConfigurationError, LogMismatch, Stop, StoreInUse
 from chronos.ports import Appender, AuditSink, AuditTrail, Clock, Log, Store, TopicInfo, TopicSpec
 
@@ -230,8 +231,14 @@ HEADROOM_BYTES = 256 * 1024
 receipt."""
 
 PROGRESS_BYTES = 4 * 1024 * 1024
-"""Largest progress record that the progress topic accepts, unless `delivery.batch_messages` needs a
-larger one."""
+"""Largest record of the progress topic: that of a step is a tenth of it at most."""
+
+MEMTABLE_BYTES = 32 * 1024 * 1024
+"""Most memory of a shard for rows that are not on disk yet. Messages that are delivered while they
+are still in it cause no disk write."""
+
+MEMTABLES_BYTES = 1024 * 1024 * 1024
+"""The same for all shards of a node together."""
 
 CLUSTER_BYTES = 4 * 1024 * 1024
 """Largest record that the cluster topic accepts: the report of a node with some thousands of
@@ -328,7 +335,6 @@ def own_topics(config: Config) -> list[TopicSpec]:
         "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES),
     }
     shards = config.shards
-    progress_bytes = max(PROGRESS_BYTES, progress_bytes_max(config.delivery.batch_messages))
     return [
         TopicSpec(
             name=topics.delay,
@@ -344,7 +350,7 @@ def own_topics(config: Config) -> list[TopicSpec]:
             name=topics.progress,
             partitions=shards,
             per_shard=True,
-            settings={**kept, "max.message.bytes": str(progress_bytes)},
+            settings={**kept, "max.message.bytes": str(PROGRESS_BYTES)},
         ),
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
         TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
@@ -352,22 +358,16 @@ def own_topics(config: Config) -> list[TopicSpec]:
 
 
 def open_audit(config: Config) -> AuditSink | None:
-    """Return where the audit trail is kept, by `audit.to`; None: in the log lines. Raises
+    """Return the file of the audit trail; None: its entries are log lines. Raises
     ConfigurationError."""
-    audit = config.audit
-    if audit.to == "log":
-        return None
-    assert audit.path is not None
-    return AuditFile(audit.path)
+    path = config.audit.path
+    return None if path is None else AuditFile(path)
 
 
 def open_audit_trail(config: Config) -> AuditTrail | None:
-    """Return what is kept of the audit trail; None: log lines, which are not read."""
-    audit = config.audit
-    if audit.to == "log":
-        return None
-    assert audit.path is not None
-    return AuditFileTrail(audit.path)
+    """Return the reader of that file; None: log lines are not read."""
+    path = config.audit.path
+    return None if path is None else AuditFileTrail(path)
 
 
 def cluster_topic(config: Config) -> TopicSpec:
@@ -402,19 +402,15 @@ def _durable(config: Config) -> dict[str, str]:
 def check_progress_fits(config: Config, progress: TopicInfo) -> None:
     """Raise ConfigurationError if the progress topic refuses the largest progress record of one
     step: no retry would help."""
-    name, messages = config.topics.progress, config.delivery.batch_messages
-    needed = progress_bytes_max(messages)
+    name = config.topics.progress
+    needed = progress_bytes_max(STEP_MESSAGES)
     if progress.bytes_max >= needed:
         return
-    fitting = (progress.bytes_max - progress_bytes_max(0)) // (
-        progress_bytes_max(1) - progress_bytes_max(0)
-    )
     raise ConfigurationError(
         [
             f"{name} has max.message.bytes={progress.bytes_max}, Chronos needs {needed} for the "
-            f"progress record of {messages} messages: kafka-configs --alter --topic {name} "
-            f"--add-config max.message.bytes={needed}, or set delivery.batch_messages to at most "
-            f"{max(fitting, 1)}"
+            f"progress record of one step: kafka-configs --alter --topic {name} --add-config "
+            f"max.message.bytes={needed}"
         ]
     )
 
@@ -436,7 +432,7 @@ def open_store(
     return RocksStore(
         path,
         block_cache=settings.block_cache if cache is None else cache,
-        memtable_bytes=settings.memtable,
+        memtable_bytes=min(MEMTABLE_BYTES, MEMTABLES_BYTES // config.shards),
         remedy=EMBEDDED_REMEDY if config.log.kind == "embedded" else None,
         opened=creates or path.exists(),
         check=None if mine is None else lambda store: check_identity(store, mine, path),

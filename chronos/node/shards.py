@@ -27,6 +27,7 @@ from chronos.core.selector import Selector
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.shard.shard import Shard
+from chronos.core.size import STEP_MESSAGES, step_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.core.values import shards_text
 from chronos.errors import ChronosError
@@ -495,8 +496,8 @@ def make_shard(
             rules=rules,
             settings=ReplicaSettings(
                 limits=Limits(
-                    messages=delivery.batch_messages,
-                    bytes=delivery.batch_bytes,
+                    messages=STEP_MESSAGES,
+                    bytes=step_bytes(topics.message_bytes_max),
                     linger_ms=delivery.linger,
                     pull=config.workers.pull,
                     push=config.workers.push,

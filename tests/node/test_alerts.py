@@ -289,7 +289,7 @@ def test_an_audit_trail_that_cannot_be_written_fires_at_once(
     """And for five minutes after entries were lost."""
     folder = tmp_path / "trail"
     folder.mkdir()
-    settings = {"audit__to": "file", "audit__path": folder / "audit.jsonl"}
+    settings = {"audit__path": folder / "audit.jsonl"}
     with Inside(tmp_path, **settings) as service:
         prometheus = of_inside(service)
         failing = lambda: value(service, "chronos_audit_failing")  # noqa: E731
