@@ -16,7 +16,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from chronos.adapters.machine import ShiftedClock
 from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
@@ -24,6 +23,7 @@ from chronos.node.shards import ShardDriver
 from chronos.workers.replica import master
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
+from tests.harness.clock import ShiftedClock
 from tests.harness.inside import Inside
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service

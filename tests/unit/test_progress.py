@@ -34,7 +34,7 @@ from chronos.core.shard.progress import (
 from chronos.core.size import STEP_MESSAGES, batch_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
-from chronos.node.opening import own_topics
+from chronos.node.topics import own_topics
 
 SHARDS = 4
 HEAD = VERSION + bytes([RULES])

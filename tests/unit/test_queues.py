@@ -22,8 +22,8 @@ from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Progress, unpack_progress
 from chronos.core.size import STEP_MESSAGES
 from chronos.errors import ChronosError, TransactionAborted
-from chronos.node.opening import own_topics
 from chronos.node.shards import ShardDriver, Shared, make_shard
+from chronos.node.topics import own_topics
 from chronos.ports import Outgoing, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
 from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms

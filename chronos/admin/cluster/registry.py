@@ -68,7 +68,7 @@ from chronos.core.cluster.registry import (
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.core.timefmt import format_time
-from chronos.node.runtime_settings import RegistryConfiguration
+from chronos.node.registry_values import RegistryConfiguration
 from chronos.workers.replica.state import NOT_READABLE, ReplicaState
 
 log = structlog.get_logger("chronos.registry")
