@@ -26,7 +26,6 @@ from chronos.admin.http import openapi
 from chronos.admin.http.routes import table
 from chronos.admin.http.schemas import (
     BASE64_ID_PATTERN,
-    DURATION_PATTERN,
     HEADER_NAME_PATTERN,
     INSTANT_PATTERN,
     PATTERN_TEXTS,
@@ -39,6 +38,7 @@ from chronos.admin.messages.listing import merge
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
+from chronos.core.timefmt import DURATION_PATTERN
 from chronos.node import Node
 from tests.harness.service import Service
 
@@ -247,7 +247,7 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         (
             {"delay": "soon"},
             "delay",
-            ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"),
+            ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S"),
         ),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
