@@ -200,6 +200,31 @@ def test_every_path_is_served(page: Path) -> None:
     assert wrong == []
 
 
+def test_the_short_references_have_every_call_with_its_role_and_every_verb() -> None:
+    """The tables of docs/reference/http.md and cli.md, against the routes and the commands."""
+    calls = {
+        cells[0].strip("`"): cells[1].strip("`")
+        for cells in rows(DOCS / "reference/http.md", "## Calls")
+        if cells[0] != "call"
+    }
+    assert calls == {f"{route.method} {route.path}": route.role for route in table(None)}
+    named = {
+        cells[0].strip("`").removeprefix("chronos ")
+        for cells in rows(DOCS / "reference/cli.md", "## Verbs")[1:]
+    }
+    assert named == {*runnable("", verbs())}
+    assert {"send", "dead-letters list", "registry config set", "archive"} <= named
+
+
+def runnable(above: str, commands: dict[str, click.Command]) -> Iterator[str]:
+    """The full names of the commands that do something without a verb behind them."""
+    for name, command in commands.items():
+        below: dict[str, click.Command] = getattr(command, "commands", {})
+        if not below or getattr(command, "invoke_without_command", False):
+            yield above + name
+        yield from runnable(f"{above}{name} ", below)
+
+
 @on_every_page
 def test_every_metric_exists(page: Path) -> None:
     """Metrics have the names of /metrics."""
