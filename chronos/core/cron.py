@@ -11,8 +11,8 @@ Which days match depends only on the length of a month and on the weekday of its
 expression is known never to fire from at most 28 months, and one that does fire has a time within
 YEARS_MAX.
 
-The zone data is the machine's, so only a master computes with it; replicas execute what it recorded
-(law 9)."""
+The zone data are those of the package `tzdata` that is installed (`chronos.zones`), so only a
+master computes with them; replicas execute what it recorded (law 9)."""
 
 from bisect import bisect_left
 from calendar import monthrange
@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from chronos.core.timefmt import MS_MAX
+from chronos.zones import zone_of
 
 TIMES_CACHED_MAX = 10_000
 """Results that are remembered: series with one expression are usually due at the same time."""
@@ -42,17 +43,6 @@ _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _MONTH_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-
-
-def zone_of(name: str) -> ZoneInfo:
-    """Return the time zone; UTC if the name is empty. Raises ValueError, with a text for users, if
-    it is not known here."""
-    try:
-        return ZoneInfo(name or "UTC")
-    except (KeyError, ValueError, OSError):
-        raise ValueError(
-            f"{name[:80]!r} is not a time zone; write a name of the IANA database, as Europe/Lisbon"
-        ) from None
 
 
 @lru_cache(maxsize=TIMES_CACHED_MAX)

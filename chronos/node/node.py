@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from chronos import __version__
+from chronos import __version__, zones
 from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.kafka.connection import consumers
@@ -496,6 +496,7 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
+            zone_data=zones.VERSION,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards

@@ -328,6 +328,16 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
             ("is not a time zone"),
         ),
         (
+            {"repeat": "cron 0 9 * * *", "time_zone": "localtime"},
+            "time_zone",
+            ("'localtime' is not a time zone"),
+        ),
+        (
+            {"repeat": "cron 0 9 * * *", "time_zone": "europe/lisbon"},
+            "time_zone",
+            ("did you mean Europe/Lisbon?"),
+        ),
+        (
             {"repeat": "cron 0 9 * * *", "expire_at": 10**13},
             "expire_at",
             ("counted from its first due time"),

@@ -238,6 +238,13 @@ SERIES = ("chronos-repeat", b"every 30s")
                 ("chronos-time-zone", (b"Europe/Atlantis")),
             ],
         ),
+        *(
+            (
+                Reason.BAD_VALUE,
+                [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", zone)],
+            )
+            for zone in (b"localtime", b"posixrules", b"Factory", b"right/UTC", b"europe/lisbon")
+        ),
         (Reason.BAD_VALUE, [AT, TO, ("chronos-spread", b"-5s")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-repeat-times", b"3")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-late-policy", b"skip")]),
@@ -274,6 +281,9 @@ def test_a_replica_checks_neither_the_expression_nor_the_zone() -> None:
     ]
     entry = parsed(*headers, key=b"a", rules=CHECKING.for_replay())
     assert (entry.occurrence, entry.options.repetition.zone) == (0, "Europe/Atlantis")
+    headers[-1] = ("chronos-time-zone", b"localtime")
+    assert parsed(*headers, key=b"a", rules=CHECKING).reason is Reason.BAD_VALUE
+    assert parsed(*headers, key=b"a", rules=CHECKING.for_replay()).options is not None
 
 
 def test_the_headers_of_the_library_say_what_they_were_given() -> None:

@@ -1440,6 +1440,13 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
+    zone_data: Annotated[
+        str | None,
+        Meta(
+            description="The zone data by which the node computes the times of cron expressions, "
+            "such as `IANA 2026f`; null: the node does not report them."
+        ),
+    ]
     coordinator: Annotated[str, Meta(description="`standalone`, `kafka`, `zookeeper` or `raft`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]

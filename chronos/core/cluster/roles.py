@@ -96,6 +96,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retiring: bool = False
     """True: it stops for good as soon as it holds no replica; other nodes get its replicas."""
     replicas: Mapping[int, ReplicaReport] = {}
+    zone_data: str = ""
+    """Version of its zone data, such as `2026f`; empty: not reported."""
 
     @property
     def machine(self) -> str:
