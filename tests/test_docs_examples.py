@@ -343,9 +343,7 @@ def test_every_setting_in_running_text_has_a_value_that_it_takes(page: Path) -> 
             continue
         besides = {"coordinator.kind": "kafka"} if match[1].startswith("replication.") else {}
         besides |= (
-            {"audit.to": "file", "audit.path": "/var/log/chronos/audit.log"}
-            if match[1] == "audit.required"
-            else {}
+            {"audit.path": "/var/log/chronos/audit.log"} if match[1] == "audit.required" else {}
         )
         settings = NEEDED | besides | {match[1]: match[2]}
         overrides = [f"{key}={value}" for key, value in settings.items() if key in keys()]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from chronos.adapters.machine import sync
+from chronos.adapters.disk import sync
 from chronos.errors import ConfigurationError, Retry
 
 BLOCK_BYTES = 65_536

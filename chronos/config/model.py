@@ -14,7 +14,6 @@ from chronos.config.sections import (
     AuditConfig,
     CoordinatorConfig,
     FailoverConfig,
-    RegistryConfig,
     ReplicationConfig,
     TracingConfig,
 )
@@ -227,20 +226,6 @@ class LimitsConfig(Section):
 class DeliveryConfig(Section):
     """How due messages are handed to their targets."""
 
-    batch_messages: int = key(
-        5000,
-        "Maximum number of messages in one step, and so in one transaction. A larger number "
-        "hardly increases throughput, and readers of the targets wait for open transactions.",
-        least=1,
-        most=100_000,
-    )
-    batch_bytes: Size = key(
-        "8MB",
-        "Maximum number of bytes in one step, and so in one transaction; a single larger message "
-        "is a step of its own. It bounds the memory of each shard and the time readers wait.",
-        least="1KiB",
-        most="1GiB",
-    )
     linger: Duration = key(
         "10ms",
         "Shortest time between two transactions of a shard with few messages: after one with fewer "
@@ -381,13 +366,6 @@ class StoreConfig(Section):
         "Delivery reads each entry once, in order: a larger cache helps look-ups only.",
         least="1MiB",
         most="1TiB",
-    )
-    memtable: Size = key(
-        "32MiB",
-        "Memory for entries not yet on disk, in bytes per shard. "
-        "Messages that are delivered while they are still in it cause no disk write.",
-        least="64KiB",
-        most="4GiB",
     )
     flush_every: Duration = key(
         "15s",
@@ -551,6 +529,5 @@ class Config(Section):
     store: StoreConfig = Field(default_factory=StoreConfig)
     admin: AdminConfig = Field(default_factory=AdminConfig)
     audit: AuditConfig = Field(default_factory=AuditConfig)
-    registry: RegistryConfig = Field(default_factory=RegistryConfig)
     tracing: TracingConfig = Field(default_factory=TracingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

@@ -142,21 +142,18 @@ class AuditConfig(Section):
     """The audit trail: one entry for each request over HTTP that changes something, or that shows
     payloads."""
 
-    to: Literal["log", "file"] = key(
-        "log",
-        "Where the entries go. `log`: lines of the logger `chronos.audit`, for requests with a "
-        "token. `file`: JSON lines in `path`, also of requests to a service without tokens.",
-    )
     path: Text | None = key(
         None,
-        "File that entries are appended to, each durable once it is written. A file that was "
-        "renamed, as by logrotate, is followed by a new one. Required with `to: file`.",
+        "File that the entries are appended to as JSON lines, each durable once it is written, "
+        "also of requests to a service without tokens. A file that was renamed, as by logrotate, "
+        "is followed by a new one. null: the entries are lines of the logger `chronos.audit`, for "
+        "requests with a token.",
     )
     required: bool = key(
         False,
         "Refuse requests that cannot be written down, with status 503: a first entry, the intent, "
-        "is durable before a request changes or shows anything. It needs `to: "
-        "file`, and costs each request one write there. Off: entries that cannot be written are "
+        "is durable before a request changes or shows anything. It needs "
+        "`path`, and costs each request one write there. Off: entries that cannot be written are "
         "counted as lost.",
     )
 
@@ -204,22 +201,6 @@ class FailoverConfig(Section):
         ),
         least="500ms",
         most="10m",
-    )
-
-
-class RegistryConfig(Section):
-    """The registry of nodes and routes that every node serves, and the registration of this node
-    with those of all nodes."""
-
-    register_every: Duration = key(
-        "30s",
-        (
-            "How often a node registers although nothing has changed: a registry that has lost a "
-            "node has it again after this time. A registry removes the node "
-            "four times as long after its last registration."
-        ),
-        least="2s",
-        most="1h",
     )
 
 

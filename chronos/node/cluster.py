@@ -23,9 +23,10 @@ from chronos.core.cluster.roles import (
     machines,
 )
 from chronos.errors import ChronosError, CoordinatorUnavailable
-from chronos.node.opening import cluster_topic, open_appender
-from chronos.node.shards import join_until, run_guarded
+from chronos.node.opening import open_appender
+from chronos.node.threads import join_until, run_guarded
 from chronos.node.tls import Tls
+from chronos.node.topics import cluster_topic
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
 from chronos.workers.cluster.observer import HealthObserver, Look, ProbedTopic

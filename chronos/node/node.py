@@ -16,9 +16,9 @@ import structlog
 
 from chronos import __version__, zones
 from chronos.adapters.checkpoints.files import Copier
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.kafka.connection import consumers
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.rocksdb import RocksStore, shared_cache
 from chronos.adapters.tracing import Spans, open_spans
 from chronos.config import Config
@@ -29,32 +29,22 @@ from chronos.core.selector import Selector
 from chronos.core.shard.codec import FRESH, Identity, unpack_state
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBootstrap
+from chronos.node.bootstrap import OtherNodes, StoreBootstrap
+from chronos.node.checkpoints import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator, unreachable_ms
-from chronos.node.opening import (
-    DataDirectory,
-    check_progress_fits,
-    cluster_topic,
-    identity,
-    open_log,
-    open_store,
-    own_topics,
-    raise_limit,
-)
-from chronos.node.outcomes import History, Outcomes, is_over
-from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
-from chronos.node.shards import (
-    ShardDriver,
-    ShardWatch,
-    Shared,
-    StartTurns,
-    join_until,
-    look,
-    make_shard,
-    report,
-    run_guarded,
-)
+from chronos.node.data_directory import DataDirectory
+from chronos.node.descriptors import raise_limit
+from chronos.node.history import History
+from chronos.node.opening import identity, open_log, open_store
+from chronos.node.outcomes import Outcomes, is_over
+from chronos.node.rates import NodeRates
+from chronos.node.registry_values import RegistryConfiguration
+from chronos.node.shards import ShardDriver, Shared, look, make_shard, report
+from chronos.node.start_turns import StartTurns
+from chronos.node.threads import join_until, run_guarded
 from chronos.node.tls import Tls
+from chronos.node.topics import check_progress_fits, cluster_topic, own_topics
+from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log
 from chronos.workers.cluster.membership import InSyncWatch, Membership
 from chronos.workers.push.targets import due_targets

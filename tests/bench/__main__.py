@@ -1,4 +1,4 @@
-"""Measure the figures, print a table, write JSON, and with --keep update docs/contributing/results.md."""
+"""Measure the figures, print a table, write JSON, and with --keep update the page of results."""
 
 import argparse
 import datetime

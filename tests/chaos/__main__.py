@@ -41,7 +41,7 @@ def main() -> int:
         "--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}"
     )
     parser.add_argument(
-        "--count", type=int, help="how often each fault; default: as in docs/contributing/results.md"
+        "--count", type=int, help="how often each fault; default: as in the results"
     )
     parser.add_argument(
         "--coordinator",

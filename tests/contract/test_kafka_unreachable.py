@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.kafka import cluster_topic, writer
 from chronos.adapters.kafka.cluster_topic import HeartbeatWriter
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
-from chronos.adapters.machine import SystemClock
 from chronos.config import load
 from chronos.core.cluster.heartbeats import LeaveRecord
 from chronos.errors import LogUnavailable

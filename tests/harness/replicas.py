@@ -9,8 +9,8 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.core.shard.digest import digest
 from chronos.errors import ChronosError, Retry
-from chronos.node.opening import own_topics
 from chronos.node.shards import ShardDriver, Shared, make_shard
+from chronos.node.topics import own_topics
 from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.recovery import RecoveryCost

@@ -21,7 +21,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from chronos.adapters.checkpoints.folder import fetch_checkpoint
+from chronos.adapters.checkpoints.node import fetch_checkpoint
 from chronos.adapters.raft import voter
 from chronos.adapters.raft.wire import Callers, Inspect, Signer, StateUpdate, Unanswered
 from chronos.admin.cluster.peers import PeerClient

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chronos.admin.cluster import registry as own_registry
 from chronos.admin.cluster.registry import (
     AHEAD_MS,
     monotonic_ms,
@@ -41,13 +42,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("registry")
     settings = {
         "admin__tokens": limited_tokens_file(folder, TOKENS),
-        "registry__register_every": "6s",
         "shards": 2,
         "node__id": "own",
     }
-    with Inside(folder, **settings) as running:
-        wait_until(lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200)
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_registry, "REGISTER_EVERY_MS", 6_000)
+        with Inside(folder, **settings) as running:
+            wait_until(
+                lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200
+            )
+            yield running
 
 
 def ask(service: Inside, method: str, path: str, body: object = None, status: int = 200) -> Any:

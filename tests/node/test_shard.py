@@ -11,8 +11,8 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import Config, load
 from chronos.core.clock import AGES
 from chronos.core.keys import ID_STATE, OFFSET_MAX
-from chronos.node.opening import own_topics
 from chronos.node.shards import Shared, make_shard
+from chronos.node.topics import own_topics
 from chronos.ports import Clock, Log, Store
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica

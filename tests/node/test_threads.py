@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
 from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles

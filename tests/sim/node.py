@@ -487,7 +487,7 @@ class Process:
         )
 
     def _changed_rates(self) -> dict[str, Rate | None]:
-        """As `chronos/node/runtime_settings.py`: the limits of the coordinator, or of the node
+        """As `chronos/node/rates.py`: the limits of the coordinator, or of the node
         alone."""
         roles = None if self.membership is None else self.membership.snapshot().roles
         texts = (
@@ -503,7 +503,7 @@ class Process:
         return self._changed
 
     def _lane_lengths(self, topic: str) -> list[int]:
-        """As `chronos/node/runtime_settings.py`."""
+        """As `chronos/node/registry_values.py`."""
         if self.membership is None:
             return [thread.replica.waiting.get(topic, 0) for thread in self.threads]
         lengths = [0] * self.node.settings.shards

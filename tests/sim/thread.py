@@ -152,7 +152,7 @@ class ReplicaThread:
         self.replica.deletes = node.deletes
 
     def judge_stall(self) -> None:
-        """Judge as `chronos/node/shards.py` does; law 8: an alarm is true."""
+        """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""
         brokers, replica = self.node.brokers, self.replica
         facts = facts_of(
             replica,

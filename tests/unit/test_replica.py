@@ -17,13 +17,8 @@ from chronos.core.shard.codec import RULES, pack_state
 from chronos.core.shard.progress import VERSION
 from chronos.errors import Deposed, LogMismatch, NoSpace
 from chronos.node import shards
-from chronos.node.shards import (
-    CLOCK_STEP_MS,
-    LOG_EVERY_MS,
-    OVER_MS,
-    ShardWatch,
-    report,
-)
+from chronos.node.shards import report
+from chronos.node.watch import CLOCK_STEP_MS, LOG_EVERY_MS, OVER_MS, ShardWatch
 from chronos.ports import READING_BOUNDED
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.machine import SystemClock
 from chronos.errors import ConfigurationError
 from chronos.ports import TopicSpec
 from chronos.workers.watch.log import CHECK_EVERY_MS, TopicWatch

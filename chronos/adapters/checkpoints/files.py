@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chronos.adapters.machine import sync
+from chronos.adapters.disk import sync
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.core.shard.codec import (

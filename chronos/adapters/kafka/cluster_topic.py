@@ -17,6 +17,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.kafka.connection import (
     CONSUMER,
     FORBIDDEN_CODES,
@@ -24,10 +25,10 @@ from chronos.adapters.kafka.connection import (
     RECONNECTING,
     UNREADABLE_CODES,
     Connection,
-    consumers,
 )
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
-from chronos.adapters.kafka.topics import KafkaTopics, public_operations
+from chronos.adapters.kafka.permissions import public_operations
+from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter, discard
 from chronos.core.cluster.controllership import Controllership, Stage
 from chronos.core.cluster.heartbeats import (

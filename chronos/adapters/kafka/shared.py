@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from chronos.adapters.kafka.connection import HARMLESS_READ_CODES, consumers
+from chronos.adapters.kafka.closing import consumers
+from chronos.adapters.kafka.connection import HARMLESS_READ_CODES
 from chronos.adapters.kafka.reader import KafkaReader
 from chronos.core.message import Record
 from chronos.errors import ChronosError
@@ -262,11 +263,6 @@ class PatientReader:
         self._next: tuple[KafkaReader, Share | None] | None = None
         """The reader that takes over once it has answered."""
         self._count_anew()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it reads through the shared consumer."""
-        return self._share is not None
 
     @property
     def position(self) -> int:

@@ -24,7 +24,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.raft.voter import COMMIT_S, Voter, Voting
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,

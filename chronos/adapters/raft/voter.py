@@ -20,7 +20,8 @@ import structlog
 from aiohttp import web
 from msgspec import Struct
 
-from chronos.adapters.machine import SystemClock, replace_file
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.disk import replace_file
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     CHALLENGE,

@@ -217,7 +217,7 @@ def _switched_off(node: "Node") -> Iterator[Finding]:
 
 def _open_files(config: "Config") -> Finding:
     """The limit of a process that is started as this one is."""
-    from chronos.node.opening import needed, too_few
+    from chronos.node.descriptors import needed, too_few
 
     if (problem_ := too_few(config)) is not None:
         return problem("open files", problem_, exit_code=2)
@@ -301,7 +301,8 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
 def _embedded(node: "Node", config: "Config") -> Generator[Finding, None, "dict[str, TopicInfo]"]:
     """Read all of the embedded log; return the descriptions of its own topics, empty if one is
     missing."""
-    from chronos.node.opening import open_embedded, own_topics
+    from chronos.node.opening import open_embedded
+    from chronos.node.topics import own_topics
 
     log = yield from guarded("log", lambda: open_embedded(config, node.directory, node.clock))
     if log is None:
@@ -604,7 +605,7 @@ def _own_topics(
 ) -> Generator[Finding, None, "dict[str, TopicInfo]"]:
     """Return the descriptions of the topics that are there and have the right settings; empty after
     a problem."""
-    from chronos.node.opening import check_progress_fits, own_topics
+    from chronos.node.topics import check_progress_fits, own_topics
 
     specs = own_topics(config)
     infos = yield from guarded("topics", lambda: log.describe([spec.name for spec in specs]))
