@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from chronos.adapters.machine import keep
 from chronos.config import Config
-from chronos.core.cluster.registry import Configuration, configured
+from chronos.core.cluster.registry.configuration import Configuration, configured
 from chronos.core.cluster.roles import Request
 from chronos.core.rates import Rate, check_pattern, parse_rate, rate_text
 from chronos.errors import Stop

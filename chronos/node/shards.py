@@ -27,22 +27,23 @@ from chronos.core.selector import Selector
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.shard.shard import Shard
+from chronos.core.texts import shards_text
 from chronos.core.timefmt import MS_MAX
-from chronos.core.values import shards_text
 from chronos.errors import ChronosError
 from chronos.node.opening import own_topics
 from chronos.node.outcomes import LATENESS_S, STEP_S, Histogram, Outcomes
 from chronos.ports import Clock, Log, Store, TopicLog, Tracing
-from chronos.workers.cluster.observer import Look
+from chronos.workers.cluster.observer import MasterPosition
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import CATCHING_UP, Replica
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, StallJudge, facts_of
 
 log = structlog.get_logger("chronos.shard")
@@ -568,7 +569,7 @@ class Shown(Protocol):
     def state(self) -> State: ...
 
 
-def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
+def look(shard: Shown, *, leads: bool, now_ms: int) -> MasterPosition | None:
     """Return how far the shard's master has come, as this node's replica shows it; None if it does
     not show that now.
 
@@ -584,7 +585,7 @@ def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
     ):
         return None
     state = shard.state
-    return Look(cursor=state.cursor, pull_offset=state.pull_offset)
+    return MasterPosition(cursor=state.cursor, pull_offset=state.pull_offset)
 
 
 CLOCK_STEP_MS = 10

@@ -1,5 +1,5 @@
-"""The bounds of one step of a master, from the configuration, and the contents of its transaction,
-as the push worker plans it."""
+"""The values of the push: the bounds of one step of a master (`Limits`), the inputs of a plan, and
+the planned transaction with its counts of letters. `push` makes the plan."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set

@@ -23,7 +23,8 @@ from msgspec import Struct, field
 
 from chronos.core.keys import STATE_KEY
 from chronos.core.message import Entry
-from chronos.core.query import Filter, page
+from chronos.core.query.filter import Filter
+from chronos.core.query.pages import page
 from chronos.core.shard.codec import FRESH, unpack_state
 from chronos.core.shard.step import Selection, StoreView
 from chronos.core.shard.wheel import Item

@@ -1,5 +1,5 @@
-"""Controllership: when a member stands as candidate for controller, when it fences, when it may
-publish, and when it steps down.
+"""The controllership on Kafka: when a member stands as candidate for controller, when it fences the
+others, when it may publish, and when it steps down.
 
 The controller is the master of the partition ROLES, and takes over as masters of shards do: read to
 the end, fence, read to the end again, commit an epoch record, only then decide. A mistake costs a
@@ -9,14 +9,10 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from chronos.core.cluster.heartbeats import (
-    Announcement,
-    MemberHeartbeat,
-    RolesRecord,
-    TimeSince,
-    Timing,
-)
+from chronos.core.cluster.kafka.heartbeats import TimeSince
+from chronos.core.cluster.kafka.records import Announcement, MemberHeartbeat, RolesRecord
 from chronos.core.cluster.roles import Roles
+from chronos.core.cluster.timing import Timing
 
 REPUBLISH_MS = 30_000
 """Time after which the controller publishes the roles again although they are the same."""
@@ -27,7 +23,7 @@ class Stage(StrEnum):
 
     FOLLOWING = "following"
     """Another member is the controller, or no member is. A process that comes back to this stage
-    throws its producer away."""
+    discards its producer."""
     STANDING = "standing"
     """Its announcement has not come back yet."""
     READING = "reading"
@@ -73,7 +69,7 @@ class Controllership:
         self._published_ms = 0
         self._announced_version = 0
         self._silence = TimeSince()
-        """Since the controller told that it goes on reading."""
+        """Since a heartbeat of the controller showed that it goes on reading."""
         self._lag = TimeSince()
         """Since the controller reported to have read the last roles, or some more of that
         partition."""
@@ -94,8 +90,8 @@ class Controllership:
     @property
     def version(self) -> int:
         """The version that this controller has published, or is about to publish."""
-        found = self.writing or self.last
-        return found.version if found is not None and self.stage in FENCED else 0
+        record = self.writing or self.last
+        return record.version if record is not None and self.stage in FENCED else 0
 
     @property
     def controls(self) -> int:
@@ -162,14 +158,14 @@ class Controllership:
         return self.last is not None and self.last.incarnation == incarnation
 
     def ended_incarnation(self, incarnation: str) -> None:
-        """An incarnation left or was replaced: if it was the controller, its time-out need not
-        pass."""
+        """Note that an incarnation left or was replaced. If it was the controller, another member
+        stands at once, without waiting for the timeout."""
         if self._published_last(incarnation):
             self._silence.ms = self._timing.timeout_ms
 
     def announced(self, announcement: Announcement) -> None:
-        """Apply an announcement of an incarnation that counts: the first since the controller was
-        heard may fence."""
+        """Apply an announcement of an incarnation that counts: the first one since the last
+        heartbeat of the controller may fence."""
         if announcement.incarnation != self._incarnation:
             if self.stage is Stage.STANDING:
                 self.restart()
@@ -207,8 +203,9 @@ class Controllership:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether a member that is seen, and has read as much of the roles as the others,
-        stands as candidate."""
+        """Return whether for one timeout the controller sent no heartbeat, did not read the roles,
+        or did not publish them. Then a member that is seen, and has read as much of the roles as
+        the others, stands as candidate."""
         return max(self._silence.ms, self._lag.ms, self._unpublished.ms) >= self._timing.timeout_ms
 
     def stand(self, now_ms: int) -> Announcement:
@@ -251,26 +248,26 @@ class Controllership:
             )
 
     def ended(self, stage: Stage, end: int) -> None:
-        """The end of the partition ROLES, which the log was asked for in this stage."""
+        """Take the end of the partition ROLES, which was requested in this stage."""
         if stage is self.stage and stage in {Stage.READING, Stage.READING_AGAIN}:
             self._end = end
 
     def fenced(self, now_ms: int) -> None:
-        """All earlier controllers are fenced."""
+        """Note that all earlier controllers are fenced."""
         if self.stage is Stage.FENCING:
             self._move(Stage.READING_AGAIN, now_ms)
 
     def failed(self) -> None:
-        """A stage failed, this process was fenced, or the outcome of its transaction is not known:
-        throw the producer away.
+        """Follow again after a stage failed, this process was fenced, or the outcome of its
+        transaction is unknown; the caller discards the producer.
 
-        It counts half a timeout longer than the others, so that a member that always fails is not
-        always the first to stand."""
+        This process counts half a timeout longer than the others, so that a member that always
+        fails is not always the first to stand."""
         self.restart()
         self._count_again(-self._timing.timeout_ms // 2)
 
     def committed(self, record: RolesRecord, now_ms: int) -> None:
-        """This record was committed by this process."""
+        """Note that this process has committed the record."""
         if record is not self.writing:
             return
         self.writing = None
