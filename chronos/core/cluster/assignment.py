@@ -1,5 +1,6 @@
-"""The assignment of masters: a pure function from the controller's view of the cluster to the roles
-to publish. Which nodes hold a shard is decided by `placement`, which this plan uses.
+"""The plan of the controller: a pure function from its view of the cluster to the roles to publish.
+The masters are chosen here; which nodes hold a shard is decided by `placement`, a part of the
+plan.
 
 It keeps liveness (every shard has a master) and moves as little as possible. A mistake costs time,
 never a message: the log fences all masters but one (law 5)."""

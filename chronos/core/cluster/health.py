@@ -1,16 +1,17 @@
-"""The health of masters: the window of one observer, the quorum of all observers, and the conditions
-under which an unhealthy master is replaced.
+"""The health of masters: the window of one observer, the quorum of all observers, and the
+conditions under which an unhealthy master is replaced.
 
 The rules HA-* of DDMQ's NameServer failover. An observer adds one observation of each shard's
 master in each period. A verdict names its role epoch, so a new master starts with a window of its
 own. The observations are made by `workers.cluster.observer`, and `assignment` replaces the master.
 Safety does not depend on any of this (law 5).
 
-    healthy ──▶ unhealthy for one observer ──▶ unhealthy for a quorum ──▶ gate open ──▶ candidate
-    ──▶ new role epoch
-                7 of 10 failed, or the         ceil(2n/3) of n >= 2       auto, or      the most      the old master is told
-                5 latest                                                  armed         advanced      to follow; fresh windows
-"""  # noqa: E501
+    step                         condition
+    unhealthy for one observer   7 of its latest 10 observations failed, or all of the latest 5
+    unhealthy for a quorum       two thirds of the observers, rounded up; at least 2 observers
+    replacement permitted        the mode is `auto`, or an operator has permitted it (`armed`)
+    new role epoch               there is a candidate; the old master is told to follow
+"""
 
 from collections import deque
 from collections.abc import Iterable

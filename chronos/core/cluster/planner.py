@@ -14,8 +14,8 @@ members: its deadlines are seconds away or more, and a plan for 1,000 shards on 
 
 class RolePlanner:
     """Plans again at once when the view has changed, and only after REPLAN_MS when nothing but the
-    time and the reports on replicas has: reports change all the time, because they tell
-    progress."""
+    time and the reports on replicas has: reports change all the time, because they
+    include progress."""
 
     def __init__(self) -> None:
         self._last: tuple[ClusterView, Roles] | None = None

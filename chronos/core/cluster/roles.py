@@ -212,7 +212,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def decisions(self) -> "Roles":
-        """These roles without the progress in them, which grows all the time."""
+        """These roles with every progress set to 0: progress grows all the time and is no
+        decision."""
         return replace(
             self, shards={shard: replace(given, applied=0) for shard, given in self.shards.items()}
         )

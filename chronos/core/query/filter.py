@@ -22,14 +22,15 @@ def is_like(topic: str, pattern: str) -> bool:
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """Conditions that must all be true of a message; the default is true of every message."""
+    """Conditions that must all be true of a message; the default is true of every message. Times
+    are compared with the message's position in the store."""
 
     target: str | None = None
     """Its target topic matches this name or pattern."""
     due_from_ms: int = 0
-    """It is due at or after this time (epoch ms), by its position in the store."""
+    """It is due at or after this time (epoch ms)."""
     due_to_ms: int = MS_MAX + 1
-    """It is due before this time (epoch ms), by its position in the store."""
+    """It is due before this time (epoch ms)."""
     id_prefix: bytes = b""
     """First bytes of its id, be it the user's or a generated one."""
     key: bytes | None = None
@@ -45,7 +46,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     @property
     def is_selective(self) -> bool:
-        """True if messages of the due window are told apart by more than their time."""
+        """True if the filter has conditions besides the due window."""
         return (
             self.target is not None
             or bool(self.id_prefix)
@@ -55,7 +56,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_entry(self) -> bool:
-        """True if the head of an entry is not enough to tell."""
+        """True if a condition needs more of a message than the head of its entry."""
         return bool(self.headers) or self.key is not None or bool(self.contains) or self.is_series
 
     @property

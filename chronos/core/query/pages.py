@@ -188,8 +188,8 @@ def _entries(
 def _parked(
     view: StoreView, shard: int, first: Position, stop: Position, matching: Filter, limit: int
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more
-    before `stop`."""
+    """Return parked messages from `first` to before `stop`, in order, and the position up to which
+    they are complete; None if there are no more before `stop`."""
     if first >= stop:
         return [], None
     index = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)

@@ -51,7 +51,7 @@ without waiting for it."""
 
 
 class LaneWrites(Struct, frozen=True, kw_only=True):
-    """What one step writes about lanes."""
+    """The rows of lanes that one step writes, and the new state of each lane."""
 
     puts: list[KeyValue]
     deletes: list[bytes]

@@ -59,7 +59,7 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     repeated, or an occurrence of its series was skipped, expired or dead-lettered; otherwise 0. A
     parked message keeps its time."""
     occurrence: int = 1
-    """That of the message from now on."""
+    """The occurrence that the message is from now on."""
     attempt: int = 1
     """The attempt that comes next; of a dead-lettered or expired message, the last one."""
     lane: int = 0
@@ -97,10 +97,10 @@ class Written(Struct, frozen=True, array_like=True, gc=False):
 
     destination: int
     offset: int
-    """That of the last one."""
+    """Source offset of the last one."""
     too_large: tuple[int, ...] = ()
-    """Offsets of those among them that the partition would not take any more: they went to the
-    rejected topic, or to its queue, if they are among `Progress.held`."""
+    """Offsets of the records among them that are too large for the partition: they went to the
+    rejected topic, or, if `Progress.held` has them, to its queue."""
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -143,9 +143,9 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this
     step, whether or not the delete worker has removed them yet."""
     held: tuple[Hold, ...] = ()
-    """Those of the refused records that wait for their destination. A record that is to be
-    forwarded has the reason `HELD`, a rejected one its own. In a step with `written`: those that
-    went from the queue of a partition to that of the rejected topic."""
+    """The refused records that wait for their destination. A record that is to be forwarded has the
+    reason `HELD`, a rejected one its own. In a step with `written`: the records that went from the
+    queue of a partition to that of the rejected topic."""
     written: tuple[Written, ...] = ()
     """The queues of held records of which the beginning was written on; such a step pulls and
     delivers nothing."""

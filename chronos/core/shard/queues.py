@@ -52,7 +52,7 @@ SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
 
 
 class QueueWrites(Struct, frozen=True, kw_only=True):
-    """What one step writes about queues."""
+    """The rows of queues that one step writes, and the new state of each queue."""
 
     puts: list[KeyValue]
     deletes: list[bytes]

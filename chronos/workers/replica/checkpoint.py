@@ -1,7 +1,7 @@
 """The checkpoint worker: copies a shard's store to another location at intervals, and trims the two
 logs up to those copies.
 
-Trimming cannot be undone, and the logs are the only other copy of the pending messages. So a log is
+Trimming cannot be undone: what is trimmed remains in stores and checkpoints only. So a log is
 trimmed only up to the first position that may still be read, and not at all while such a position
 is unknown. A checkpoint of a large store takes minutes: the worker runs in a thread of its own,
 never in that of its shard. Restoring a checkpoint is done in `node.checkpoints`."""

@@ -146,7 +146,7 @@ class Horizon:
         self._looked_ms = 0
         """When the bound of the other shards was last read (epoch ms)."""
         self._seen_ms = 0
-        """That bound (epoch ms)."""
+        """The bound that was read then (epoch ms)."""
         self._arrived_ms = 0
         """A bound (epoch ms): no record that another shard may still forward, or whose hop this
         shard has not pulled, has an earlier first timestamp."""

@@ -1,9 +1,9 @@
 """The leadership of a shard: the role that a replica is assigned (`Assignment`), when it may lead
 (`Claim`), and how its progress records name it (`WriterEpoch`).
 
-Keeps its part of law 5: a replica leads only under a role that is later than every role in the
-progress log, and a standalone node only after the silence of the other one. That no two masters
-commit is kept by the log's fencing, which `replica` does."""
+Keeps its part of law 5: a replica leads only under a role that is later than every role of another
+node in the progress log, and a standalone node only after another one was silent. Earlier masters
+are fenced by `replica`."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,7 +26,7 @@ a half heartbeats."""
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """The role of a replica at the moment, as the controller wants it."""
+    """The role that the controller gives to a replica at the moment."""
 
     kind: Literal["master", "follower", "none"]
     """`none`: this node does not hold the shard."""

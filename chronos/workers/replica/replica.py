@@ -259,9 +259,9 @@ class Replica:
             return now_ms + self._backoff.take()
 
     def _turn_or_restore(self, now_ms: int) -> int:
-        """Do one turn. A Retry, and with it a new start that restores a checkpoint, if a log was
-        trimmed ahead of the store: the master that trims it may not have heard of this replica yet,
-        or may have given it up."""
+        """Do one turn. Raises Retry if a log was trimmed ahead of the store, so that the next start
+        restores a checkpoint: the node that trims the logs may not know this replica yet, or may
+        have given it up."""
         try:
             return self._turn(now_ms)
         except LogMismatch as error:

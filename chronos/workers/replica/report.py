@@ -22,7 +22,7 @@ LATE_MS = 1_000
 
 
 class StepReport(Struct, frozen=True, kw_only=True):
-    """What one step committed."""
+    """The records and messages of one committed step."""
 
     pulled: int
     due_ms: list[int]

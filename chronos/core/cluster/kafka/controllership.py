@@ -27,18 +27,18 @@ class Stage(StrEnum):
     STANDING = "standing"
     """Its announcement has not come back yet."""
     READING = "reading"
-    """It reads the roles to their end. Next: `ended` with the last stable offset of the
+    """The process reads the roles to their end. Next: `ended` with the last stable offset of the
     partition."""
     FENCING = "fencing"
-    """It fences all others with `init_transactions`, and goes on with its heartbeats meanwhile.
-    Next: `fenced`."""
+    """The process fences all others with `init_transactions`, and goes on with its heartbeats
+    meanwhile. Next: `fenced`."""
     READING_AGAIN = "reading again"
-    """It reads what others committed before they were fenced. Next: `ended` with the high watermark
-    of the partition, once the last stable offset is equal to it."""
+    """The process reads the records that others committed before they were fenced. Next: `ended`
+    with the high watermark of the partition, once the last stable offset is equal to it."""
     OPENING = "opening"
-    """It commits its epoch record. Next: `committed`."""
+    """The process commits its epoch record. Next: `committed`."""
     CONTROLLING = "controlling"
-    """It is the controller until it reads of another one, or is fenced."""
+    """The process is the controller until it reads roles of another one, or is fenced."""
 
 
 FENCED = frozenset({Stage.READING_AGAIN, Stage.OPENING, Stage.CONTROLLING})
@@ -54,7 +54,8 @@ class Controllership:
         self._timing = timing
         self.stage = Stage.FOLLOWING
         self.epoch_seen = epoch_seen
-        """The greatest controller epoch that this node has read or was told of."""
+        """The greatest controller epoch that this process has read, also through an earlier
+        participant."""
         self.last: RolesRecord | None = None
         """The last roles."""
         self.roles_end = 0
@@ -136,7 +137,7 @@ class Controllership:
         self._silence.happened()
 
     def heartbeat(self, heartbeat: MemberHeartbeat, *, reads_on: bool) -> None:
-        """Apply a heartbeat of an incarnation that counts. `reads_on`: it tells that the process
+        """Apply a heartbeat of an incarnation that counts. `reads_on`: it shows that the process
         goes on reading the heartbeats."""
         self.epoch_seen = max(self.epoch_seen, heartbeat.epoch, heartbeat.controls)
         if heartbeat.incarnation == self._incarnation:

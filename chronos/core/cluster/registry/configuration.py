@@ -11,7 +11,7 @@ ENTRIES_MAX = 1_000
 """Most configuration entries of a registry."""
 
 CONFIGURATION_BYTES_MAX = 65_536
-"""Most bytes of all of them, names included: the coordinator keeps them with the roles, and may
+"""Most bytes of all entries, names included: the coordinator keeps them with the roles, and may
 store no more than 1 MB."""
 
 Configuration = Mapping[str, Mapping[str, str]]

@@ -103,7 +103,7 @@ class OwnRegistration:
         return failures == FAILURES_TOLD
 
     def answered(self, peer: Peer, sent: Registration, now_ms: int) -> bool:
-        """Note that a registry answered; return whether its failure was told."""
+        """Note that a registry answered; return whether a warning was given about its failures."""
         failed = peer.failures >= FAILURES_TOLD
         peer.is_asked, peer.failures, peer.due_ms = False, 0, now_ms + self._every_ms
         peer.state_version = sent.state_version

@@ -88,7 +88,7 @@ class Registry:
         """By cluster: its nodes and its shards."""
         self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
         self._topics_of: dict[_Shard, Mapping[str, TopicConfig]] = {}
-        """The same by shard."""
+        """Shard -> the topics that its master registered."""
         self._config: Configuration = {}
 
     # --- registration
@@ -253,8 +253,8 @@ class Registry:
         self._put_topics(shard, {})
 
     def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
-        """Make these the topics of a shard; one that is no longer registered for any shard is
-        gone."""
+        """Replace the topics of a shard; a topic that is no longer registered for any shard is
+        removed."""
         self.changes += 1
         before = self._topics_of.pop(shard, {})
         self._used.served -= len(before)

@@ -83,7 +83,7 @@ class RegistryRoute(Struct, frozen=True, kw_only=True):
 
     shard: int
     permissions: int
-    """Those of the topic; without WRITE while the master is drained or not known."""
+    """The permissions of the topic; without WRITE while the master is drained or not known."""
     master: Endpoint | None
     followers: tuple[Endpoint, ...]
     """In the order of their names."""
