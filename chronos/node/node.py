@@ -46,13 +46,18 @@ from chronos.node.tls import Tls
 from chronos.node.topics import check_progress_fits, cluster_topic, own_topics
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log
-from chronos.workers.cluster.membership import InSyncWatch, Membership
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
 from chronos.workers.push.targets import due_targets
 from chronos.workers.replica.checkpoint import LogPosition, needed_from
+from chronos.workers.replica.horizon import Elsewhere
+from chronos.workers.replica.leadership import STANDALONE
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.retention import Elsewhere, id_states_kept_ms
-from chronos.workers.replica.state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, OpenTransactions, TopicWatch
+from chronos.workers.replica.retention import id_states_kept_ms
+from chronos.workers.replica.state import IN_PLACE, ReplicaState
+from chronos.workers.watch.reachability import LogReachability
+from chronos.workers.watch.topics import CHECK_EVERY_MS, TopicWatch
+from chronos.workers.watch.transactions import OpenTransactions
 
 log = structlog.get_logger("chronos.node")
 

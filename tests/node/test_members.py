@@ -30,7 +30,7 @@ from chronos.errors import ConfigurationError, CoordinatorFull
 from chronos.node.cluster import health_rules, heartbeat_ms
 from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
-from chronos.workers.replica.state import FOREIGN_SILENCE_MS
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS
 from chronos.zones import VERSION
 from tests.harness.inside import Inside
 from tests.harness.plans import plan_for

@@ -30,8 +30,8 @@ from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
 from chronos.adapters.kafka.permissions import public_operations
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter, discard
-from chronos.core.cluster.controllership import Controllership, Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Controllership, Stage
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
@@ -39,12 +39,12 @@ from chronos.core.cluster.heartbeats import (
     MemberHeartbeat,
     RecordUnreadable,
     RolesRecord,
-    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
 from chronos.core.cluster.roles import Member, Roles
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError, ConfigurationError, CoordinatorUnavailable, LogUnavailable
 from chronos.ports import ClusterInspection, TopicSpec, Watermarks
 

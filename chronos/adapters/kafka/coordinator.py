@@ -30,19 +30,18 @@ from chronos.adapters.kafka.cluster_topic import (
     TopicEntry,
 )
 from chronos.adapters.kafka.connection import Connection
-from chronos.core.cluster.controllership import Controllership, Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Controllership, Stage
+from chronos.core.cluster.kafka.participant import STOPPED, Participant, Place
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
     MemberHeartbeat,
     RecordUnreadable,
     Submission,
-    Timing,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.cluster.participant import STOPPED, Participant, Place
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
     ClusterState,
@@ -51,6 +50,7 @@ from chronos.core.cluster.roles import (
     Roles,
     id_taken,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError, CoordinatorUnavailable, LogUnavailable
 from chronos.ports import ClusterSnapshot, TopicSpec
 

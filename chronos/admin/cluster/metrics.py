@@ -23,7 +23,7 @@ from chronos import __version__, zones
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
 from chronos.core.keys import LIMITED
-from chronos.core.query import next_place_ms
+from chronos.core.query.pages import next_place_ms
 from chronos.core.selector import NO_LEADER
 from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError

@@ -30,7 +30,7 @@ from chronos.cli.output import (
     wrapped,
 )
 from chronos.client import Client, ServiceFailed, Unreachable, requests
-from chronos.core.values import shards_text
+from chronos.core.texts import shards_text
 
 
 def show_failover(server: str, output: Format) -> None:
