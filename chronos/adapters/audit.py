@@ -1,4 +1,7 @@
-"""The file of the audit trail: JSON lines, which are read from its end."""
+"""The file of the audit trail: JSON lines, appended durably and read from the end.
+
+A file that was renamed is followed by a new one and is not read. What an entry says is decided in
+`admin.http.audit`."""
 
 import os
 from collections.abc import Generator, Iterator, Sequence

@@ -14,12 +14,9 @@ class SystemClock:
         self._difference_ns = self._wall_minus_boot_ns()
 
     def now_ms(self) -> int:
-        """Return epoch milliseconds, rounded down."""
         return self._wall_ns() // 1_000_000
 
     def stepped_ms(self) -> int:
-        """Return the milliseconds by which the wall clock was stepped against the boot clock since
-        the start."""
         return int((self._wall_minus_boot_ns() - self._difference_ns) / 1_000_000)
 
     def _wall_ns(self) -> int:

@@ -1,6 +1,7 @@
 """Settings that are valid one by one and wrong together.
 
-One function for each constraint; its text names both keys, their values, and the remedy.
+One function for each constraint; its text names the keys and the remedy. What is wrong with one
+setting alone is found by `model` and `values`.
 """
 
 import os.path
@@ -42,7 +43,7 @@ _RESERVED_PROPERTIES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """What is wrong, and the keys that can correct it; the text is about the first one."""
+    """A conflict between settings: a text about the first of the keys that can correct it."""
 
     paths: tuple[str, ...]
     text: str

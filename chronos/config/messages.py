@@ -21,7 +21,7 @@ _SERVICE_LINK: Final = re.compile(r"(^|_)service_(host|port)|(^|_)port_\d+_(tcp|
 
 
 def wrong_value(found: Key, details: ErrorDetails) -> str:
-    """What is wrong with a value: the text for an error of pydantic."""
+    """Return the text about a wrong value, for an error of pydantic."""
     value, verdict = details["input"], details["type"]
     if value is None:
         return no_value(found)
@@ -43,13 +43,13 @@ def wrong_value(found: Key, details: ErrorDetails) -> str:
 
 
 def no_value(found: Key) -> str:
-    """A key without a value."""
+    """Return the text about a key without a value."""
     return f"has no value; leave the key out for its default, {plain(found.default)}"
 
 
 def unknown_key(path: str, *, dotted: bool = False) -> str:
-    """A path that is no key, with the keys that may have been meant; `dotted`: a file held it as
-    one name."""
+    """Return the text about a path that is no key, with the keys that may have been meant;
+    `dotted`: a file held it as one name."""
     if dotted and path in keys():
         return "unknown key; in a file, write one level per line"
     near = _similar(path)
@@ -62,7 +62,8 @@ def unknown_key(path: str, *, dotted: bool = False) -> str:
 
 
 def unknown_variable(path: str, value: str) -> str:
-    """A variable with our prefix that is no key, with the variables that may have been meant."""
+    """Return the text about a variable with the prefix of Chronos that is no key, with the
+    variables that may have been meant."""
     if _SERVICE_LINK.search(path) or "://" in value:
         return (
             "unknown key; Kubernetes sets such variables for a service of that name: set "
@@ -75,8 +76,8 @@ def unknown_variable(path: str, value: str) -> str:
 
 
 def not_yaml(context: str, problem: str) -> str:
-    """A text that is not YAML: the parser's reason, with a hint for the two most common
-    mistakes."""
+    """Return the text about what is not YAML: the parser's reason, with a hint for the two most
+    common mistakes."""
     hint = ""
     if "alias" in context:
         hint = '; quote a value that starts with *, as in "*"'

@@ -1,8 +1,8 @@
 """Every key there is: its type, default and bounds, and its meaning with unit and reason.
 
-This is the only list. The reference, the example file, the names of variables and the hints for
-mistyped keys are all made from these models. A model built in code has its values checked, but not
-the constraints between them: `load` checks those."""
+With the sections in `cluster` this is the only list. The reference, the example file, the names of
+variables and the hints for mistyped keys are all made from these models. A model built in code has
+its values checked, but not the constraints between them: `load` checks those."""
 
 import socket
 from collections.abc import Mapping
@@ -10,13 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chronos.config.sections import (
-    AuditConfig,
-    CoordinatorConfig,
-    FailoverConfig,
-    ReplicationConfig,
-    TracingConfig,
-)
+from chronos.config.cluster import CoordinatorConfig, FailoverConfig, ReplicationConfig
 from chronos.config.values import (
     Address,
     Addresses,
@@ -358,7 +352,7 @@ class RetentionConfig(Section):
 
 
 class StoreConfig(Section):
-    """RocksDB, and the time wheel in memory."""
+    """RocksDB, which holds the state of each shard."""
 
     block_cache: Size = key(
         "64MiB",
@@ -480,6 +474,43 @@ class AdminConfig(Section):
         None,
         "Folder with results of `chronos audit -o json`, files that end in `.json`, which the "
         "console shows; the node only reads it. null: none.",
+    )
+
+
+class AuditConfig(Section):
+    """The audit trail: one entry for each request over HTTP that changes something, or that shows
+    payloads."""
+
+    path: Text | None = key(
+        None,
+        "File that the entries are appended to as JSON lines, each durable once it is written, "
+        "also of requests to a service without tokens. A file that was renamed, as by logrotate, "
+        "is followed by a new one. null: the entries are lines of the logger `chronos.audit`, for "
+        "requests with a token.",
+    )
+    required: bool = key(
+        False,
+        "Refuse requests that cannot be written down, with status 503: a first entry, the intent, "
+        "is durable before a request changes or shows anything. It needs "
+        "`path`, and costs each request one write there. Off: entries that cannot be written are "
+        "counted as lost.",
+    )
+
+
+class TracingConfig(Section):
+    """Spans for OpenTelemetry, of messages that carry the header `traceparent`. They need the extra
+    `otel`."""
+
+    enabled: bool = key(
+        False,
+        "Send a span when such a message is accepted, and one when it is delivered, expired or "
+        "dead-lettered, each linked to its `traceparent`.",
+    )
+    endpoint: Text | None = key(
+        None,
+        "URL that the spans are sent to, as OTLP over HTTP, for example "
+        "`http://localhost:4318/v1/traces`; null: that of the variables of OpenTelemetry, such as "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, else that example.",
     )
 
 

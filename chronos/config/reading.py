@@ -229,7 +229,7 @@ class _Tree:
             self.reading.complain(origin, found.path, f"must be one value, not {_shape(node)}")
 
     def item(self, mapping: str, name: str, node: yaml.Node, origin: _Origin) -> None:
-        """Read one item of a free mapping: a property of librdkafka, a rate, or a filter."""
+        """Read one item of a free mapping: a property of librdkafka, or a rate."""
         path = f"{mapping}.{name}"
         is_property = mapping == PROPERTIES
         if not isinstance(node, yaml.ScalarNode):

@@ -1,5 +1,8 @@
-"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the
-probes of masters."""
+"""A node as a member of a cluster: opens the coordinator, and runs the threads of its membership
+and of the probes of masters.
+
+The decisions are those of `core.cluster` and `workers.cluster`; a standalone node has none of
+this."""
 
 import threading
 import time
@@ -34,9 +37,9 @@ from chronos.workers.cluster.observer import HealthObserver, MasterPosition, Pro
 from chronos.workers.cluster.steadiness import Steadiness
 
 if TYPE_CHECKING:
-    from chronos.adapters.kafka.coordinator import KafkaCoordinator
+    from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
     from chronos.adapters.raft.coordinator import RaftCoordinator
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -91,8 +94,8 @@ def open_coordinator(config: Config, tls: Tls) -> Coordinator:
 
 def open_on_kafka(config: Config) -> "KafkaCoordinator":
     """Return the coordinator on the Kafka cluster of `log.kafka`."""
+    from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
     from chronos.adapters.kafka.connection import Connection
-    from chronos.adapters.kafka.coordinator import KafkaCoordinator
 
     timeout_ms, kafka = config.coordinator.kafka.timeout, config.log.kafka
     assert kafka.bootstrap_servers is not None
@@ -115,7 +118,8 @@ def open_on_kafka(config: Config) -> "KafkaCoordinator":
 def open_on_zookeeper(config: Config) -> "ZooKeeperCoordinator":
     """Return the coordinator on ZooKeeper."""
     # Imported here: other nodes run without the ZooKeeper client.
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper.servers import ZooKeeperServers
 
     settings = config.coordinator.zookeeper
     assert settings.hosts is not None
@@ -406,12 +410,12 @@ def inspect_coordinator(config: Config) -> ClusterInspection:
     """Return the cluster as a client of the coordinator sees it, without joining. Raises
     ConfigurationError, CoordinatorUnavailable."""
     if config.coordinator.kind == "kafka":
-        from chronos.adapters.kafka.cluster_topic import inspect as inspect_kafka
+        from chronos.adapters.kafka.cluster.inspection import inspect as inspect_kafka
 
         on_kafka = open_on_kafka(config)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     if config.coordinator.kind == "raft":
         return open_on_raft(config, Tls(config)).inspect()
-    from chronos.adapters.zookeeper import inspect
+    from chronos.adapters.zookeeper.inspection import inspect
 
     return inspect(open_on_zookeeper(config))

@@ -29,16 +29,16 @@ INSTANCE = "instance"
 """The file that holds the directory's id."""
 
 READING = "reading"
-"""The folder that says, while the process runs and after it was killed, where it began to read each
-shard, whether the process before it was killed too, and how many processes the kernel had killed
-for want of memory by then."""
+"""The folder of notes about reading, one file a shard: the offset at which the process began to
+read, whether the process before it was killed too, and how many processes the kernel had killed for
+want of memory by then. It is removed by a stop in order, and so is there after a kill only."""
 
 AFTER_AN_END = "again"
-"""The process began after one that did not stop in order."""
+"""Stands in a note if the process began after one that did not stop in order."""
 
 UNKNOWN = "unknown"
-"""The number of processes killed for want of memory, where it does not tell whether this one
-was."""
+"""Stands for the number of processes killed for want of memory where that number does not show
+whether this process was one of them."""
 
 
 def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> str:
@@ -65,7 +65,7 @@ class DataDirectory:
         self.instance = ""
         """The id of the directory, which identifies the node in the log; empty before `claim`."""
         self.place = ""
-        """Where it is: another one for a copy of it; empty before `claim`."""
+        """Host, path and inode of the directory, which differ for a copy; empty before `claim`."""
         self._node = node
         self._lock_file: int | None = None
 

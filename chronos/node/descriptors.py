@@ -1,5 +1,5 @@
-"""The limit of open files of this process, raised at the start of a node as far as it needs and the
-system allows."""
+"""The open files that a node needs, and the limit of this process, which is raised at the start if
+it is not ample."""
 
 import resource
 from typing import TYPE_CHECKING

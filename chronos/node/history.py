@@ -1,7 +1,7 @@
 """The last day of the node, minute by minute.
 
-The minutes are made once a second from the counts of `outcomes`, by the maintenance thread, and
-kept in memory: they begin with the process."""
+The maintenance thread makes the minutes once a second from the counts of `outcomes` and the
+lateness of the shards. They are kept in memory and begin with the process."""
 
 import threading
 from collections import deque
@@ -45,7 +45,7 @@ class Minute(Struct, kw_only=True, gc=False):
 
 
 class _Counts(Struct, frozen=True):
-    """What the process has counted since it started."""
+    """The counts of the process since it started."""
 
     dead: int
     expired: int

@@ -1,8 +1,7 @@
-"""The node: one Chronos process, everything in it constructed here, started in order, and stopped
-in the reverse order.
+"""The node: the parts of one Chronos process, started and stopped in order.
 
 `Node.start` and `Node.stop` number the order. HTTP is not part of it: `cli` starts it last and
-stops it first."""
+stops it first. What a part does is the subject of its own file."""
 
 import os
 import secrets

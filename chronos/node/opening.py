@@ -1,7 +1,9 @@
-"""Opens what the configuration names: the log, the audit trail and the stores.
+"""Opens what the configuration names: the log, producers besides it, the audit trail and the
+stores.
 
-Each function makes one object from a configuration; nothing is kept here. A store is opened only if
-it belongs to these topics (`Identity`)."""
+Each function makes one object from a configuration; nothing is kept here. A store is given the
+identity of its shard and topics when it is new, and is refused if it has another one
+(`check_identity`)."""
 
 from collections.abc import Mapping
 from pathlib import Path

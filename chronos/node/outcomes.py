@@ -1,4 +1,5 @@
-"""Counts and histograms of this process's steps, for the metrics by reason and target.
+"""Counts and histograms of the steps of this process, by reason and target, for metrics, log lines
+and warnings.
 
 Shard threads count once a step; other threads read. The counts begin with the process."""
 

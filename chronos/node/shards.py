@@ -66,7 +66,7 @@ REFUSALS_REMEMBERED = 20_000
 
 
 class Shared(Struct, frozen=True, kw_only=True):
-    """What all shards of a node share."""
+    """The parts of a node that all its shards use."""
 
     config: Config
     log: Log
@@ -122,10 +122,10 @@ class ShardDriver:
         self._shown: tuple[ReplicaState, str | None] | None = None
         """State of the replica, and why it is paused, after the last step."""
         self._soon = threading.Event()
-        """It shall step soon, or stop."""
+        """Set when the thread is to step soon, or to stop."""
         self._turns = shared.turns
         self._called = threading.Event()
-        """It is its turn, or it shall stop."""
+        """Set when the thread has its turn, or is to stop."""
         self._queued_s: float | None = None
         """Since when it waits for its turn (`time.monotonic()`); None: it does not."""
         self._thread: threading.Thread | None = None
@@ -161,7 +161,8 @@ class ShardDriver:
 
     @property
     def queued(self) -> str | None:
-        """That it waits for its turn to start, for people; None if it does not, or not for long."""
+        """A text for people while it waits for its turn to start; None if it does not, or not for
+        long."""
         since_s = self._queued_s
         return QUEUED if since_s is not None and time.monotonic() - since_s > QUEUED_S else None
 

@@ -1,4 +1,5 @@
-"""Turns of the replicas of a node that start: a bound of how many take a step at a time."""
+"""Turns of the shards that start or take over: a bound of how many take a step, or poll, at a
+time."""
 
 import threading
 from collections import deque

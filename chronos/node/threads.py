@@ -1,4 +1,5 @@
-"""Threads of a node whose end is never unnoticed, and the wait for their end."""
+"""Threads of a node: an error that ends one is reported, and the wait for their ends has a
+deadline."""
 
 import threading
 import time

@@ -1,5 +1,7 @@
 """The topics that Chronos owns: their partitions, and the settings that exactly-once delivery
-needs."""
+needs.
+
+These are specifications only: the log creates the topics and checks them (`ports.TopicLog`)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,10 @@
-"""The watch of a node: a thread that judges every second, for each shard, whether it stands still
-although there is work, and that logs the troubles of all shards.
+"""The watch of a node: a thread that judges each shard every second, whether it stands still
+although there is work, and logs the troubles of all shards.
 
 The judgement needs no request, because a request would wait for the very brokers that may have
 caused the stall: the maintenance thread asks for the ends of the partitions, with `look`. One
-trouble is one line, however many shards have it."""
+trouble is one line, however many shards have it. The watch also wakes the shards when the wall
+clock was stepped."""
 
 import re
 import threading
@@ -36,7 +37,7 @@ DIGITS = re.compile(r"\d+")
 
 
 class _Trouble(Struct):
-    """What shards report with the same text, but for its numbers."""
+    """A trouble: one text, but for its numbers, that one or several shards report."""
 
     since_ms: int
     seen_ms: int

@@ -20,12 +20,14 @@ import pytest
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from chronos.adapters.kafka.cluster_topic import ClusterTopic, TopicEntry
+from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
+from chronos.adapters.kafka.cluster.reader import TopicEntry
+from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
-from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.servers import ZooKeeperServers
 from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,

@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.kafka import cluster_topic, writer
-from chronos.adapters.kafka.cluster_topic import HeartbeatWriter
+from chronos.adapters.kafka import writer
+from chronos.adapters.kafka.cluster import heartbeats as heartbeats_module
+from chronos.adapters.kafka.cluster.heartbeats import HeartbeatWriter
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
@@ -130,7 +131,7 @@ def test_an_outage_is_one_line_about_heartbeats(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it lasts: another line says each minute that no broker answers."""
-    monkeypatch.setattr(cluster_topic, "LINES_S", 0.0)
+    monkeypatch.setattr(heartbeats_module, "LINES_S", 0.0)
     connection = Connection(address, {})
     heartbeats = HeartbeatWriter(connection, "chronos.cluster", 200)
     failed: list[str] = []

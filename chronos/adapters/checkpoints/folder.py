@@ -134,7 +134,6 @@ class CheckpointFolder:
     # --- listing and checking
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        """Return the complete checkpoints of the shard with this identity, the furthest first."""
         found = []
         with self._reaching("reading"):
             for name in self._names(shard):
@@ -151,12 +150,7 @@ class CheckpointFolder:
                     found.append(checkpoint)
         return found
 
-    def newest(self, shard: int, identity: Identity) -> Checkpoint | None:
-        """Return the furthest one; None if there is none."""
-        return next(iter(self.kept(shard, identity)), None)
-
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all its files exist with the right sizes."""
         place = self._place(checkpoint.shard, checkpoint.name)
         with self._reaching("reading"):
             self._files.invalidate_cache()
@@ -167,11 +161,6 @@ class CheckpointFolder:
             except FileNotFoundError:
                 return False
         return all(listed.get(file.name) == file.bytes for file in checkpoint.files)
-
-    def verify(self, checkpoint: Checkpoint) -> None:
-        """Read every byte of it. StoreCorrupt names the damaged file."""
-        with self._reaching("reading"):
-            self._check_files(checkpoint)
 
     def _check_files(self, checkpoint: Checkpoint) -> None:
         for file in checkpoint.files:

@@ -1,7 +1,8 @@
 """A checkpoint from another node of the cluster, which makes it for the request and sends it over
 HTTP.
 
-What arrives is not trusted here: `checkpoints.files` compares every byte with the manifest."""
+Only the stream is read here: `checkpoints.files` unpacks it and compares every byte with the
+manifest."""
 
 import http.client
 import json

@@ -118,8 +118,6 @@ class EmbeddedLog:
         return writer
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Write records outside any transaction, all or none. Raises LogUnavailable if one is
-        refused."""
         return self._records.append(records, timeout_s)
 
     # --- topics
@@ -188,7 +186,6 @@ class EmbeddedLog:
     # --- space
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before the offset, never beyond the end. Offsets are never reused."""
         with self._lock:
             self._journal.make_ready(gives_space=True)
             trimmed = self._topics.partition(topic, partition)

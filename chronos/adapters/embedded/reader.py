@@ -1,5 +1,5 @@
-"""Reading a partition of the embedded log: the records that are synced, from an offset on or from a
-time on."""
+"""Reading a partition of the embedded log: the synced records from an offset on, and the search of
+an offset by time."""
 
 from pathlib import Path
 
@@ -77,7 +77,6 @@ class EmbeddedReader:
             )
 
     def seek(self, offset: int) -> None:
-        """Continue from another offset."""
         self.position = offset
 
     def close(self) -> None:

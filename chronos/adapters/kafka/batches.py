@@ -1,6 +1,6 @@
 """The header of one record batch, read by a Fetch request on a socket of its own.
 
-librdkafka tells nothing of a batch that it cannot decompress but the first offset. The request asks
+Of a batch that it cannot decompress, librdkafka reports the first offset only. The request asks
 the leader for one batch and reads no more than its header, so that nothing is decompressed and
 little memory is taken. The connection follows the operator's properties: plain or TLS, with SASL
 PLAIN or SCRAM where they ask for it."""

@@ -1,4 +1,5 @@
-"""The log lines of librdkafka, each of them once in a while and none above the level warning."""
+"""The log lines of librdkafka, passed on: each of them once in a while, and none above the level
+`warning`."""
 
 import logging
 import re

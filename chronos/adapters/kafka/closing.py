@@ -83,4 +83,4 @@ class Closer:
 
 
 consumers = Closer()
-"""That of this process."""
+"""The closer of this process."""

@@ -94,12 +94,9 @@ class KafkaLog:
     def reader(
         self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> KafkaReader | BoundedReader | PatientReader:
-        """A consumer of its own for one partition; `bounded`: in a child process, up to its end at
-        the first such request.
-
-        `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
-        ends later, and quiet partitions share a consumer, from the start if the mode is `quiet`.
-        """
+        """Return a reader with a consumer of its own. A `bounded` one has it in a child process, up
+        to the end that the partition had at the first such request; a `patient` one shares a
+        consumer with others while its partition is quiet, and a `quiet` one from the start."""
         if mode == "bounded":
             at = topic, partition
             if at not in self._bounded_until:
@@ -126,7 +123,7 @@ class KafkaLog:
         quiet_s: float = QUIET_S,
     ) -> PatientReader:
         """A reader that shares a consumer while next to nothing comes; `shares`: from the start on.
-        `quiet_s`: see `shared`."""
+        `quiet_s`: see `shared.QUIET_S`."""
         settings = {**self.consumer_settings(topic), **PATIENT_CONSUMER}
 
         def reader(client: PartitionConsumer, position: int) -> KafkaReader:

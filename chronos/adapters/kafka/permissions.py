@@ -1,4 +1,6 @@
-"""The operations on a topic that the ACLs of Kafka allow to every client."""
+"""The operations on a topic that the ACLs of Kafka allow to every client.
+
+The permissions of this client itself are described with the topic (`topics`)."""
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]

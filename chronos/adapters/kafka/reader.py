@@ -83,7 +83,6 @@ class KafkaReader:
         return None
 
     def seek(self, offset: int) -> None:
-        """Continue from another offset."""
         self.position = offset
         self._polled.clear()
         self._too_large: tuple[str, int] | None = None

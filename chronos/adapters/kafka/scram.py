@@ -1,4 +1,4 @@
-"""The client's side of SCRAM, the passwords of SASL that are never sent (RFC 5802)."""
+"""The client's side of SCRAM (RFC 5802), which proves a password without sending it."""
 
 import hashlib
 import hmac

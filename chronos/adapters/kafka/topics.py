@@ -231,7 +231,7 @@ class KafkaTopics:
         return texts
 
     def _listed_brokers(self) -> dict[int, Any]:
-        """The client's `BrokerMetadata` of every broker that is alive, by its id."""
+        """The client's `BrokerMetadata` of every broker that runs, by its id."""
         try:
             return self._admin.list_topics(
                 self._progress_topic, timeout=self._connection.request_timeout_s

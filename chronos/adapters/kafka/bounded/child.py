@@ -36,8 +36,8 @@ READ_BYTES = 1 << 20
 
 
 class Frame(Struct, array_like=True):
-    """A message of a child: records and the position after them, or an error. The first frame says
-    that there is something."""
+    """A message of a child: records and the position after them, or an error. A frame without
+    either comes before the records of each batch: the batch was decompressed."""
 
     position: int
     records: list[Record] = []

@@ -41,8 +41,8 @@ from chronos.ports import READING_BOUNDED
 log = structlog.get_logger("chronos.kafka")
 
 MEMORY_BYTES = 512 * 1024 * 1024
-"""What a child may allocate, in proportion more where a record may have more than RECEIVE_BYTES: a
-batch of one record takes its size three times."""
+"""Memory that a child may allocate; in proportion more where a record may have more than
+RECEIVE_BYTES: a batch of one record takes its size three times."""
 
 SUSPECT_BYTES = 16_000_000
 """A batch that cannot take more memory than this is never unreadable for want of memory."""
@@ -59,7 +59,8 @@ SINGLE_FETCHES: Mapping[str, int] = {"fetch.message.max.bytes": 1, "queued.min.m
 """The broker returns a whole batch, and no other one."""
 
 PROBE_FETCHES: Mapping[str, int] = {**SINGLE_FETCHES, "fetch.queue.backoff.ms": 10_000}
-"""And the next batch is not asked for while records of this one are queued, nor soon after."""
+"""The same, and the next batch is not fetched while records of this one are queued, nor soon
+after."""
 
 ERRORS: Mapping[str, type[ChronosError]] = {
     "LogUnavailable": LogUnavailable,
@@ -107,7 +108,7 @@ class BoundedReader:
         """The mode after PROBE."""
         self._failures = 0
         self._error: ChronosError | None = None
-        """What the next `read` raises; a BatchUnreadable stays until a seek."""
+        """The error that the next `read` raises; a BatchUnreadable stays until a seek."""
         self._records: list[Record] = []
         self._after = offset
         """Position after `_records`."""
@@ -135,7 +136,6 @@ class BoundedReader:
         return None
 
     def seek(self, offset: int) -> None:
-        """Continue from another offset."""
         if self._plain is None:
             self._open(offset)
         else:

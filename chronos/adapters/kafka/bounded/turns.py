@@ -11,7 +11,7 @@ no records for minutes."""
 
 
 class MemoryTurns:
-    """Which reader of this process may take much memory: it has a child, or reads a batch alone.
+    """The turn to take much memory: the reader that has it runs a child, or reads a batch alone.
     Any thread may call."""
 
     def __init__(self) -> None:
@@ -71,4 +71,4 @@ class MemoryTurns:
 
 
 turns = MemoryTurns()
-"""Those of this process."""
+"""The turns of all readers of this process."""

@@ -1,4 +1,6 @@
-"""The sections of the configuration about clusters and about the audit trail."""
+"""The sections of the configuration about clusters: the coordinator, failover and replication.
+
+All other sections are in `model`."""
 
 from typing import Literal
 
@@ -136,43 +138,6 @@ class CoordinatorConfig(Section):
     kafka: KafkaCoordinatorConfig = Field(default_factory=KafkaCoordinatorConfig)
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
     raft: RaftConfig = Field(default_factory=RaftConfig)
-
-
-class AuditConfig(Section):
-    """The audit trail: one entry for each request over HTTP that changes something, or that shows
-    payloads."""
-
-    path: Text | None = key(
-        None,
-        "File that the entries are appended to as JSON lines, each durable once it is written, "
-        "also of requests to a service without tokens. A file that was renamed, as by logrotate, "
-        "is followed by a new one. null: the entries are lines of the logger `chronos.audit`, for "
-        "requests with a token.",
-    )
-    required: bool = key(
-        False,
-        "Refuse requests that cannot be written down, with status 503: a first entry, the intent, "
-        "is durable before a request changes or shows anything. It needs "
-        "`path`, and costs each request one write there. Off: entries that cannot be written are "
-        "counted as lost.",
-    )
-
-
-class TracingConfig(Section):
-    """Spans for OpenTelemetry, of messages that carry the header `traceparent`. They need the extra
-    `otel`."""
-
-    enabled: bool = key(
-        False,
-        "Send a span when such a message is accepted, and one when it is delivered, expired or "
-        "dead-lettered, each linked to its `traceparent`.",
-    )
-    endpoint: Text | None = key(
-        None,
-        "URL that the spans are sent to, as OTLP over HTTP, for example "
-        "`http://localhost:4318/v1/traces`; null: that of the variables of OpenTelemetry, such as "
-        "`OTEL_EXPORTER_OTLP_ENDPOINT`, else that example.",
-    )
 
 
 class FailoverConfig(Section):

@@ -1,13 +1,9 @@
-"""Membership and the controller on Kafka itself, over the topic `chronos.cluster`: one thread reads
-both partitions, and does what `core.cluster.participant` decides.
+"""The thread of a member: it reads both partitions of the topic `chronos.cluster`, and does what
+`core.cluster.kafka.participant` decides.
 
-The loop is a thread that waits for records only, and never for an answer: an attempt to become
-controller has a thread of its own (`cluster_topic.RolesWriter`). A process whose position is no
-longer in the log registers anew, and keeps meanwhile the roles that it had.
-
-There are no sessions: a node that was silent is a member again with its next heartbeat, and reads
-meanwhile which roles it has. Only a node that was replaced by another process of its name has no
-place any more, and does not join again."""
+It waits for records only, and never for an answer: an attempt to become controller has a thread of
+its own (`roles.RolesWriter`). A process whose position is no longer in the log registers anew, and
+keeps meanwhile the roles that it had."""
 
 import queue
 import threading
@@ -19,17 +15,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 import structlog
 
-from chronos.adapters.kafka.cluster_topic import (
-    LINES_S,
-    ClusterReader,
-    ClusterTopic,
-    Forgotten,
-    HeartbeatWriter,
-    RolesWriter,
-    Settled,
-    TopicEntry,
-)
-from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.cluster.heartbeats import LINES_S, HeartbeatWriter, Settled
+from chronos.adapters.kafka.cluster.reader import ClusterReader, Forgotten, TopicEntry
+from chronos.adapters.kafka.cluster.roles import RolesWriter
+from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.core.cluster.kafka.controllership import Controllership, Stage
 from chronos.core.cluster.kafka.participant import STOPPED, Participant, Place
 from chronos.core.cluster.kafka.records import (
@@ -38,21 +27,17 @@ from chronos.core.cluster.kafka.records import (
     ClusterRecord,
     MemberHeartbeat,
     RecordUnreadable,
-    Submission,
     unpack_record,
     unpack_roles,
 )
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
-    ClusterState,
     Member,
     Request,
     Roles,
-    id_taken,
 )
 from chronos.core.cluster.timing import Timing
-from chronos.errors import ChronosError, CoordinatorUnavailable, LogUnavailable
-from chronos.ports import ClusterSnapshot, TopicSpec
+from chronos.errors import ChronosError
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -82,7 +67,8 @@ Plan = Callable[[Participant, tuple[Request, ...]], Roles]
 
 
 class ClusterLoop:
-    """From one `join` to the next. Any thread may read; `control` is for one thread."""
+    """A membership from one `join` to the next: its thread, and what it has read. Any thread may
+    read; `control` is for one thread."""
 
     def __init__(
         self,
@@ -154,7 +140,7 @@ class ClusterLoop:
 
     @property
     def place(self) -> Place:
-        """What this process is in the cluster."""
+        """The place of this process in the cluster."""
         return self._participant.place
 
     @property
@@ -201,7 +187,7 @@ class ClusterLoop:
 
     @property
     def lost(self) -> bool:
-        """True if this process has no place in the cluster any more."""
+        """True if this process no longer has a place in the cluster."""
         return (
             self._participant.place in STOPPED
             or self._participant.is_forgotten
@@ -506,166 +492,3 @@ class ClusterLoop:
 
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-ANSWER_S = 2.0
-"""Longest wait for a request or a publication; healthy brokers take some tens of milliseconds."""
-
-JOIN_S = 5.0
-"""How long `join` waits without a sign of life of the brokers."""
-
-
-class KafkaCoordinator:
-    """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and
-    `request`, one the other verbs."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        topic: TopicSpec,
-        *,
-        create_topic: bool,
-        cluster: str,
-        node: str,
-        timing: Timing | None = None,
-        transaction_timeout_s: float = 10.0,
-    ) -> None:
-        """Only `join` connects."""
-        self._connection = connection
-        self._spec = topic
-        self._create_topic = create_topic
-        self.timing = timing or Timing()
-        self._cluster = cluster
-        self._node = node
-        self._transaction_timeout_s = transaction_timeout_s
-        self._woken = threading.Event()
-        self._loop: ClusterLoop | None = None
-        self._replaced = False
-        """A later process of this node counts."""
-        self._holder: Member | None = None
-        """That process, as it reports."""
-
-    # --- the port
-
-    def join(self, member: Member) -> None:
-        """Register this node as a new incarnation. Raises NodeIdTaken, CoordinatorUnavailable,
-        ConfigurationError."""
-        self._end()
-        if self._replaced:
-            raise id_taken(self._node, self._cluster, self._holder)
-        topic = self.topic()
-        try:
-            topic.open()
-            reader = topic.reader()
-        except LogUnavailable as error:
-            topic.close()
-            raise CoordinatorUnavailable(self._unanswered(str(error))) from error
-        except ChronosError:
-            topic.close()
-            raise
-        loop = ClusterLoop(
-            topic, reader, member, self.timing, self._transaction_timeout_s, self._woken
-        )
-        try:
-            self._wait_for_place(loop)
-        except BaseException:
-            loop.end()
-            raise
-        self._loop = loop
-
-    def report(self, member: Member) -> None:
-        """Publish this node's state with the next heartbeat. Raises CoordinatorUnavailable."""
-        loop = self._joined()
-        loop.report(member)
-        if not loop.seen:
-            raise CoordinatorUnavailable(self._unanswered(loop.problem))
-
-    def look(self) -> ClusterSnapshot:
-        """Return the current knowledge, without a request to a broker."""
-        loop = self._loop
-        if loop is None or loop.lost:
-            return ClusterSnapshot(roles=None, members={}, confirmed=False)
-        return ClusterSnapshot(roles=loop.roles, members=loop.members, confirmed=loop.confirmed)
-
-    def request(self, request: Request) -> None:
-        """Write a request for the controller. Raises CoordinatorUnavailable."""
-        loop = self._joined()
-        why = loop.write(Submission(request=request), ANSWER_S)
-        if why is not None:
-            raise CoordinatorUnavailable(self._unanswered(why))
-
-    def control(self, plan: Callable[[ClusterState], Roles]) -> bool:
-        """If this node is certain to be the controller, plan and publish the changes; return
-        whether it is."""
-        loop = self._loop
-        if loop is None or loop.lost:
-            return False
-        return loop.control(
-            lambda participant, requests: plan(self._state_of(loop, participant, requests)),
-            ANSWER_S,
-        )
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the snapshot may have changed; False if the time passes first."""
-        woken = self._woken.wait(timeout_s)
-        self._woken.clear()
-        return woken
-
-    def leave(self) -> None:
-        """Write a leave record, so that other nodes need not wait."""
-        loop = self._loop
-        if loop is not None:
-            loop.leave_record()
-        self._end()
-        self._replaced = False
-
-    def topic(self) -> ClusterTopic:
-        """Return the topic of the cluster; no request is made before it is used."""
-        return ClusterTopic(self._connection, self._spec, create=self._create_topic)
-
-    # --- inside
-
-    def _end(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            if loop.place is Place.REPLACED:
-                self._replaced, self._holder = True, loop.holder
-            loop.end()
-
-    def _joined(self) -> ClusterLoop:
-        loop = self._loop
-        if loop is None or loop.lost:
-            raise CoordinatorUnavailable(
-                "this node is not a member of the cluster; it has to join again"
-            )
-        return loop
-
-    def _wait_for_place(self, loop: ClusterLoop) -> None:
-        answered_s, returned = time.monotonic(), 0
-        while not loop.settled:
-            if loop.place in STOPPED:
-                raise id_taken(self._node, self._cluster, loop.holder)
-            if loop.returned != returned:
-                answered_s, returned = time.monotonic(), loop.returned
-            if time.monotonic() - answered_s > JOIN_S or loop.ended:
-                raise CoordinatorUnavailable(self._unanswered(loop.problem))
-            time.sleep(POLL_S)
-
-    def _unanswered(self, why: str) -> str:
-        text = (
-            f"no Kafka broker of {self._connection.bootstrap_servers} answers for {self._spec.name}"
-        )
-        return f"{text}: {why}" if why else text
-
-    def _state_of(
-        self, loop: ClusterLoop, participant: Participant, requests: tuple[Request, ...]
-    ) -> ClusterState:
-        return ClusterState(
-            now_ms=loop.wall_ms(),
-            controller=self._node,
-            controller_epoch=participant.control.epoch,
-            members=loop.members,
-            since_ms=loop.since_ms,
-            roles=participant.roles or Roles(),
-            requests=requests,
-        )
