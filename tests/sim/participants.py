@@ -1,6 +1,6 @@
 """The simulated processes of a cluster whose coordinator is Kafka.
 
-Each process runs `core.cluster.participant` as the adapter does: it reads both partitions, writes
+Each process runs `core.cluster.kafka.participant` as the adapter does: it reads both partitions, writes
 what `step` returns, and takes over as `stage` says. Its clock has any offset and drifts."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The topic `chronos.cluster`: created, checked, trimmed, and read with a reader of its own.
 
 It has two partitions, one of heartbeats and one of roles. The content of their records is the
-subject of `core.cluster.heartbeats`."""
+subject of `core.cluster.kafka.heartbeats`."""
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.cluster.reader import ClusterReader
