@@ -11,7 +11,7 @@ from typing import TextIO
 
 import structlog
 
-from chronos.core.values import printable, printable_json
+from chronos.core.texts import printable, printable_json
 
 
 def set_up(

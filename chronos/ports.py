@@ -68,9 +68,6 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     no records."""
     leaders: tuple[int, ...] = ()
     """Id of the broker that leads each partition, -1 for none; empty if the log has no brokers."""
-    stamped: bool = False
-    """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also
-    if that is not known."""
     advice: tuple[str, ...] = ()
     """Settings of a topic of Chronos that are only unwise, for people; known after `prepare`."""
 

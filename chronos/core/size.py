@@ -1,5 +1,5 @@
-"""Sizes of records and batches in bytes: the batch format v2 of Kafka (KIP-98,
-`DefaultRecord.sizeInBytes`), and limits."""
+"""Sizes in bytes of records and batches: as Kafka's batch format v2 has them, without compression
+(KIP-98, `DefaultRecord.sizeInBytes`), and roughly as memory has them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -14,9 +14,8 @@ import structlog
 from msgspec import Struct
 
 from chronos.config import Config
-from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
-from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.planner import RolePlanner
 from chronos.core.cluster.replication import ReplicationRules
 from chronos.core.cluster.roles import (
     ClusterState,
@@ -25,14 +24,17 @@ from chronos.core.cluster.roles import (
     Roles,
     machines,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node.opening import open_appender
 from chronos.node.threads import join_until, run_guarded
 from chronos.node.tls import Tls
 from chronos.node.topics import cluster_topic
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
-from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
-from chronos.workers.cluster.observer import HealthObserver, Look, ProbedTopic
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
+from chronos.workers.cluster.observer import HealthObserver, MasterPosition, ProbedTopic
+from chronos.workers.cluster.steadiness import Steadiness
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
@@ -224,7 +226,7 @@ class NodeCallbacks(Struct, frozen=True, kw_only=True):
     """Returns this node as it is now."""
     changed: Callable[[], bool]
     """See `Membership`."""
-    look: Callable[[int, str], Look | None]
+    look: Callable[[int, str], MasterPosition | None]
     """See `HealthObserver`."""
     assigned: Callable[[Collection[int]], None]
     """Called with the shards whose roles, or whether they are confirmed, have changed, and once a
@@ -292,7 +294,7 @@ class ClusterNode:
                 health_rules(config),
                 clock=clock,
                 snapshot=self.membership.snapshot,
-                look=callbacks.look,
+                position_of=callbacks.look,
             )
         # Separate threads, because a probe may take long and must not delay the membership.
         self._membership_thread = _thread("membership", self._run_membership, callbacks.failed)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from chronos import __version__
+from chronos import __version__, zones
 from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
@@ -45,13 +45,18 @@ from chronos.node.tls import Tls
 from chronos.node.topics import check_progress_fits, cluster_topic, own_topics
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log
-from chronos.workers.cluster.membership import InSyncWatch, Membership
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
 from chronos.workers.push.targets import due_targets
 from chronos.workers.replica.checkpoint import LogPosition, needed_from
+from chronos.workers.replica.horizon import Elsewhere
+from chronos.workers.replica.leadership import STANDALONE
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.retention import Elsewhere, id_states_kept_ms
-from chronos.workers.replica.state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, OpenTransactions, TopicWatch
+from chronos.workers.replica.retention import id_states_kept_ms
+from chronos.workers.replica.state import IN_PLACE, ReplicaState
+from chronos.workers.watch.reachability import LogReachability
+from chronos.workers.watch.topics import CHECK_EVERY_MS, TopicWatch
+from chronos.workers.watch.transactions import OpenTransactions
 
 log = structlog.get_logger("chronos.node")
 
@@ -485,6 +490,7 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
+            zone_data=zones.VERSION,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards

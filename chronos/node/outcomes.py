@@ -61,10 +61,7 @@ def is_over(reason: Reason, info: TopicInfo | None, bytes_max_before: int | None
         return not info.compacted
     if reason is Reason.TOO_LARGE:
         return bytes_max_before is not None and info.bytes_max > bytes_max_before
-    # The progress topic of another Chronos is writable, and forbidden all the same.
-    return reason is Reason.TARGET_MISSING or (
-        reason is Reason.FORBIDDEN_TARGET and info.writable and not info.stamped
-    )
+    return reason is Reason.TARGET_MISSING or (reason is Reason.FORBIDDEN_TARGET and info.writable)
 
 
 class TargetCounts(Struct):

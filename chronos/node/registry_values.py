@@ -13,7 +13,7 @@ import structlog
 from msgspec import Struct
 
 from chronos.adapters.disk import keep
-from chronos.core.cluster.registry import Configuration, configured
+from chronos.core.cluster.registry.configuration import Configuration, configured
 from chronos.core.cluster.roles import Request
 from chronos.errors import Stop
 

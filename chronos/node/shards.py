@@ -31,16 +31,17 @@ from chronos.node.start_turns import STARTS_AT_ONCE, StartTurns
 from chronos.node.threads import join_until
 from chronos.node.topics import own_topics
 from chronos.ports import Clock, Log, Store, Tracing
-from chronos.workers.cluster.observer import Look
+from chronos.workers.cluster.observer import MasterPosition
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import CATCHING_UP, Replica
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from chronos.workers.watch.stall import STEP_MS_MAX
 
 log = structlog.get_logger("chronos.shard")
@@ -491,7 +492,7 @@ class Shown(Protocol):
     def state(self) -> State: ...
 
 
-def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
+def look(shard: Shown, *, leads: bool, now_ms: int) -> MasterPosition | None:
     """Return how far the shard's master has come, as this node's replica shows it; None if it does
     not show that now.
 
@@ -507,4 +508,4 @@ def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
     ):
         return None
     state = shard.state
-    return Look(cursor=state.cursor, pull_offset=state.pull_offset)
+    return MasterPosition(cursor=state.cursor, pull_offset=state.pull_offset)

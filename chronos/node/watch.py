@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec import Struct, field
 
-from chronos.core.values import shards_text
+from chronos.core.texts import shards_text
 from chronos.errors import ChronosError
 from chronos.node.shards import ShardDriver
 from chronos.node.threads import run_guarded

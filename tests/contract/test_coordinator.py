@@ -28,14 +28,12 @@ from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.adapters.zookeeper.servers import ZooKeeperServers
-from chronos.core.cluster.heartbeats import (
-    GRACE_TIMEOUTS,
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     LeaveRecord,
     MemberHeartbeat,
     RolesRecord,
-    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
@@ -47,6 +45,7 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
+from chronos.core.cluster.timing import GRACE_TIMEOUTS, Timing
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import FORGETFUL, Broker

@@ -18,14 +18,14 @@ from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.config import load
-from chronos.core.cluster.heartbeats import LeaveRecord
+from chronos.core.cluster.kafka.records import LeaveRecord
 from chronos.errors import LogUnavailable
 from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator
 from chronos.node.opening import open_kafka
 from chronos.node.tls import Tls
 from chronos.ports import TopicSpec
 from chronos.workers.cluster import observer
-from chronos.workers.cluster.observer import Look
+from chronos.workers.cluster.observer import MasterPosition
 from tests.harness.waiting import wait_until
 
 TIMEOUT_S = 60.0
@@ -97,7 +97,7 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     ]
     config = load(None, {}, settings)
     log = open_kafka(config)
-    here = Look(cursor=(0, 0), pull_offset=0)
+    here = MasterPosition(cursor=(0, 0), pull_offset=0)
     node = ClusterNode(
         open_coordinator(config, Tls(config)),
         config,

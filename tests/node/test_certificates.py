@@ -30,7 +30,7 @@ from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.client import AsyncClient, Client, Unreachable
 from chronos.config import load
 from chronos.core.certificates import REMEDY, reason
-from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.timing import Timing
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node import tls

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from chronos.admin.cluster import registry as own_registry
 from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.cluster.registry import Registrar
-from chronos.core.cluster import registry as registrations
+from chronos.core.cluster.registry import registration as registrations
 from chronos.node import Node
 from chronos.workers.cluster.membership import Membership
 from tests.harness.inside import Inside

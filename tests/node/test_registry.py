@@ -23,8 +23,7 @@ from chronos.admin.cluster.registry import (
 )
 from chronos.admin.http.schemas import RegisteredShard, RegistrationBody
 from chronos.cli.service.registry import ranges
-from chronos.core.cluster import registry
-from chronos.core.cluster.registry import Endpoint
+from chronos.core.cluster.registry.values import Answer, Endpoint
 from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside
@@ -61,7 +60,7 @@ def ask(service: Inside, method: str, path: str, body: object = None, status: in
     return answer.json()
 
 
-def register(service: Inside, name: str, body: dict[str, Any]) -> registry.Answer:
+def register(service: Inside, name: str, body: dict[str, Any]) -> Answer:
     """Register another node, as its own request does, which no test can send: it needs the token
     that a member gave the coordinator."""
     given = read_registration(name, msgspec.convert(body, RegistrationBody))

@@ -167,6 +167,8 @@ DURATIONS = [
     ("250ms", 250),
     ("1.5s", 1_500),
     ("90s", 90_000),
+    ("PT1M30S", 90_000),
+    ("100us", 1),
     ("15m", 900_000),
     ("2h", 7_200_000),
     ("7d", 604_800_000),
@@ -209,11 +211,12 @@ WRONG_DURATIONS = {
     "5 min": "did you mean 5m?",
     "90 s": "did you mean 90s?",
     "1.5 Hours": "did you mean 1.5h?",
-    "2 months": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
-    "30m1h": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
-    "-1s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
-    "PT5M": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
-    "٣s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    "2 months": "write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S",
+    "30m1h": "write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S",
+    "-1s": "it has a minus sign, and a duration is 0 or more; write 90s or PT1M30S",
+    "P1M": "years and months differ in length; write days, as P30D or 30d",
+    "1h 30m": "write it without spaces, as 1h30m",
+    "٣s": "write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S",
 }
 
 

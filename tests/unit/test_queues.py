@@ -16,7 +16,7 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.core.keys import partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.query import holds_for
+from chronos.core.query.lookup import holds_for
 from chronos.core.shard import queues
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Progress, unpack_progress
@@ -26,8 +26,9 @@ from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.node.topics import own_topics
 from chronos.ports import Outgoing, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
-from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
-from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
+from chronos.workers.replica.horizon import unforwarded_ms, unpulled_ms
+from chronos.workers.replica.leadership import STANDALONE, Assignment
+from chronos.workers.replica.state import ReplicaState
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
 from tests.harness.writers import AroundWriter

@@ -22,16 +22,11 @@ from chronos.node.watch import CLOCK_STEP_MS, LOG_EVERY_MS, OVER_MS, ShardWatch
 from chronos.ports import READING_BOUNDED
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS, STANDALONE, Assignment
 from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS
-from chronos.workers.replica.state import (
-    FOREIGN_SILENCE_MS,
-    STANDALONE,
-    TRANSITIONS,
-    Assignment,
-    ReplicaState,
-)
+from chronos.workers.replica.state import TRANSITIONS, ReplicaState
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
 from tests.harness.waiting import wait_until

@@ -453,7 +453,6 @@ def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
         leaders=leaders,
-        stamped=settings.get("message.timestamp.type") == "LogAppendTime",
         short=frozenset(
             part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))
         ),

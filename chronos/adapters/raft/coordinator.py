@@ -44,7 +44,6 @@ from chronos.adapters.raft.wire import (
     Unanswered,
     encode,
 )
-from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
 from chronos.core.cluster.raft.values import LogEnd
 from chronos.core.cluster.roles import (
@@ -55,6 +54,7 @@ from chronos.core.cluster.roles import (
     Roles,
     id_taken,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterInspection, ClusterSnapshot, steady_ms
 

@@ -49,20 +49,23 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.waiting import poll
 from chronos.core import certificates
-from chronos.core.cluster import registry
-from chronos.core.cluster.registry import (
+from chronos.core.cluster.registry.registration import (
     EXPIRE_INTERVALS,
-    READ,
     RETRY_MS,
-    SCANS,
+    OwnRegistration,
+    Peer,
+)
+from chronos.core.cluster.registry.registry import SCANS
+from chronos.core.cluster.registry.values import (
+    READ,
     WRITE,
     Answer,
     Endpoint,
     Full,
     Holding,
-    OwnRegistration,
-    Peer,
+    KnownNode,
     Registration,
+    Routes,
     TopicConfig,
 )
 from chronos.core.cluster.roles import Member
@@ -609,7 +612,7 @@ def _shards_info(registration: Registration) -> list[RegisteredShard]:
     ]
 
 
-def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
+def _node_info(node: KnownNode, ahead_ms: int) -> RegisteredNode:
     """`ahead_ms`: this machine's clock less the time of registrations."""
     registration = node.registration
     return RegisteredNode(
@@ -625,7 +628,7 @@ def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
     )
 
 
-def routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes:
+def routes_info(cluster: str, topic: str, found: Routes) -> ShardRoutes:
     """The answer to a request for routes."""
     return ShardRoutes(
         cluster=cluster,

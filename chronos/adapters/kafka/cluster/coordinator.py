@@ -11,11 +11,8 @@ from collections.abc import Callable
 from chronos.adapters.kafka.cluster.loop import POLL_S, ClusterLoop
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.adapters.kafka.connection import Connection
-from chronos.core.cluster.heartbeats import (
-    Submission,
-    Timing,
-)
-from chronos.core.cluster.participant import STOPPED, Participant, Place
+from chronos.core.cluster.kafka.participant import STOPPED, Participant, Place
+from chronos.core.cluster.kafka.records import Submission
 from chronos.core.cluster.roles import (
     ClusterState,
     Member,
@@ -23,6 +20,7 @@ from chronos.core.cluster.roles import (
     Roles,
     id_taken,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError, CoordinatorUnavailable, LogUnavailable
 from chronos.ports import ClusterSnapshot, TopicSpec
 

@@ -17,7 +17,7 @@ from chronos.adapters.kafka.connection import (
     Connection,
 )
 from chronos.adapters.kafka.writer import discard
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ClusterRecord,
     MemberHeartbeat,

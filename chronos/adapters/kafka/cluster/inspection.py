@@ -6,16 +6,16 @@ import time
 
 from chronos.adapters.kafka.cluster.reader import Forgotten
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     LeaveRecord,
     MemberHeartbeat,
     RecordUnreadable,
-    Timing,
     unpack_record,
     unpack_roles,
 )
 from chronos.core.cluster.roles import Member, Roles
+from chronos.core.cluster.timing import Timing
 from chronos.errors import CoordinatorUnavailable, LogUnavailable
 from chronos.ports import ClusterInspection
 

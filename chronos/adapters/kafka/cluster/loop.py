@@ -1,5 +1,5 @@
 """The thread of a member: it reads both partitions of the topic `chronos.cluster`, and does what
-`core.cluster.participant` decides.
+`core.cluster.kafka.participant` decides.
 
 It waits for records only, and never for an answer: an attempt to become controller has a thread of
 its own (`roles.RolesWriter`). A process whose position is no longer in the log registers anew, and
@@ -19,24 +19,24 @@ from chronos.adapters.kafka.cluster.heartbeats import LINES_S, HeartbeatWriter, 
 from chronos.adapters.kafka.cluster.reader import ClusterReader, Forgotten, TopicEntry
 from chronos.adapters.kafka.cluster.roles import RolesWriter
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
-from chronos.core.cluster.controllership import Controllership, Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Controllership, Stage
+from chronos.core.cluster.kafka.participant import STOPPED, Participant, Place
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
     MemberHeartbeat,
     RecordUnreadable,
-    Timing,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.cluster.participant import STOPPED, Participant, Place
 from chronos.core.cluster.roles import (
     PROGRESS_EVERY_S,
     Member,
     Request,
     Roles,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError
 
 log = structlog.get_logger("chronos.cluster")

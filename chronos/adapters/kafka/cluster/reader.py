@@ -21,9 +21,7 @@ from chronos.adapters.kafka.connection import (
     Connection,
 )
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES
-from chronos.core.cluster.heartbeats import (
-    HEARTBEATS,
-)
+from chronos.core.cluster.kafka.records import HEARTBEATS
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
 

@@ -11,13 +11,8 @@ import structlog
 
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.adapters.kafka.writer import KafkaWriter
-from chronos.core.cluster.controllership import Controllership, Stage
-from chronos.core.cluster.heartbeats import (
-    HEARTBEATS,
-    ROLES,
-    RolesRecord,
-    pack_record,
-)
+from chronos.core.cluster.kafka.controllership import Controllership, Stage
+from chronos.core.cluster.kafka.records import HEARTBEATS, ROLES, RolesRecord, pack_record
 from chronos.errors import ChronosError, LogUnavailable
 
 log = structlog.get_logger("chronos.cluster")

@@ -1,7 +1,7 @@
 """The topic `chronos.cluster`: created, checked, trimmed, and read with a reader of its own.
 
 It has two partitions, one of heartbeats and one of roles. The content of their records is the
-subject of `core.cluster.heartbeats`."""
+subject of `core.cluster.kafka.heartbeats`."""
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.cluster.reader import ClusterReader
@@ -11,10 +11,7 @@ from chronos.adapters.kafka.connection import (
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.permissions import public_operations
 from chronos.adapters.kafka.topics import KafkaTopics
-from chronos.core.cluster.heartbeats import (
-    HEARTBEATS,
-    ROLES,
-)
+from chronos.core.cluster.kafka.records import HEARTBEATS, ROLES
 from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import TopicSpec, Watermarks
 

@@ -1,100 +1,40 @@
 """One process of a cluster whose coordinator is Kafka: records of `chronos.cluster` in, decisions
-and records to write out. Records that no process of Chronos can have written are left out.
-
-Any client that may write to the topic can write such a record. A number that is accepted is never
-reduced again: a generation, a position or an epoch far beyond the current one would exclude a node,
-or all later roles, for as long as the topic exists.
+and records to write out.
 
 The caller reads both partitions in order, passes each record on, calls `step` after each read,
 writes the records that it returns, and does what `stage` asks for. All times are milliseconds of a
-monotonic clock."""
+monotonic clock. The process joins, reports, and becomes the controller here; what a controller
+decides about shards is `core.cluster.assignment`."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
 
 from msgspec.structs import replace
 
-from chronos.core.cluster.controllership import Controllership, Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Controllership, Stage
+from chronos.core.cluster.kafka.heartbeats import OwnHeartbeats
+from chronos.core.cluster.kafka.incarnations import SeenIncarnation, SeenIncarnations
+from chronos.core.cluster.kafka.plausibility import heartbeat_problem, roles_problem
+from chronos.core.cluster.kafka.records import (
     Announcement,
     ClusterRecord,
     LeaveRecord,
     MemberHeartbeat,
-    OwnHeartbeats,
     RolesRecord,
-    SeenIncarnation,
-    SeenIncarnations,
     Submission,
-    Timing,
 )
 from chronos.core.cluster.roles import Member, Request, Roles, same_directory
-
-JUMP_MAX: Final = 2**40
-"""Most by which an epoch, a version or a position of the roles grows from one record to the next
-one that a process reads. Those of Chronos grow by one for each change, or with the heartbeats: a
-thousand members write so many in eight years."""
-
-REPORT_JUMP_MAX: Final = JUMP_MAX // 2
-"""Most by which an epoch in a heartbeat is ahead of the last roles: roles with the next greater one
-must count for everybody too."""
-
-
-def heartbeat_problem(
-    offset: int, record: ClusterRecord, *, epoch: int, roles: Roles | None
-) -> str | None:
-    """Return why Chronos did not write this record of the heartbeats; None if it may have.
-
-    `offset`: of the record. `epoch`: that of the last roles, not of heartbeats, which would raise
-    it step by step. `roles`: the last ones; None without any."""
-    if isinstance(record, MemberHeartbeat | LeaveRecord) and record.generation > offset + 1:
-        # Each generation is greater by one than another that was written before, or than the first
-        # offset that is kept.
-        return f"the generation {record.generation} is greater than the number of records before it"
-    if not isinstance(record, MemberHeartbeat):
-        return None
-    if record.heartbeats_read > offset:
-        return f"it reports to have read up to {record.heartbeats_read}, beyond its own offset"
-    numbers = {"controller epoch": (max(record.epoch, record.controls), epoch)}
-    for shard, given in ({} if roles is None else roles.shards).items():
-        if shard in record.member.replicas:
-            reported = record.member.replicas[shard].role_epoch
-            numbers[f"role epoch of shard {shard}"] = reported, given.epoch
-    return _far_beyond(numbers, REPORT_JUMP_MAX)
-
-
-def roles_problem(record: RolesRecord, last: RolesRecord | None) -> str | None:
-    """Return why Chronos did not write this record of the roles after the last one; None if it may
-    have, or if there is no last."""
-    if last is None:
-        return None
-    numbers = {
-        "controller epoch": (record.epoch, last.epoch),
-        "version": (record.version, last.version),
-        "answered position": (record.answered, last.answered),
-    }
-    for shard, given in last.roles.shards.items():
-        if shard in record.roles.shards:
-            numbers[f"role epoch of shard {shard}"] = record.roles.shards[shard].epoch, given.epoch
-    return _far_beyond(numbers, JUMP_MAX)
-
-
-def _far_beyond(numbers: Mapping[str, tuple[int, int]], jump_max: int) -> str | None:
-    """Return which number has grown by more than `jump_max` over the last one that counted."""
-    for name, (number, before) in numbers.items():
-        if number > before + jump_max:
-            return f"its {name}, {number}, is far beyond {before}"
-    return None
+from chronos.core.cluster.timing import Timing
 
 
 class Place(StrEnum):
-    """What a process is in its cluster."""
+    """The standing of a process in its cluster."""
 
     NEWCOMER = "newcomer"
-    """It reads, and waits until the name of its node is free."""
+    """The process reads, and waits until the name of its node is free."""
     CLAIMING = "claiming"
-    """It has claimed the name, and its claim has not come back."""
+    """The process has claimed the name, and its claim has not come back."""
     MEMBER = "member"
+    """The claim came back, and the incarnation counts for its node."""
     REFUSED = "refused"
     """Another data directory has the name: the process stops."""
     REPLACED = "replaced"
@@ -105,8 +45,8 @@ STOPPED = frozenset({Place.REFUSED, Place.REPLACED})
 
 
 class Participant:
-    """What one process knows and decides. A reader that loses its position or finds another topic
-    begins a new one."""
+    """The knowledge and the decisions of one process. A caller that loses its position in the
+    topic, or finds another topic under its name, begins with a new participant."""
 
     def __init__(
         self,
@@ -120,7 +60,7 @@ class Participant:
         """`start`: first offset of the heartbeats that is kept in the log. `epoch_seen`: from an
         earlier participant of this process."""
         self.member = member
-        """What this process reports; the caller changes it."""
+        """The report of this process; the caller replaces it."""
         self.incarnation = incarnation
         self.timing = timing or Timing()
         self.place = Place.NEWCOMER
@@ -204,12 +144,13 @@ class Participant:
         return problem
 
     def roles_position(self, position: int) -> None:
-        """The reader of the partition ROLES has come to this position, for example past a
+        """Note that the partition ROLES was read up to this position, for example past a
         transaction marker."""
         self.control.position = max(self.control.position, position)
 
     def settled(self, heartbeat: MemberHeartbeat) -> None:
-        """The log acknowledged this heartbeat, or refused it, or did not answer in time."""
+        """Note that the log acknowledged this heartbeat, or refused it, or did not answer in
+        time."""
         self._own.settled(heartbeat.number)
 
     # --- decisions
@@ -336,7 +277,7 @@ class Participant:
 
     @property
     def stage(self) -> Stage:
-        """What the caller has to do: see `Stage`."""
+        """The stage on the way to being the controller, which says what the caller has to do."""
         return self.control.stage
 
     @property

@@ -1,5 +1,5 @@
-"""Controllership: when a member stands as candidate for controller, when it fences, when it may
-publish, and when it steps down.
+"""The controllership on Kafka: when a member stands as candidate for controller, when it fences the
+others, when it may publish, and when it steps down.
 
 The controller is the master of the partition ROLES, and takes over as masters of shards do: read to
 the end, fence, read to the end again, commit an epoch record, only then decide. A mistake costs a
@@ -9,14 +9,10 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from chronos.core.cluster.heartbeats import (
-    Announcement,
-    MemberHeartbeat,
-    RolesRecord,
-    TimeSince,
-    Timing,
-)
+from chronos.core.cluster.kafka.heartbeats import TimeSince
+from chronos.core.cluster.kafka.records import Announcement, MemberHeartbeat, RolesRecord
 from chronos.core.cluster.roles import Roles
+from chronos.core.cluster.timing import Timing
 
 REPUBLISH_MS = 30_000
 """Time after which the controller publishes the roles again although they are the same."""
@@ -27,22 +23,22 @@ class Stage(StrEnum):
 
     FOLLOWING = "following"
     """Another member is the controller, or no member is. A process that comes back to this stage
-    throws its producer away."""
+    discards its producer."""
     STANDING = "standing"
     """Its announcement has not come back yet."""
     READING = "reading"
-    """It reads the roles to their end. Next: `ended` with the last stable offset of the
+    """The process reads the roles to their end. Next: `ended` with the last stable offset of the
     partition."""
     FENCING = "fencing"
-    """It fences all others with `init_transactions`, and goes on with its heartbeats meanwhile.
-    Next: `fenced`."""
+    """The process fences all others with `init_transactions`, and goes on with its heartbeats
+    meanwhile. Next: `fenced`."""
     READING_AGAIN = "reading again"
-    """It reads what others committed before they were fenced. Next: `ended` with the high watermark
-    of the partition, once the last stable offset is equal to it."""
+    """The process reads the records that others committed before they were fenced. Next: `ended`
+    with the high watermark of the partition, once the last stable offset is equal to it."""
     OPENING = "opening"
-    """It commits its epoch record. Next: `committed`."""
+    """The process commits its epoch record. Next: `committed`."""
     CONTROLLING = "controlling"
-    """It is the controller until it reads of another one, or is fenced."""
+    """The process is the controller until it reads roles of another one, or is fenced."""
 
 
 FENCED = frozenset({Stage.READING_AGAIN, Stage.OPENING, Stage.CONTROLLING})
@@ -58,7 +54,8 @@ class Controllership:
         self._timing = timing
         self.stage = Stage.FOLLOWING
         self.epoch_seen = epoch_seen
-        """The greatest controller epoch that this node has read or was told of."""
+        """The greatest controller epoch that this process has read, also through an earlier
+        participant."""
         self.last: RolesRecord | None = None
         """The last roles."""
         self.roles_end = 0
@@ -73,7 +70,7 @@ class Controllership:
         self._published_ms = 0
         self._announced_version = 0
         self._silence = TimeSince()
-        """Since the controller told that it goes on reading."""
+        """Since a heartbeat of the controller showed that it goes on reading."""
         self._lag = TimeSince()
         """Since the controller reported to have read the last roles, or some more of that
         partition."""
@@ -94,8 +91,8 @@ class Controllership:
     @property
     def version(self) -> int:
         """The version that this controller has published, or is about to publish."""
-        found = self.writing or self.last
-        return found.version if found is not None and self.stage in FENCED else 0
+        record = self.writing or self.last
+        return record.version if record is not None and self.stage in FENCED else 0
 
     @property
     def controls(self) -> int:
@@ -140,7 +137,7 @@ class Controllership:
         self._silence.happened()
 
     def heartbeat(self, heartbeat: MemberHeartbeat, *, reads_on: bool) -> None:
-        """Apply a heartbeat of an incarnation that counts. `reads_on`: it tells that the process
+        """Apply a heartbeat of an incarnation that counts. `reads_on`: it shows that the process
         goes on reading the heartbeats."""
         self.epoch_seen = max(self.epoch_seen, heartbeat.epoch, heartbeat.controls)
         if heartbeat.incarnation == self._incarnation:
@@ -162,14 +159,14 @@ class Controllership:
         return self.last is not None and self.last.incarnation == incarnation
 
     def ended_incarnation(self, incarnation: str) -> None:
-        """An incarnation left or was replaced: if it was the controller, its time-out need not
-        pass."""
+        """Note that an incarnation left or was replaced. If it was the controller, another member
+        stands at once, without waiting for the timeout."""
         if self._published_last(incarnation):
             self._silence.ms = self._timing.timeout_ms
 
     def announced(self, announcement: Announcement) -> None:
-        """Apply an announcement of an incarnation that counts: the first since the controller was
-        heard may fence."""
+        """Apply an announcement of an incarnation that counts: the first one since the last
+        heartbeat of the controller may fence."""
         if announcement.incarnation != self._incarnation:
             if self.stage is Stage.STANDING:
                 self.restart()
@@ -207,8 +204,9 @@ class Controllership:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether a member that is seen, and has read as much of the roles as the others,
-        stands as candidate."""
+        """Return whether for one timeout the controller sent no heartbeat, did not read the roles,
+        or did not publish them. Then a member that is seen, and has read as much of the roles as
+        the others, stands as candidate."""
         return max(self._silence.ms, self._lag.ms, self._unpublished.ms) >= self._timing.timeout_ms
 
     def stand(self, now_ms: int) -> Announcement:
@@ -251,26 +249,26 @@ class Controllership:
             )
 
     def ended(self, stage: Stage, end: int) -> None:
-        """The end of the partition ROLES, which the log was asked for in this stage."""
+        """Take the end of the partition ROLES, which was requested in this stage."""
         if stage is self.stage and stage in {Stage.READING, Stage.READING_AGAIN}:
             self._end = end
 
     def fenced(self, now_ms: int) -> None:
-        """All earlier controllers are fenced."""
+        """Note that all earlier controllers are fenced."""
         if self.stage is Stage.FENCING:
             self._move(Stage.READING_AGAIN, now_ms)
 
     def failed(self) -> None:
-        """A stage failed, this process was fenced, or the outcome of its transaction is not known:
-        throw the producer away.
+        """Follow again after a stage failed, this process was fenced, or the outcome of its
+        transaction is unknown; the caller discards the producer.
 
-        It counts half a timeout longer than the others, so that a member that always fails is not
-        always the first to stand."""
+        This process counts half a timeout longer than the others, so that a member that always
+        fails is not always the first to stand."""
         self.restart()
         self._count_again(-self._timing.timeout_ms // 2)
 
     def committed(self, record: RolesRecord, now_ms: int) -> None:
-        """This record was committed by this process."""
+        """Note that this process has committed the record."""
         if record is not self.writing:
             return
         self.writing = None

@@ -1,41 +1,40 @@
-"""The registry: which node serves which shard, after the rules of RocketMQ's NameServer; and the
-registration of one node with all registries.
+"""One registry: the tables of the registered nodes, and the answers from them.
 
-A set of brokers is a shard here: one node is its master, the others are followers. Nodes register
-with every registry; registries store no registrations and do not exchange anything. The
-configuration alone is kept: by the coordinator, or in a file by a standalone node. A registration
-replaces everything known of its node. Safety never depends on it: a stale route costs a forwarded
-request, because the log fences.
+A set of brokers of RocketMQ is a shard here: one node is its master, the others are followers. A
+registration replaces everything known of its node.
 
 Tables: node -> its registration and the time of the last one; address -> node; (cluster,
 shard) -> the nodes that hold it; cluster -> its nodes and shards; topic -> the shards whose master
-registered it. RocketMQ's fifth table, of filter servers, has no counterpart. All answers
-are copies. No locks: one thread owns a registry.
-
-After RocketMQ: each time the whole registration, at once when it changes, else every
-interval. A registry that does not answer is asked again after a pause. No registry waits for
-another one."""
+registered it. RocketMQ's fifth table, of filter servers, has no counterpart. All answers are
+copies. No locks: one thread owns a registry."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+
+from chronos.core.cluster.registry.configuration import Configuration
+from chronos.core.cluster.registry.values import (
+    WRITE,
+    Answer,
+    ClusterSummary,
+    Endpoint,
+    Full,
+    Holding,
+    KnownNode,
+    Registration,
+    RegistryRoute,
+    Routes,
+    TopicConfig,
+)
 
 EXPIRE_AFTER_MS = 120_000
 """Time after its last registration at which a node is removed."""
 
-EXPIRE_INTERVALS = 4
-"""The same of a node that registers itself, in its intervals: three registrations in a row may be
-lost."""
-
 SCANS = 3
 """Scans for expired nodes in an interval of registrations; the first comes in half that time, and a
 node registers with others that soon after its start."""
-
-READ, WRITE = 4, 2
-"""Bits of a permission."""
 
 NODES_MAX = 10_000
 """Most registered nodes."""
@@ -46,145 +45,6 @@ HOLDINGS_MAX = 100_000
 TOPICS_MAX = 200_000
 """Most topics that all these registrations together have, and that all shards together have: two
 for each replica. Some tens of megabytes."""
-
-ENTRIES_MAX = 1_000
-"""Most configuration entries of a registry."""
-
-CONFIGURATION_BYTES_MAX = 65_536
-"""Most bytes of all of them, names included: the coordinator keeps them with the roles, and may
-store no more than 1 MB."""
-
-Configuration = Mapping[str, Mapping[str, str]]
-"""Values for clients: namespace -> key -> value."""
-
-
-class Full(Exception):
-    """The registry has as many nodes, replicas, topics or configuration entries as it may have, or
-    as large ones."""
-
-
-def configured(known: Configuration, namespace: str, key: str, value: str | None) -> Configuration:
-    """Return the configuration with the value set; None: without it. Raises Full."""
-    values = {name: content for name, content in known.get(namespace, {}).items() if name != key}
-    if value is not None:
-        values[key] = value
-    changed = {name: content for name, content in {**known, namespace: values}.items() if content}
-    if value is None:
-        return changed
-    entries = [
-        (name, each, content) for name, pairs in changed.items() for each, content in pairs.items()
-    ]
-    if len(entries) > ENTRIES_MAX:
-        raise Full(f"the registry has {ENTRIES_MAX} configuration entries, which is the most")
-    if (
-        size := sum(len(text.encode()) for entry in entries for text in entry)
-    ) > CONFIGURATION_BYTES_MAX:
-        raise Full(
-            f"the configuration of the registry would have {size} bytes, and may have "
-            f"{CONFIGURATION_BYTES_MAX}"
-        )
-    return changed
-
-
-class Holding(Struct, frozen=True, kw_only=True):
-    """A replica of a shard, as its node registers it."""
-
-    master: bool
-    """True: the node is the shard's master. False: it follows."""
-    epoch: int
-    """The role epoch that the node knows: of two nodes that register as master, the greater one
-    wins."""
-
-
-class TopicConfig(Struct, frozen=True, kw_only=True):
-    """A topic whose partitions are shards, as a master registers it."""
-
-    partitions: int
-    permissions: int
-    """READ, WRITE or both: what clients may do with it."""
-
-
-class Registration(Struct, frozen=True, kw_only=True):
-    """Everything that a node registers."""
-
-    cluster: str
-    node: str
-    instance: str
-    """The id of its data directory."""
-    address: str
-    """The URL of its HTTP interface. One address belongs to one node."""
-    version: str
-    """Version of the software."""
-    state_version: int
-    """Grows with every change of the other fields, also across restarts: an older registration
-    never displaces a newer one."""
-    writable: bool = True
-    """False: the node is drained."""
-    expire_after_ms: int | None = None
-    """How long the registration counts; None: as long as the registry decides."""
-    shards: Mapping[int, Holding] = {}
-    """The replicas that the node holds, by number of the shard."""
-    topics: Mapping[str, TopicConfig] | None = None
-    """The topics of the cluster; None: as registered before."""
-
-
-class Endpoint(Struct, frozen=True, kw_only=True):
-    """A node and its address."""
-
-    node: str
-    address: str
-
-
-class Answer(Struct, frozen=True, kw_only=True):
-    """The result of a registration."""
-
-    accepted: bool
-    """False: ignored, because a newer state of the node, or of another node with its address, is
-    registered."""
-    state_version: int
-    """The state version that is registered now."""
-    node: str
-    """The node that has it: the sender, or the one with its address."""
-    refused: tuple[int, ...] = ()
-    """Shards of which another node is registered as master with a greater role epoch."""
-    masters: Mapping[int, Endpoint] = {}
-    """The registered masters of the shards that the node follows."""
-
-
-class RegistryRoute(Struct, frozen=True, kw_only=True):
-    """The nodes that serve one shard of a topic."""
-
-    shard: int
-    permissions: int
-    """Those of the topic; without WRITE while the master is drained or not known."""
-    master: Endpoint | None
-    followers: tuple[Endpoint, ...]
-    """In the order of their names."""
-
-
-class Routes(Struct, frozen=True, kw_only=True):
-    """The routes of a topic."""
-
-    partitions: int
-    """Number of shards that the topic has, registered or not."""
-    routes: tuple[RegistryRoute, ...]
-    """By shard; those without a registered node are missing."""
-
-
-class KnownNode(Struct, frozen=True, kw_only=True):
-    """A registered node."""
-
-    registration: Registration
-    registered_ms: int
-    """Time of its last registration."""
-
-
-class ClusterSummary(Struct, frozen=True, kw_only=True):
-    """The nodes and shards of a cluster."""
-
-    nodes: tuple[str, ...]
-    shards: tuple[int, ...]
-
 
 _Key = tuple[str, str]
 """Cluster and node."""
@@ -198,7 +58,7 @@ class _Live(Struct, frozen=True):
 
 
 class _Used(Struct):
-    """What registrations take of the registry's bounds."""
+    """The numbers of nodes, replicas and topics that are registered, which are bounded."""
 
     nodes: int = 0
     replicas: int = 0
@@ -228,15 +88,20 @@ class Registry:
         """By cluster: its nodes and its shards."""
         self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
         self._topics_of: dict[_Shard, Mapping[str, TopicConfig]] = {}
-        """The same by shard."""
+        """Shard -> the topics that its master registered."""
         self._config: Configuration = {}
 
     # --- registration
 
     def register(self, registration: Registration, now_ms: int) -> Answer:
-        """Replace what is known of a node, in six steps: state versions decide whether it counts;
-        the nodes of the cluster; the holders of each shard; the topics of a shard that it is master
-        of; the live table; the answer. Raises Full."""
+        """Replace the registration of a node. Raises Full.
+
+        1. State versions decide whether the registration counts.
+        2. The node is added to its cluster, and removed from shards that it no longer registers.
+        3. It becomes a holder of its shards, and master where no other one has a greater epoch.
+        4. The topics of each shard that it is master of are replaced.
+        5. Its registration becomes the live one.
+        6. The answer names the masters of the shards that it follows."""
         cluster, node = key = (registration.cluster, registration.node)
         live = self._live.get(key)
         # 1. One address has one record: of two nodes with one address, the newer state counts.
@@ -328,14 +193,14 @@ class Registry:
             raise Full(f"the shards have {used.served} topics; {TOPICS_MAX} are the most")
 
     def _replaced(self, keys: AbstractSet[_Key]) -> list[Registration]:
-        """The registrations of these nodes."""
+        """Return the registrations of these nodes."""
         return [live.registration for key in keys if (live := self._live.get(key)) is not None]
 
     def unregister(
         self, cluster: str, node: str, state_version: int
     ) -> Literal["removed", "ignored", "unknown"]:
-        """Remove a node that stops; `ignored`: a newer state of it is registered, by its
-        next process."""
+        """Remove a node that stops. Return `ignored` if its next process has registered a newer
+        state."""
         live = self._live.get((cluster, node))
         if live is None:
             return "unknown"
@@ -388,8 +253,8 @@ class Registry:
         self._put_topics(shard, {})
 
     def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
-        """Make these the topics of a shard; one that is no longer registered for any shard is
-        gone."""
+        """Replace the topics of a shard; a topic that is no longer registered for any shard is
+        removed."""
         self.changes += 1
         before = self._topics_of.pop(shard, {})
         self._used.served -= len(before)
@@ -462,13 +327,13 @@ class Registry:
     def delete_topic(self, cluster: str, topic: str) -> bool:
         """Remove a topic until a master registers it with a new state; return whether it was
         registered."""
-        found = [shard for shard in self._topics.get(topic, {}) if shard[0] == cluster]
-        for shard in found:
+        shards = [shard for shard in self._topics.get(topic, {}) if shard[0] == cluster]
+        for shard in shards:
             left = {
                 name: config for name, config in self._topics_of[shard].items() if name != topic
             }
             self._put_topics(shard, left)
-        return bool(found)
+        return bool(shards)
 
     def configure(self, configuration: Configuration) -> None:
         """Replace the configuration."""
@@ -492,107 +357,3 @@ def _topics_in(registration: Registration) -> int:
 
 def _master_of(holders: Mapping[str, Holding]) -> str | None:
     return next((node for node, holding in holders.items() if holding.master), None)
-
-
-RETRY_MS = 5_000
-"""Pause before a registry that failed is asked again."""
-
-FAILURES_TOLD = 2
-"""Failures in a row that are worth a warning."""
-
-
-class Peer(Struct):
-    """The registry of another node."""
-
-    node: str
-    incarnation: int
-    """Start of its process: the registry of the next process is empty."""
-    due_ms: int
-    """When to register again."""
-    state_version: int
-    """The state that it answered last, or that of the first look at it."""
-    failures: int = 0
-    """Times in a row that it did not answer."""
-    is_asked: bool = False
-    """A registration was sent and not answered yet."""
-
-
-class OwnRegistration:
-    """The registration of one node. Times are milliseconds of any clock that does not step,
-    `wall_ms` is epoch time."""
-
-    def __init__(self, *, started_ms: int, after_ms: int, every_ms: int) -> None:
-        """`after_ms`: time from the start to the first registration with others. `every_ms`: the
-        interval."""
-        self.state: Registration | None = None
-        """As it was last renewed; None before the first time."""
-        self._first_ms = started_ms + after_ms
-        self._every_ms = every_ms
-        self._own_due_ms = 0
-        self._peers: dict[str, Peer] = {}
-
-    def renew(self, found: Registration, wall_ms: int) -> Registration:
-        """Take what the node serves now; the state version grows with every change of it, also
-        across restarts.
-
-        The version of `found` counts for nothing.
-        """
-        known = self.state
-        if known is None:
-            self.state = replace(found, state_version=wall_ms)
-        elif replace(found, state_version=known.state_version) != known:
-            self.state = replace(found, state_version=max(known.state_version + 1, wall_ms))
-        else:
-            return known
-        self._own_due_ms = 0
-        return self.state
-
-    def own_is_due(self, now_ms: int) -> bool:
-        """Return whether the node's own registry gets the registration now; if so, it is due again
-        after the interval."""
-        if now_ms < self._own_due_ms:
-            return False
-        self._own_due_ms = now_ms + self._every_ms
-        return True
-
-    def due(self, incarnations: Mapping[str, int], now_ms: int) -> list[Peer]:
-        """Return the registries to send the registration to now, which are then asked.
-        `incarnations`: the start of each other node's process."""
-        assert self.state is not None, "renewed before"
-        for node in self._peers.keys() - incarnations.keys():
-            del self._peers[node]
-        found = []
-        for node, incarnation in incarnations.items():
-            peer = self._peers.get(node)
-            if peer is None or peer.incarnation != incarnation:
-                # The state at the start is no change.
-                first_ms = max(now_ms, self._first_ms)
-                peer = self._peers[node] = Peer(
-                    node, incarnation, first_ms, self.state.state_version
-                )
-            is_changed = not peer.failures and peer.state_version != self.state.state_version
-            if (now_ms >= peer.due_ms or is_changed) and not peer.is_asked:
-                peer.is_asked = True
-                found.append(peer)
-        return found
-
-    def failed(self, peer: Peer, now_ms: int) -> bool:
-        """Note that a registry did not answer; return whether that is worth a warning: a node that
-        has just joined is a member for a moment before it listens."""
-        failures = peer.failures + 1
-        peer.is_asked, peer.failures, peer.due_ms = False, failures, now_ms + RETRY_MS
-        return failures == FAILURES_TOLD
-
-    def answered(self, peer: Peer, sent: Registration, now_ms: int) -> bool:
-        """Note that a registry answered; return whether its failure was told."""
-        failed = peer.failures >= FAILURES_TOLD
-        peer.is_asked, peer.failures, peer.due_ms = False, 0, now_ms + self._every_ms
-        peer.state_version = sent.state_version
-        return failed
-
-    def overtaken(self, sent: Registration, state_version: int) -> None:
-        """A registry has a later state of this node: the clock was set back between two of its
-        processes."""
-        if self.state is sent:
-            self.state = replace(sent, state_version=state_version + 1)
-            self._own_due_ms = 0
