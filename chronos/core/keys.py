@@ -10,7 +10,7 @@ order.
     l  lane  due_ms u64  offset u64   lane: a parked message
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
-    h  destination u32  offset u64    held record: a record that waits until its destination takes records
+    h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
     q  destination u32            queue state: the number of held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta

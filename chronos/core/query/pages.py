@@ -119,12 +119,12 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        entries, is_end = _entries(
+        found, is_end = _entries(
             view, start, stop, scan_share(shards) if matching.is_selective else limit
         )
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
-        for key, data in entries:
+        for key, data in found:
             place_ms, offset = entry_position(key)
             if (place_ms, offset) > state.cursor:
                 entry = unpack_entry(data)
@@ -135,7 +135,7 @@ def page(
         if rows and len(rows) == limit:
             through = rows[-1].position
         elif not is_end:
-            through = entry_position(entries[-1][0])
+            through = entry_position(found[-1][0])
     if not state.parked:
         return _with_failures(view, rows), through
     parked, parked_through = _parked(
@@ -171,18 +171,18 @@ def _entries(
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
     """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether
     these are all."""
-    entries: list[tuple[bytes, bytes]] = []
+    found: list[tuple[bytes, bytes]] = []
     key, end, left = entry_key(*start), entry_key(*stop), PAGE_SCAN_BYTES
-    while len(entries) < entries_max and left > 0:
-        portion = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(entries)), left)
+    while len(found) < entries_max and left > 0:
+        portion = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(found)), left)
         if not portion:
-            return entries, True
-        entries += portion
+            return found, True
+        found += portion
         key = _key_after(entry_position(portion[-1][0]))
         left -= sum(len(data) for _, data in portion)
     # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves
     # the end.
-    return entries, not view.scan(key, end, 1, 1)
+    return found, not view.scan(key, end, 1, 1)
 
 
 def _parked(
@@ -259,7 +259,7 @@ def settled(
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
     known = view.get([id_key(message_id) for message_id in ids])
-    messages: list[FoundMessage] = []
+    found: list[FoundMessage] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
         name = (
@@ -277,10 +277,10 @@ def settled(
             failure=None if id_state is None else id_state.failure,
         )
         if ended.state in states:
-            messages.append(ended)
-            if len(messages) == limit:
-                return messages, (place_ms, offset)
-    return messages, None if is_end else entry_position(read[-1][0])
+            found.append(ended)
+            if len(found) == limit:
+                return found, (place_ms, offset)
+    return found, None if is_end else entry_position(read[-1][0])
 
 
 def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
@@ -293,7 +293,7 @@ def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
     """Return the stored due time of the first pending message outside lanes, in the past if the
-    shard is behind; None if there is none. Messages in lanes do not count: they are overdue for
-    reasons outside the shard."""
+    shard is behind; None if there is none. Messages parked in lanes are overdue through no fault of
+    the shard."""
     rows = view.scan(_key_after(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None

@@ -95,26 +95,24 @@ class Queues:
     def replay(self, written: Iterable[Written]) -> list[Prefix]:
         """Return the held records that the master wrote on. Raises LogMismatch if they are not
         there."""
-        prefixes = []
-        for named in written:
-            destination, state = named.destination, self.states.get(named.destination)
+        found = []
+        for each in written:
+            destination, state = each.destination, self.states.get(each.destination)
             start = held_key(destination, 0 if state is None else state.offset)
-            stop = held_key(destination, named.offset) + b"\0"
+            stop = held_key(destination, each.offset) + b"\0"
             rows: list[tuple[bytes, bytes]] = []
             while part := self._view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
                 rows += part
                 start = part[-1][0] + b"\0"
-            prefix = Prefix(
-                destination=destination, rows=_unpacked(rows), too_large=named.too_large
-            )
+            prefix = Prefix(destination=destination, rows=_unpacked(rows), too_large=each.too_large)
             offsets = {offset for offset, _, _ in prefix.rows}
-            if not {named.offset, *named.too_large} <= offsets:
+            if not {each.offset, *each.too_large} <= offsets:
                 raise LogMismatch(
-                    f"a progress record names held records up to offset {named.offset} that this "
+                    f"a progress record names held records up to offset {each.offset} that this "
                     "replica does not hold: remove the shard's store to rebuild it from the logs"
                 )
-            prefixes.append(prefix)
-        return prefixes
+            found.append(prefix)
+        return found
 
     def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
         """Return what the step writes about queues."""
