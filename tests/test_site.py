@@ -85,6 +85,7 @@ def test_a_page_loads_nothing_from_other_servers(project: Path) -> None:
         assert [each for each in loads if re.match(r"(https?:)?//", each)] == []
 
 
+@pytest.mark.slow
 def test_the_navigation_has_the_sections_of_the_index(project: Path) -> None:
     """Each section of docs/index.md is a tab."""
     sections = re.findall("^## (.+)$", (DOCS / "index.md").read_text(), re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chronos.adapters.embedded.log import EmbeddedLog
@@ -55,7 +55,7 @@ class Node:
         self.store = store or MemoryStore()
         self.failures: list[ChronosError] = []
         shared = Shared(
-            config=load(None, {}, [f"shards={shards}", f"node.id={name}"]),
+            config=load(None, {}, [f"shards={shards}", f"node.id={name}", *case.settings]),
             log=case.log,
             clock=case.clock,
             instance=name,
@@ -99,8 +99,11 @@ class SharedShard:
         *,
         limits: RateLimits | None = None,
         log_type: type[EmbeddedLog] = EmbeddedLog,
+        settings: Sequence[str] = (),
     ) -> None:
         self.clock = HandClock()
+        self.settings = settings
+        """Of both nodes."""
         self.limits = limits
         config = load(None, {}, ["shards=1"])
         self.delay, self.progress = config.topics.delay, config.topics.progress

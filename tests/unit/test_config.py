@@ -859,7 +859,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@examples(20, 200)
+@examples(200)
 @given(SETTINGS)
 def test_a_shown_configuration_reads_back_as_the_same_one(
     tmp_path_factory: Any, settings: dict[str, Any]

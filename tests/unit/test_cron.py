@@ -170,7 +170,7 @@ _field = st.one_of(
 )
 
 
-@examples(200, 2_000)
+@examples(2_000)
 @given(
     st.lists(_field, min_size=4, max_size=7),
     st.sampled_from(["", "Europe/Lisbon"]),
@@ -186,7 +186,7 @@ def test_any_text_has_a_later_time_or_none_or_is_refused(
     assert found is None or (found > after_ms and found % 1_000 == 0)
 
 
-@examples(60, 600)
+@examples(600)
 @given(
     st.sampled_from(
         ["30 1 * * *", "15,45 2 * * *", "0 0 * * *", "*/20 1-2 * * *", "30 30 2 * * 0"]
@@ -261,7 +261,7 @@ def test_a_rare_time_is_found(expression: str, after: str, expected: str) -> Non
 _part = st.sampled_from(["*", "*/7", "3", "0", "1-4", "5,9", "*/13"])
 
 
-@examples(300, 2_000)
+@examples(2_000)
 @given(
     st.lists(_part, min_size=3, max_size=3),
     st.sampled_from(["*", "L", "LW", "1", "29", "30,31", "*/31", "15,L", "1-7", "LW,3"]),

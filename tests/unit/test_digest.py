@@ -81,7 +81,7 @@ class Cleaned(Replica):
 
 
 @pytest.mark.slow
-@examples(60, 500)
+@examples(500)
 @given(
     history=histories,
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
@@ -199,7 +199,7 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     assert store.starts == [EXPIRY], "the next pass does not begin at the first row"
 
 
-@examples(40, 300)
+@examples(300)
 @given(history=histories, chunk=st.sampled_from([1, 2, 3, 7]))
 def test_the_digest_does_not_depend_on_how_the_store_is_read(
     history: list[Step], chunk: int

@@ -623,7 +623,7 @@ _values = st.one_of(
 )
 
 
-@examples(150, 1_500)
+@examples(1_500)
 @given(
     st.one_of(st.none(), st.lists(st.tuples(_names, _values), max_size=6)),
     st.one_of(st.none(), st.binary(max_size=6), st.sampled_from([GENERATED_ID, b"x" * 1025])),

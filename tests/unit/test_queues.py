@@ -81,7 +81,7 @@ class Service:
 
     def __init__(self, path: Path) -> None:
         self.clock = HandClock()
-        self.config = load(None, {}, [f"shards={SHARDS}"])
+        self.config = load(None, {}, [f"shards={SHARDS}", "delivery.batch_messages=500"])
         self.topics = self.config.topics
         self.log = PartialLog(
             path / "log",

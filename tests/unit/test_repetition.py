@@ -108,7 +108,7 @@ series = st.one_of(
 )
 
 
-@examples(200, 2_000)
+@examples(2_000)
 @given(series, st.integers(1, 9), st.integers(0, 400_000), st.sampled_from([0, 30_000]))
 def test_the_next_and_the_last_time_are_those_found_one_by_one(
     repetition: Repetition, occurrence: int, later_ms: int, lasts_ms: int
