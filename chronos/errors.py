@@ -1,4 +1,4 @@
-"""Every error Chronos raises, grouped by what to do about it.
+"""The errors of the service, grouped by what to do about them.
 
     ChronosError
     ├── Stop                     the process must stop; `exit_code` says how
@@ -20,11 +20,13 @@
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
         ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
         ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
+        │   └── CoordinatorFull      3: what it would have to store is too large: no role changes
         ├── RoleStale            1: another node wrote progress with the same or a later role epoch
         └── ArchiveFailed        1: the archive could not be read or written; its contents stay
 
 A message that must be refused is not an exception but a value, `core.message.Rejection`.
-Errors of third-party clients are translated in `adapters/` and nowhere else.
+Errors of third-party clients are translated in `adapters/` and nowhere else. The clients of the HTTP
+interface have errors of their own (`client.models`).
 """  # noqa: E501
 
 from collections.abc import Sequence
@@ -165,8 +167,8 @@ class CoordinatorUnavailable(Retry):
 
 
 class CoordinatorFull(CoordinatorUnavailable):
-    """What the coordinator would have to store is too large for it: no role changes until nodes are
-    forgotten."""
+    """The coordinator cannot store the roles or requests, which are too large: no role changes
+    until nodes are forgotten."""
 
 
 class RoleStale(Retry):

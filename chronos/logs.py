@@ -1,4 +1,7 @@
-"""Logging: structlog on standard error, JSON for programs, colours for people."""
+"""Logging: structlog on standard error, JSON for programs, colours for people.
+
+Nothing that a client sent acts on a terminal or looks like a second line, and a full disk ends no
+caller: its lines are lost."""
 
 import io
 import logging
@@ -8,7 +11,7 @@ from typing import TextIO
 
 import structlog
 
-from chronos.core.values import printable, printable_json
+from chronos.core.texts import printable, printable_json
 
 
 def set_up(

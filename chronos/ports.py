@@ -1,9 +1,9 @@
-"""The ports of the workers: a log, a store, a clock, a coordinator and checkpoints, and the laws
-that they keep.
+"""The ports: what the workers and the node ask of a log, a store, a clock, a coordinator,
+checkpoints, an audit trail and tracing, and the guarantees that each gives.
 
-Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocksdb`, and one in
-memory for tests) implement them; `tests/contract` holds one suite for each port and runs it over
-all implementations.
+`adapters` implements them, the log twice and the coordinator three times. `tests/contract` holds
+one suite for each of the first five and runs it over all implementations. A method of an adapter
+without a docstring does what is written here.
 
 No implementation changes a value that it is given, and none keeps one to change it later: records,
 headers, rows and specifications are the caller's."""
@@ -68,9 +68,6 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     no records."""
     leaders: tuple[int, ...] = ()
     """Id of the broker that leads each partition, -1 for none; empty if the log has no brokers."""
-    stamped: bool = False
-    """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also
-    if that is not known."""
     advice: tuple[str, ...] = ()
     """Settings of a topic of Chronos that are only unwise, for people; known after `prepare`."""
 
@@ -115,15 +112,18 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
 
 
 ReaderMode = Literal["plain", "bounded", "alone", "patient", "quiet"]
-"""How a reader reads.
+"""How a reader reads:
 
-`plain`: ahead, and soon. `bounded`: up to the end that the partition has at the first such request
-no batch takes more than a bounded amount of memory, however small it is in the log; one that would
-is a BatchUnreadable. It is slower, and `plain` behind that end. `alone`: no batch is read before
-the records of the one before it were taken, nor in the seconds after. `patient`: ahead, but the
-position may move past transaction markers half a second late, and a reader that waits costs the
-brokers little. `quiet`: patient, and next to nothing is expected to come: the first record may be
-half a second late too, and the reader costs next to nothing."""
+    plain     It fetches ahead, and returns a record as soon as it can.
+    bounded   No batch takes more than a bounded amount of memory: one that would is a
+              BatchUnreadable. It is slower. Behind the end that the partition had when a reader of
+              this kind was first asked for, it reads as a plain one.
+    alone     One batch at a time: the next one is fetched some seconds after the records of this
+              one were taken.
+    patient   It fetches ahead, but its position may move past transaction markers half a second
+              late, and a reader that waits costs the brokers little.
+    quiet     A patient one of a partition to which little is written: its first record may be half
+              a second late too, and it costs next to nothing."""
 
 
 READING_BOUNDED = (
@@ -245,7 +245,7 @@ class AuditSink(Protocol):
 
 
 class AuditTrail(Protocol):
-    """What is kept of the audit trail, to be read from its end. Any thread may call."""
+    """The kept part of the audit trail, read from its end. Any thread may call."""
 
     def newest(self, behind: Sequence[int] | None) -> Generator[tuple[bytes, Sequence[int]]]:
         """Yield the entries, the newest first, each with the position behind it, from which a later
@@ -472,7 +472,7 @@ class ClusterInspection(Struct, frozen=True, kw_only=True):
     checked: str
     """The address of the coordinator, and what was tried there with success, for people."""
     notes: tuple[str, ...] = ()
-    """What is unusual, for people."""
+    """Unusual findings, for people."""
     members: Mapping[str, Member]
     unreadable: tuple[str, ...] = ()
     """Members whose report another version of Chronos wrote."""

@@ -1,7 +1,8 @@
 """Lays out the pages of the documentation for Zensical: `scripts/site.py DIRECTORY`.
 
 The pages keep their places in the checkout, so that links between them need no change: docs/ and
-the files that it links to. Only docs/index.md moves to the top; its sections are the navigation."""
+the files that it links to. Only docs/index.md moves to the top; its sections are the navigation.
+The references of HTTP and of the command line are in full here, made from the code."""
 
 from __future__ import annotations
 
@@ -11,8 +12,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from chronos.admin.http import openapi
+from chronos.cli import __main__ as cli
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+
+FULL = {"docs/reference/http.md": openapi.reference, "docs/reference/cli.md": cli.reference}
+"""The pages of which the repository has the contents only, and what writes them in full."""
 
 LINK = re.compile(r"(\[[^]]*\])\(([^)\s]+)\)")
 
@@ -63,6 +70,8 @@ def main(directory: Path) -> None:
         copy = directory / "pages" / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(page, copy)
+    for name, reference in FULL.items():
+        (directory / "pages" / name).write_text(reference(), "utf-8")
     start = start_page()
     (directory / "pages" / "index.md").write_text(start, "utf-8")
     look = (ROOT / "config" / "docs.toml").read_text("utf-8")

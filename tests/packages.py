@@ -5,15 +5,16 @@ from __future__ import annotations
 # What each part of the package may import of the others. A part not named here has no place yet.
 MAY_IMPORT = {
     "errors": set(),
-    "core": {"errors"},
+    "zones": set(),
+    "core": {"errors", "zones"},
     "ports": {"core", "errors"},
     "workers": {"ports", "core", "errors"},
     "adapters": {"ports", "core", "errors"},
     "config": {"core", "errors"},
     "spark": {"core", "errors"},
     "client": {"core", "errors"},
-    "node": {"adapters", "workers", "ports", "core", "config", "errors", "chronos"},
-    "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
+    "node": {"adapters", "workers", "ports", "core", "config", "errors", "zones", "chronos"},
+    "admin": {"node", "workers", "ports", "core", "config", "errors", "zones", "chronos"},
     "cli": {
         "admin",
         "client",
@@ -25,6 +26,7 @@ MAY_IMPORT = {
         "core",
         "config",
         "errors",
+        "zones",
         "chronos",
     },
     "logs": {"config", "core"},

@@ -200,6 +200,31 @@ def test_every_path_is_served(page: Path) -> None:
     assert wrong == []
 
 
+def test_the_short_references_have_every_call_with_its_role_and_every_verb() -> None:
+    """The tables of docs/reference/http.md and cli.md, against the routes and the commands."""
+    calls = {
+        cells[0].strip("`"): cells[1].strip("`")
+        for cells in rows(DOCS / "reference/http.md", "## Calls")
+        if cells[0] != "call"
+    }
+    assert calls == {f"{route.method} {route.path}": route.role for route in table(None)}
+    named = {
+        cells[0].strip("`").removeprefix("chronos ")
+        for cells in rows(DOCS / "reference/cli.md", "## Verbs")[1:]
+    }
+    assert named == {*runnable("", verbs())}
+    assert {"send", "dead-letters list", "registry config set", "archive"} <= named
+
+
+def runnable(above: str, commands: dict[str, click.Command]) -> Iterator[str]:
+    """The full names of the commands that do something without a verb behind them."""
+    for name, command in commands.items():
+        below: dict[str, click.Command] = getattr(command, "commands", {})
+        if not below or getattr(command, "invoke_without_command", False):
+            yield above + name
+        yield from runnable(f"{above}{name} ", below)
+
+
 @on_every_page
 def test_every_metric_exists(page: Path) -> None:
     """Metrics have the names of /metrics."""
@@ -541,24 +566,16 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
             assert (ROOT / text).exists(), text
 
 
-def test_the_list_of_files_is_complete() -> None:
-    """Each module stands in docs/architecture.md, with the first sentence of its docstring."""
-    section = (DOCS / "architecture.md").read_text().split("## The files")[1].split("\n## ")[0]
-    listed = dict(re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.M))
-    found = {}
-    for path in sorted((ROOT / "chronos").rglob("*.py")):
-        if path.name not in ("__init__.py", "__main__.py"):
-            text = ast.get_docstring(parsed(path.read_text())) or ""
-            found[str(path.relative_to(ROOT))] = " ".join(text.split("\n\n")[0].split())
-    assert listed.keys() == found.keys()
-    assert [path for path, text in listed.items() if not found[path].startswith(text[:-1])] == []
+def test_the_architecture_is_four_pages() -> None:
+    """A list of all files is the tree itself; what each one is, its docstring says."""
+    assert len((DOCS / "architecture.md").read_text().split()) < 2_200
 
 
 def test_what_the_index_of_behaviours_names_exists() -> None:
     """Each name of the index is a class, a function or a method of one of the files beside it."""
     section = (DOCS / "architecture.md").read_text().split("## Where is ...?")[1]
     rows_found = re.findall(r"^\| (.*) \| (`.*`) \| (`.*`) \|$", section, re.M)
-    assert len(rows_found) >= 60
+    assert len(rows_found) >= 35
     for behaviour, files, names in rows_found:
         known: set[str] = set()
         for file in files.replace("`", "").split(", "):

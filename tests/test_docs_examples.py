@@ -16,12 +16,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
+import msgspec
 import pytest
 import typer
 import yaml
 from typer.testing import CliRunner
 
 import chronos
+from chronos.admin.http import schemas
 from chronos.admin.http.problems import ProblemError
 from chronos.admin.http.tokens import ANYBODY
 from chronos.admin.messages.scheduling import Planner
@@ -222,8 +224,6 @@ def refusal(body: bytes) -> str | None:
 
 def as_json(value: object) -> bytes:
     """The body of a request."""
-    import msgspec
-
     return msgspec.json.encode(value)
 
 
@@ -343,9 +343,7 @@ def test_every_setting_in_running_text_has_a_value_that_it_takes(page: Path) -> 
             continue
         besides = {"coordinator.kind": "kafka"} if match[1].startswith("replication.") else {}
         besides |= (
-            {"audit.to": "file", "audit.path": "/var/log/chronos/audit.log"}
-            if match[1] == "audit.required"
-            else {}
+            {"audit.path": "/var/log/chronos/audit.log"} if match[1] == "audit.required" else {}
         )
         settings = NEEDED | besides | {match[1]: match[2]}
         overrides = [f"{key}={value}" for key, value in settings.items() if key in keys()]
@@ -533,10 +531,15 @@ def test_every_message_that_a_program_schedules_is_accepted(page: Path) -> None:
 
 @on_every_page
 def test_every_request_is_accepted(page: Path) -> None:
-    """The JSON that is posted to /v1/messages."""
+    """The JSON that is posted to /v1/messages, or gives a message a new time."""
     for block in (*blocks(page, "console"), *blocks(page, "sh")):
-        for body in re.findall(r"/v1/messages\b[^\n]* -d '(.*?)'", block, re.DOTALL):
-            assert refusal(body.encode()) is None, body
+        for options, body in re.findall(
+            r"curl([^\n]*?)/v1/messages\b[^\n]* -d '(.*?)'", block, re.DOTALL
+        ):
+            if "-X PATCH" in options:
+                msgspec.json.decode(body, type=schemas.Reschedule)
+            else:
+                assert refusal(body.encode()) is None, body
 
 
 def test_there_are_programs_and_requests_to_check() -> None:

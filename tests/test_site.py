@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from chronos.admin.http.routes import table
+from chronos.cli.__main__ import contents
 from tests.harness.pages import DOCS, ROOT
 
 BLOCKS = {"blockquote", "h1", "h2", "h3", "h4", "li", "ol", "pre", "table", "tr", "ul"}
@@ -83,6 +85,21 @@ def test_a_page_loads_nothing_from_other_servers(project: Path) -> None:
         loads = Blocks(page.read_text()).loads
         assert loads
         assert [each for each in loads if re.match(r"(https?:)?//", each)] == []
+
+
+@pytest.mark.slow
+def test_the_site_has_every_call_and_every_verb_in_full(project: Path) -> None:
+    """In the repository stand tables only; here each has a section, and so has each type."""
+    reference = project / "site/docs/reference"
+    calls, verbs = ((reference / name).read_text() for name in ("http.html", "cli.html"))
+    routes = [f"{route.method} {route.path}" for route in table(None)]
+    assert len(routes) > 60
+    assert [each for each in routes if f">{each}<" not in calls] == []
+    assert 'id="messageinfo"' in calls
+    named = re.findall(r"^\| `(chronos [a-z -]+)` \|", contents(), re.MULTILINE)
+    assert len(named) > 40
+    assert [each for each in named if f">{each}<" not in verbs] == []
+    assert "<code>--token-file</code>" in verbs
 
 
 @pytest.mark.slow

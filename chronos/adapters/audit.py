@@ -1,10 +1,13 @@
-"""The file of the audit trail: JSON lines, which are read from its end."""
+"""The file of the audit trail: JSON lines, appended durably and read from the end.
+
+A file that was renamed is followed by a new one and is not read. What an entry says is decided in
+`admin.http.audit`."""
 
 import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from chronos.adapters.machine import sync
+from chronos.adapters.disk import sync
 from chronos.errors import ConfigurationError, Retry
 
 BLOCK_BYTES = 65_536

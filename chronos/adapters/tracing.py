@@ -1,9 +1,9 @@
-"""Spans for OpenTelemetry: one when a message was accepted, one when it was delivered, each a trace
-of its own with a link to the message's `traceparent`.
+"""Spans for OpenTelemetry: one when a message was accepted, one when it was delivered, expired or
+dead-lettered, each a trace of its own with a link to the message's `traceparent`.
 
 Packages of the extra `otel` are imported when the spans are opened, not before. A span is made
 after the commit, from times that are known then, and put into a bounded queue; a thread of the SDK
-exports it."""
+exports it. So tracing delays no step and changes no message."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

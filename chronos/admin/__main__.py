@@ -1,5 +1,5 @@
-"""Print a generated page: `http` (docs/reference/http.md), `metrics` (docs/reference/metrics.md) or
-`openapi` (the document)."""
+"""Print a generated page: `http` (docs/reference/http.md), `http-full` (its long form on the
+documentation's site), `metrics` (docs/reference/metrics.md) or `openapi` (the document)."""
 
 import sys
 
@@ -7,7 +7,8 @@ from chronos.admin.cluster import metrics
 from chronos.admin.http import openapi
 
 MAKERS = {
-    "http": openapi.reference,
+    "http": openapi.contents,
+    "http-full": openapi.reference,
     "metrics": metrics.reference,
     "openapi": openapi.text,
 }

@@ -1,4 +1,5 @@
-"""Print `docs/reference/cli.md`, made from the declarations of the verbs."""
+"""Print `docs/reference/cli.md`, made from the declarations of the verbs; with the argument `full`,
+its long form on the site of the documentation."""
 
 import inspect
 import sys
@@ -12,12 +13,12 @@ from chronos.cli.app import app
 _HEAD = """\
 # Command line reference
 
-<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py`, `options.py` or the module of the verb instead. -->
+<!-- Made by `python -m chronos.cli{argument}`; change `chronos/cli/app.py`, `options.py` or the module of the verb instead. -->
 
 Commands for a running service send HTTP requests to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
 stderr. `-o json` prints the JSON objects of the [HTTP interface](http.md), each on one line. `chronos --version` prints
 the version, `chronos --install-completion` installs completion for your shell.
-
+{rest}
 | exit code | meaning |
 |---|---|
 | 0 | done |
@@ -30,17 +31,43 @@ the version, `chronos --install-completion` installs completion for your shell.
 """  # noqa: E501
 
 
+_REST = """
+`chronos VERB --help` prints the options of a verb; the [site](../index.md) that `./scripts/docs`
+builds has them on this page.
+"""
+
+
+def contents() -> str:
+    """`docs/reference/cli.md`: the rules of all verbs, and a table of the verbs."""
+    lines = [
+        f"| `chronos {name}` | {_first_sentence(command)} |\n"
+        for name, command in _commands()
+        if not getattr(command, "no_args_is_help", False)
+    ]
+    head = _HEAD.format(argument="", rest=_REST)
+    return "".join([head, "\n## Verbs\n\n| verb | meaning |\n|---|---|\n", *lines])
+
+
 def reference() -> str:
-    """The page."""
-    group: Any = typer.main.get_command(app)
-    return "".join([_HEAD, *(_verb(name, command) for name, command in _commands(group, ""))])
+    """The page of the site: every verb with its arguments and options."""
+    verbs = [_verb(name, command) for name, command in _commands()]
+    return "".join([_HEAD.format(argument=" full", rest=""), *verbs])
 
 
-def _commands(group: Any, above: str) -> Iterator[tuple[str, Any]]:
-    """The commands of a group with their full names, each followed by those below it."""
+def _commands() -> Iterator[tuple[str, Any]]:
+    """All verbs with their full names, each followed by those below it."""
+    yield from _below(typer.main.get_command(app), "")
+
+
+def _below(group: Any, above: str) -> Iterator[tuple[str, Any]]:
     for name, command in getattr(group, "commands", {}).items():
         yield above + name, command
-        yield from _commands(command, f"{above}{name} ")
+        yield from _below(command, f"{above}{name} ")
+
+
+def _first_sentence(command: Any) -> str:
+    text = " ".join((command.help or "").split())
+    return text.split(". ", 1)[0].rstrip(".").replace("|", "\\|")
 
 
 def _verb(name: str, command: Any) -> str:
@@ -102,4 +129,4 @@ def _prose(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(reference() if sys.argv[1:] == ["full"] else contents())

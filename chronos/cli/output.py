@@ -17,8 +17,8 @@ import msgspec
 
 from chronos.client import Client, Refused
 from chronos.client.requests import HttpRequest
-from chronos.core.values import printable as printable
-from chronos.core.values import printable_json
+from chronos.core.texts import printable as printable
+from chronos.core.texts import printable_json
 from chronos.errors import ChronosError
 
 if TYPE_CHECKING:

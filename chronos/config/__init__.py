@@ -8,7 +8,7 @@ description of every key names its unit. `python -m chronos.config` prints the r
 Law: all problems of the settings are reported together, each with the place it came from and what
 to write instead. Nothing is ignored and nothing is guessed.
 
-    values -> model -> catalogue -> constraints, messages, documents -> reading
+    values -> cluster -> model -> catalogue -> constraints, messages -> documents, reading
 """
 
 from chronos.config.documents import example, in_effect, reference, show

@@ -1,6 +1,7 @@
 """Settings that are valid one by one and wrong together.
 
-One function for each constraint; its text names both keys, their values, and the remedy.
+One function for each constraint; its text names the keys and the remedy. What is wrong with one
+setting alone is found by `model` and `values`.
 """
 
 import os.path
@@ -12,9 +13,9 @@ from urllib.parse import urlsplit
 
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
-from chronos.config.values import is_loopback, size_text
+from chronos.config.values import is_loopback
 from chronos.core.shard.progress import progress_bytes_max
-from chronos.core.size import RESPONSE_OVERHEAD
+from chronos.core.size import RESPONSE_OVERHEAD, STEP_MESSAGES, step_bytes
 from chronos.core.timefmt import format_duration
 
 SECRET_LEAST: Final = 16
@@ -42,7 +43,7 @@ _RESERVED_PROPERTIES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """What is wrong, and the keys that can correct it; the text is about the first one."""
+    """A conflict between settings: a text about the first of the keys that can correct it."""
 
     paths: tuple[str, ...]
     text: str
@@ -56,7 +57,6 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _kafka_has_brokers(config)
     yield from _topics_differ(config)
     yield from _replicas_suffice(config)
-    yield from _batches_fit(config)
     yield from _retries_grow(config)
     yield from _something_is_allowed(config)
     yield from _checkpoints_survive_the_disk(config)
@@ -208,19 +208,6 @@ def _replicas_suffice(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _batches_fit(config: Config) -> Iterator[Conflict]:
-    delivery, record_bytes = config.delivery, config.topics.message_bytes_max
-    if delivery.batch_bytes < record_bytes:
-        yield Conflict(
-            paths=("delivery.batch_bytes", "topics.message_bytes_max"),
-            text=(
-                f"{size_text(delivery.batch_bytes)} is less than one message of "
-                f"topics.message_bytes_max ({size_text(record_bytes)}); raise the one or lower "
-                "the other"
-            ),
-        )
-
-
 def _retries_grow(config: Config) -> Iterator[Conflict]:
     base, cap = config.delivery.retry_base, config.delivery.retry_cap
     if base > cap:
@@ -325,48 +312,29 @@ def _untrusted_clients_are_kept_out(config: Config) -> Iterator[Conflict]:
 
 def _audit_is_complete(config: Config) -> Iterator[Conflict]:
     audit = config.audit
-    if audit.to == "file" and audit.path is None:
+    if audit.required and audit.path is None:
         yield Conflict(
-            paths=("audit.path", "audit.to"),
-            text="is missing, and audit.to is file; name the file for the entries",
-        )
-    if audit.required and audit.to == "log":
-        yield Conflict(
-            paths=("audit.required", "audit.to"),
+            paths=("audit.required", "audit.path"),
             text=(
-                "is on, and audit.to is log, which does not tell whether a line is durable; use "
-                "audit.to: file"
+                "is on, and the entries are log lines, of which none is known to be durable; name "
+                "a file for them with audit.path"
             ),
         )
 
 
 def _properties_agree(config: Config) -> Iterator[Conflict]:
-    delivery, record_bytes = config.delivery, config.topics.message_bytes_max
-    timeout_ms = delivery.transaction_timeout
-    largest, needs_largest = max(
-        (record_bytes, "topics.message_bytes_max"),
-        (progress_bytes_max(delivery.batch_messages), "delivery.batch_messages"),
-    )
+    record_bytes, timeout_ms = config.topics.message_bytes_max, config.delivery.transaction_timeout
+    records, timeout = "topics.message_bytes_max", "delivery.transaction_timeout"
     # (property, least, most, the key it must agree with); librdkafka itself insists on the last
     # three.
     bounds = (
-        ("message.max.bytes", largest, None, needs_largest),
-        (
-            "receive.message.max.bytes",
-            record_bytes + RESPONSE_OVERHEAD,
-            None,
-            "topics.message_bytes_max",
-        ),
-        ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
-        (
-            "queue.buffering.max.kbytes",
-            -(-delivery.batch_bytes // 1024),
-            None,
-            "delivery.batch_bytes",
-        ),
-        ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
-        ("delivery.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
-        ("socket.timeout.ms", 10, timeout_ms + 100, "delivery.transaction_timeout"),
+        ("message.max.bytes", max(record_bytes, progress_bytes_max(STEP_MESSAGES)), None, records),
+        ("receive.message.max.bytes", record_bytes + RESPONSE_OVERHEAD, None, records),
+        ("queue.buffering.max.messages", STEP_MESSAGES, None, None),
+        ("queue.buffering.max.kbytes", -(-step_bytes(record_bytes) // 1024), None, records),
+        ("message.timeout.ms", 1, timeout_ms, timeout),
+        ("delivery.timeout.ms", 1, timeout_ms, timeout),
+        ("socket.timeout.ms", 10, timeout_ms + 100, timeout),
     )
     properties = config.log.kafka.properties
     for name in properties:
@@ -379,6 +347,6 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
         ):
             bound = f"at least {least}" if int(text) < least else f"at most {most}"
             yield Conflict(
-                paths=(f"{PROPERTIES}.{name}", path),
-                text=f"{text} does not go with {path}; use {bound}",
+                paths=(f"{PROPERTIES}.{name}", *([path] if path else [])),
+                text=f"{text} does not go with {path or 'the messages of one step'}; use {bound}",
             )

@@ -9,8 +9,8 @@ import yaml
 from pydantic import BaseModel
 
 from chronos.config.catalogue import MAPS, MASK, PROPERTIES, Key, children, is_secret, keys
+from chronos.config.messages import plain
 from chronos.config.model import Config
-from chronos.config.reading import plain
 
 
 def show(config: Config) -> str:

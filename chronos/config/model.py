@@ -1,8 +1,8 @@
 """Every key there is: its type, default and bounds, and its meaning with unit and reason.
 
-This is the only list. The reference, the example file, the names of variables and the hints for
-mistyped keys are all made from these models. A model built in code has its values checked, but not
-the constraints between them: `load` checks those."""
+With the sections in `cluster` this is the only list. The reference, the example file, the names of
+variables and the hints for mistyped keys are all made from these models. A model built in code has
+its values checked, but not the constraints between them: `load` checks those."""
 
 import socket
 from collections.abc import Mapping
@@ -10,14 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chronos.config.sections import (
-    AuditConfig,
-    CoordinatorConfig,
-    FailoverConfig,
-    RegistryConfig,
-    ReplicationConfig,
-    TracingConfig,
-)
+from chronos.config.cluster import CoordinatorConfig, FailoverConfig, ReplicationConfig
 from chronos.config.values import (
     Address,
     Addresses,
@@ -227,20 +220,6 @@ class LimitsConfig(Section):
 class DeliveryConfig(Section):
     """How due messages are handed to their targets."""
 
-    batch_messages: int = key(
-        5000,
-        "Maximum number of messages in one step, and so in one transaction. A larger number "
-        "hardly increases throughput, and readers of the targets wait for open transactions.",
-        least=1,
-        most=100_000,
-    )
-    batch_bytes: Size = key(
-        "8MB",
-        "Maximum number of bytes in one step, and so in one transaction; a single larger message "
-        "is a step of its own. It bounds the memory of each shard and the time readers wait.",
-        least="1KiB",
-        most="1GiB",
-    )
     linger: Duration = key(
         "10ms",
         "Shortest time between two transactions of a shard with few messages: after one with fewer "
@@ -373,7 +352,7 @@ class RetentionConfig(Section):
 
 
 class StoreConfig(Section):
-    """RocksDB, and the time wheel in memory."""
+    """RocksDB, which holds the state of each shard."""
 
     block_cache: Size = key(
         "64MiB",
@@ -381,13 +360,6 @@ class StoreConfig(Section):
         "Delivery reads each entry once, in order: a larger cache helps look-ups only.",
         least="1MiB",
         most="1TiB",
-    )
-    memtable: Size = key(
-        "32MiB",
-        "Memory for entries not yet on disk, in bytes per shard. "
-        "Messages that are delivered while they are still in it cause no disk write.",
-        least="64KiB",
-        most="4GiB",
     )
     flush_every: Duration = key(
         "15s",
@@ -505,6 +477,43 @@ class AdminConfig(Section):
     )
 
 
+class AuditConfig(Section):
+    """The audit trail: one entry for each request over HTTP that changes something, or that shows
+    payloads."""
+
+    path: Text | None = key(
+        None,
+        "File that the entries are appended to as JSON lines, each durable once it is written, "
+        "also of requests to a service without tokens. A file that was renamed, as by logrotate, "
+        "is followed by a new one. null: the entries are lines of the logger `chronos.audit`, for "
+        "requests with a token.",
+    )
+    required: bool = key(
+        False,
+        "Refuse requests that cannot be written down, with status 503: a first entry, the intent, "
+        "is durable before a request changes or shows anything. It needs "
+        "`path`, and costs each request one write there. Off: entries that cannot be written are "
+        "counted as lost.",
+    )
+
+
+class TracingConfig(Section):
+    """Spans for OpenTelemetry, of messages that carry the header `traceparent`. They need the extra
+    `otel`."""
+
+    enabled: bool = key(
+        False,
+        "Send a span when such a message is accepted, and one when it is delivered, expired or "
+        "dead-lettered, each linked to its `traceparent`.",
+    )
+    endpoint: Text | None = key(
+        None,
+        "URL that the spans are sent to, as OTLP over HTTP, for example "
+        "`http://localhost:4318/v1/traces`; null: that of the variables of OpenTelemetry, such as "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, else that example.",
+    )
+
+
 class LoggingConfig(Section):
     """Log messages on standard error."""
 
@@ -551,6 +560,5 @@ class Config(Section):
     store: StoreConfig = Field(default_factory=StoreConfig)
     admin: AdminConfig = Field(default_factory=AdminConfig)
     audit: AuditConfig = Field(default_factory=AuditConfig)
-    registry: RegistryConfig = Field(default_factory=RegistryConfig)
     tracing: TracingConfig = Field(default_factory=TracingConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

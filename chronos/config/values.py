@@ -10,7 +10,6 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
@@ -18,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from chronos.core.rates import check_pattern, parse_rate
 from chronos.core.shard.rules import TOPIC_NAME
-from chronos.core.timefmt import UNIT_MS, parse_duration_ms
+from chronos.core.timefmt import UNIT_MS, BeyondAll, duration_advice, parse_duration_ms
 
 _BYTES_BY_UNIT: Final = {
     "TiB": 1 << 40,
@@ -63,12 +62,16 @@ def duration_ms(value: object) -> int:
     if value == "0":
         return 0
     amount, unit = _amount(value)
-    if isinstance(value, str) and value == amount + unit and unit in UNIT_MS:
-        return parse_duration_ms(value)
-    if isinstance(value, str) and not amount:
-        with suppress(ValueError):
-            return parse_duration_ms(value)
-    hint = "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
+    hint = duration_advice("")
+    if isinstance(value, str):
+        hint = duration_advice(value)
+        if not value.isdigit():
+            try:
+                return parse_duration_ms(value)
+            except BeyondAll:
+                raise
+            except ValueError:
+                pass
     guess = unit if unit in UNIT_MS else _UNIT_BY_WORD.get(unit.lower(), "")
     if guess:
         hint = f"did you mean {amount}{guess}?"

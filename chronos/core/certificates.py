@@ -1,7 +1,8 @@
-"""Certificates that were refused: the reason and the remedy, from the error of a connection.
+"""The text of a connection's error; for a certificate that was refused, the reason and the remedy.
 
 Since 3.13 Python verifies certificates strictly, as RFC 5280 asks (`ssl.VERIFY_X509_STRICT`). The
-errors are those of `ssl` and aiohttp, and only their attributes are read."""
+errors are those of `ssl` and aiohttp, and only their attributes are read: neither is imported. What
+a certificate itself contains is read in `node.certificates`."""
 
 STRICT = range(79, 95)
 """OpenSSL's codes for what a strict verification refuses: X509_V_ERR_INVALID_CA to
@@ -16,18 +17,18 @@ REMEDY = (
 
 
 def cause(error: BaseException) -> BaseException:
-    """The error of the socket or of TLS in an error of aiohttp; any other error as it is."""
-    found = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
-    return found if isinstance(found, BaseException) else error
+    """Return the error of the socket or of TLS in an error of aiohttp; any other error as it is."""
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
+    return inner if isinstance(inner, BaseException) else error
 
 
 def reason(error: BaseException) -> str:
-    """The text of an error of a connection; if a certificate was refused, why and what to do."""
-    found = cause(error)
-    code = getattr(found, "verify_code", None)
+    """Return the text of a connection's error; if a certificate was refused, why and what to do."""
+    inner = cause(error)
+    code = getattr(inner, "verify_code", None)
     if code is None:
-        return getattr(found, "strerror", None) or str(found) or type(found).__name__
-    message = str(getattr(found, "verify_message", "")).rstrip(".")
+        return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    message = str(getattr(inner, "verify_message", "")).rstrip(".")
     if code in STRICT:
         return f"its certificate, or the authority of it, is refused: {message}. {REMEDY}"
     return f"its certificate is not trusted: {message}"

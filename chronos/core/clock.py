@@ -1,5 +1,7 @@
-"""The tolerance between clocks, and the clock of a follower, which commits nothing that a broker
-could compare."""
+"""The tolerance between clocks, and the check of a follower's clock.
+
+A master compares its clock with the broker's at each commit (`workers.replica.master`). A follower
+commits nothing, so it judges its own clock by the ages of the progress records that arrive."""
 
 from collections import deque
 
@@ -14,16 +16,16 @@ the tolerance, because a record may also arrive late."""
 AGES = 3
 """Arrivals in a row that must agree."""
 
-
 LAST_CHOICE = (
     f", by the last {AGES} records that arrived: this replica takes over only if there is no "
     "other; check NTP on both"
 )
+"""The end of the text about a follower's clock."""
 
 
 class Arrivals:
-    """The ages of the progress records that arrived last at a follower which waited for them, by
-    its own clock."""
+    """The ages of the progress records that arrived last at a follower, by its own clock. A record
+    counts only if the follower had applied everything before it and waited."""
 
     def __init__(self) -> None:
         self._ages_ms: deque[int] = deque(maxlen=AGES)
@@ -35,7 +37,8 @@ class Arrivals:
         self._ages_ms.append(now_ms - timestamp_ms)
 
     def problem(self, stepped_ms: int) -> str | None:
-        """Return why this node should lead nothing, for people; None if its clock may be right."""
+        """Return why this node should not become master, for people; None if its clock may be
+        right."""
         self._forget_after_step(stepped_ms)
         if len(self._ages_ms) < AGES:
             return None

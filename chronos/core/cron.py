@@ -11,8 +11,8 @@ Which days match depends only on the length of a month and on the weekday of its
 expression is known never to fire from at most 28 months, and one that does fire has a time within
 YEARS_MAX.
 
-The zone data is the machine's, so only a master computes with it; replicas execute what it recorded
-(law 9)."""
+The zone data are those of the package `tzdata` that is installed (`chronos.zones`), so only a
+master computes with them; replicas execute what it recorded (law 9)."""
 
 from bisect import bisect_left
 from calendar import monthrange
@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from chronos.core.timefmt import MS_MAX
+from chronos.zones import zone_of
 
 TIMES_CACHED_MAX = 10_000
 """Results that are remembered: series with one expression are usually due at the same time."""
@@ -44,17 +45,6 @@ _DAY = timedelta(days=1)
 _MONTH_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-def zone_of(name: str) -> ZoneInfo:
-    """Return the time zone; UTC if the name is empty. Raises ValueError, with a text for users, if
-    it is not known here."""
-    try:
-        return ZoneInfo(name or "UTC")
-    except (KeyError, ValueError, OSError):
-        raise ValueError(
-            f"{name[:80]!r} is not a time zone; write a name of the IANA database, as Europe/Lisbon"
-        ) from None
-
-
 @lru_cache(maxsize=TIMES_CACHED_MAX)
 def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
     """Return the first time (epoch ms) after `after_ms` at which the expression fires; None if it
@@ -69,14 +59,14 @@ def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
         return None
     try:
         after = _EPOCH_START + timedelta(milliseconds=after_ms)
-        found = (
+        fires_at = (
             _next_real(fields, zone, after) if fields.is_real else _next_named(fields, zone, after)
         )
     except OverflowError:
         return None
-    if found is None:
+    if fires_at is None:
         return None
-    found_ms = (found - _EPOCH_START) // _SECOND * 1_000
+    found_ms = (fires_at - _EPOCH_START) // _SECOND * 1_000
     return found_ms if found_ms <= MS_MAX else None
 
 
@@ -116,13 +106,13 @@ class _Fields:
     def _mask(self, first: int, length: int) -> int:
         """Return the matching days of a month, as bits, by the weekday of its first day (0: Monday)
         and its length."""
-        found = self._masks.get((first, length))
-        if found is None:
+        mask = self._masks.get((first, length))
+        if mask is None:
             by_date, by_weekday = self._by_date(first, length), self._by_weekday(first, length)
-            found = self._masks[first, length] = (
+            mask = self._masks[first, length] = (
                 by_date & by_weekday if self._both else by_date | by_weekday
             )
-        return found
+        return mask
 
     def _by_date(self, first: int, length: int) -> int:
         mask = 0
@@ -196,13 +186,13 @@ def _next_named(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | 
         # The times of an overlap fired in its first pass: they are behind.
         naive = _overlap_end(naive, zone) - _SECOND
     for _ in range(TURNS_MAX):
-        found = _naive_after(fields, naive)
-        if found is None:
+        local_time = _naive_after(fields, naive)
+        if local_time is None:
             return None
-        instant = _instant(found, zone)
+        instant = _instant(local_time, zone)
         if instant > after:
             return instant
-        naive = found
+        naive = local_time
     return None
 
 

@@ -10,7 +10,7 @@ order.
     l  lane  due_ms u64  offset u64   lane: a parked message
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
-    h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
+    h  destination u32  offset u64    held record: a record that waits until its destination takes records
     q  destination u32            queue state: the number of held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
@@ -43,7 +43,7 @@ REJECTED = -1
 """Destination of held records that wait for the rejected topic."""
 
 OFFSET_MAX = 2**64 - 1
-"""As the offset of a position: after every message due at that time (`u64`)."""
+"""The offset of a position after every message that is due at its time (`u64`)."""
 
 ID_BYTES_MAX = 1024
 """Longest id, in bytes (docs/reference/headers.md)."""
@@ -51,6 +51,7 @@ ID_BYTES_MAX = 1024
 MINUTE_MS = 60_000
 
 MURMUR2_MULTIPLIER, MURMUR2_SEED = 0x5BD1E995, 0x9747B28C
+"""The constants of Kafka's MurmurHash2."""
 
 _PARTITIONS = 2**32
 _position = Struct(">cQQ")
@@ -134,7 +135,7 @@ def parked_key(due_ms: int, offset: int) -> bytes:
 
 
 parked_position = _position_alone.unpack
-"""Return `(due_ms, offset)` of such a key."""
+"""Return `(due_ms, offset)` of a key of `parked_key`."""
 
 
 def lane_state_key(lane: Lane) -> bytes:

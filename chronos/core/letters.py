@@ -1,13 +1,14 @@
-"""Dead letters and rejected records as their topics hold them: the records that resolve them, and
-what a list shows of them.
+"""Dead letters and rejected records, decoded from the records of their topics, and the records that
+replay a dead letter or mark it as resolved.
 
-A letter is resolved once it was replayed or discarded. Kafka deletes no single record, so a marker
-behind it in the same partition says so: a record without key and value whose header
+A dead letter is resolved once it was replayed or discarded. Kafka deletes no single record, so a
+marker behind it in the same partition says so: a record without key and value whose header
 `chronos-resolution` is `replayed` or `discarded`, and whose header `chronos-resolved` lists the
 offsets of the letters.
 
-A rejected record is a `Letter` that is never resolved. What its producer wrote may say anything,
-also under names that Chronos uses: only the last three headers are Chronos's own."""
+A rejected record is a `Letter` that is never resolved. Its producer may have used any header name,
+also one of Chronos: only the last three headers are Chronos's own. Masters write both kinds of
+records (`workers.push.letters`); nothing is read or written here."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +50,12 @@ RESOLUTIONS = ("replayed", "discarded")
 _KEPT = SCHEDULING - {ACTION, DELIVER_AT, DELAY, ON_CONFLICT}
 """Control headers on a dead letter that its replay has too."""
 
+OWN_HEADERS = (SOURCE, REASON, DETAIL)
+"""The last headers of a rejected record, which Chronos wrote."""
+
 
 class Letter(Struct, frozen=True, kw_only=True, gc=False):
-    """One dead letter."""
+    """One dead letter, or one rejected record."""
 
     partition: int
     offset: int
@@ -112,8 +116,8 @@ class Offsets:
     def range_of(self, offset: int) -> tuple[int, int] | None:
         """Return first and last offset of the range that holds the offset; None if none does."""
         at = bisect_left(self._lasts, offset)
-        found = at < len(self._lasts) and self._firsts[at] <= offset
-        return (self._firsts[at], self._lasts[at]) if found else None
+        is_in_range = at < len(self._lasts) and self._firsts[at] <= offset
+        return (self._firsts[at], self._lasts[at]) if is_in_range else None
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return first and last offset of every range, in order."""
@@ -210,9 +214,9 @@ def replay(
     ]
     if key is None:
         headers.append((ID, letter.id))
-    found = parse(Record(0, now_ms, key, letter.record.value, headers), rules[shard])
-    if type(found) is Rejection:
-        return found
+    command = parse(Record(0, now_ms, key, letter.record.value, headers), rules[shard])
+    if type(command) is Rejection:
+        return command
     # The embedded log's own format takes up to four bytes a header more than Kafka's.
     size = batch_bytes(key, letter.record.value, headers) + 4 * len(headers)
     if size > bytes_max:
@@ -242,10 +246,6 @@ def _number(headers: Mapping[str, bytes | None], name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-OWN_HEADERS = (SOURCE, REASON, DETAIL)
-"""The last headers of a rejected record, which Chronos wrote."""
-
-
 def read_rejected(partition: int, record: Record, whole: bool) -> Letter | None:
     """Return the rejected record; None if Chronos did not write it.
 
@@ -255,10 +255,10 @@ def read_rejected(partition: int, record: Record, whole: bool) -> Letter | None:
     if tuple(name for name, _ in headers[-3:]) != OWN_HEADERS:
         return None
     targets = [value for name, value in headers[:-3] if name == TARGET_TOPIC]
-    found = read(partition, replace(record, headers=headers[-3:]), False)
-    assert isinstance(found, Letter), "it has a reason and no resolution"
+    letter = read(partition, replace(record, headers=headers[-3:]), False)
+    assert isinstance(letter, Letter), "it has a reason and no resolution"
     target = (targets[0] or b"").decode("utf-8", "replace") if len(targets) == 1 else ""
-    return replace(found, id=record.key or b"", target=target, record=record if whole else None)
+    return replace(letter, id=record.key or b"", target=target, record=record if whole else None)
 
 
 def producer_headers(record: Record) -> Headers:
@@ -267,11 +267,9 @@ def producer_headers(record: Record) -> Headers:
 
 
 def source_of(message_id: bytes, shards: int, delay_topic: str) -> str | None:
-    """Return where the record of a generated id is, or of an id that is its position:
-    topic/partition/offset; None for any other id.
-
-    A record without a key that was rejected has no other name.
-    """
+    """Return the position in the delay topic, topic/partition/offset, that an id names: a generated
+    id does, and a position itself is the only name of a rejected record without a key. None for any
+    other id."""
     generated = parse_generated_id(message_id, shards)
     if generated is not None:
         return f"{delay_topic}/{generated[0]}/{generated[2]}"

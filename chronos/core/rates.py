@@ -1,7 +1,7 @@
-"""Rate limits of target topics: as users write them, and which of them a topic has.
+"""Rate limits of target topics: their texts, and which of several limits a topic has.
 
 A limit is for one topic and the whole service. A pattern gives each topic that it matches a limit
-of its own."""
+of its own. Nothing is counted here: the token buckets are in `workers.push.lanes`."""
 
 import re
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def parse_rate(text: str) -> Rate | None:
 
 
 def rate_text(rate: Rate | None) -> str:
-    """Return the rate as users write it."""
+    """Return the text of a rate, as `parse_rate` reads it."""
     if rate is None:
         return NOT_LIMITED
     per_s = f"{rate.per_s:.3f}".rstrip("0").rstrip(".")

@@ -1,7 +1,8 @@
-"""The reach of a sender: a message is its own if both its target and its id are.
+"""The reach of a sender: which messages are its own, by patterns of their targets and ids.
 
 Every function that reads messages for a sender, or makes records of its request, has the reach as a
-required argument, so that no caller can forget them."""
+required argument, so that no caller can forget it. A sender without a reach has EVERYTHING. Which
+reach a token has is decided in `admin.http.tokens`."""
 
 import re
 from fnmatch import fnmatchcase
@@ -25,8 +26,8 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     targets: tuple[str, ...] = ALL
     ids: tuple[str, ...] = ALL
-    """Patterns of ids that clients give; an id that Chronos made belongs to whoever has the
-    target."""
+    """Patterns of ids that clients give. They do not apply to an id that Chronos made: its message
+    is the sender's own if the target is."""
 
     @property
     def is_limited(self) -> bool:

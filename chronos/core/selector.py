@@ -1,10 +1,10 @@
-"""The fault-aware selector: partitions for messages without a key, by the latency of the brokers
-that lead them.
+"""The fault-aware selector: chooses the partition of messages without a key, by the latency of the
+brokers that lead the partitions.
 
 After RocketMQ's MQFaultStrategy and LatencyFaultTolerance: a slow or failed send makes a broker
 unavailable for the time in PENALTIES, and the next good send makes it available again. Unavailable
 brokers are avoided and never excluded: when all of them are unavailable, the better half is used,
-and after its penalty a broker takes its turn like any other.
+and after its penalty a broker is chosen like any other.
 
 The choice is no part of any decision: a message without a key may be written to any partition of
 its target."""
@@ -89,11 +89,15 @@ class Selector:
         if not suspects:
             return []
         known = {
-            at: who
-            for at, who in suspects.items()
-            if 0 <= now_ms - who[1] < SUSPECT_MS and at < len(leaders)
+            at: (broker, since_ms)
+            for at, (broker, since_ms) in suspects.items()
+            if 0 <= now_ms - since_ms < SUSPECT_MS and at < len(leaders)
         }
-        left = {at: who for at, who in known.items() if leaders[at] in (who[0], NO_LEADER)}
+        left = {
+            at: (broker, since_ms)
+            for at, (broker, since_ms) in known.items()
+            if leaders[at] in (broker, NO_LEADER)
+        }
         self._suspects[topic] = left
         return [(at, broker) for at, (broker, _) in known.items() if at not in left]
 
@@ -151,8 +155,8 @@ class Selector:
         if partition is not None:
             return partition
         # On a retry another partition than the one that failed last, if there is one.
-        open_ones = [at for at in range(len(leaders)) if at not in closed]
-        others = [at for at in open_ones if at != failed] or open_ones
+        taking = [at for at in range(len(leaders)) if at not in closed]
+        others = [at for at in taking if at != failed] or taking
         better = self._better_half({leaders[at] for at in others}, now_ms)
         usable = {at for at in others if leaders[at] in better}
         return self._next(topic, leaders, usable.__contains__)

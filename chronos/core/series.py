@@ -24,6 +24,17 @@ STEPS_MAX = 8
 """Occurrences that are tried one by one before the last one up to a time is searched for by
 halving."""
 
+CRON_SHORTHANDS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""Those of Vixie cron, but for `@reboot`."""
+
 FACTOR_UNIT = 1_000
 """A factor is kept in thousandths."""
 
@@ -31,6 +42,7 @@ NextCron = Callable[[str, str, int], int | None]
 """`(expression, time zone, time)` -> the first time (epoch ms) after it; None if there is none.
 Raises ValueError."""
 
+_WEEKDAY_NUMBER = re.compile(r"(?<![#/])[0-9]", re.ASCII)
 _FACTOR = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,3}))?", re.ASCII)
 
 
@@ -57,8 +69,10 @@ def parse_repetition(text: str) -> Repetition:
             raise ValueError(f"the cap {words[2]} is shorter than the base {words[0]}")
         return Repetition(Repeat.BACKOFF, (base_ms, factor, cap_ms))
     if kind == "cron":
-        if len(words) not in (5, 6):
-            raise ValueError(f"{given!r} is not a cron expression: it does not have 5 or 6 fields")
+        try:
+            words = _cron_fields(words)
+        except ValueError as error:
+            raise ValueError(f"{given!r} is not a cron expression: {error}") from None
         if len(text) > CRON_CHARACTERS_MAX:
             raise ValueError(
                 f"{given!r} is not a cron expression: it has more than {CRON_CHARACTERS_MAX} "
@@ -69,6 +83,39 @@ def parse_repetition(text: str) -> Repetition:
         f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: every 30s, "
         "backoff 1s 2 1h (base, factor, cap), cron 0 9 * * 1-5"
     )
+
+
+def _cron_fields(words: list[str]) -> list[str]:
+    """Return the 5 or 6 fields of a cron expression without shorthands and without Quartz's `?`.
+
+    Raises ValueError, with the form that can be written, for what other schedulers take and the
+    fields cannot express."""
+    if len(words) == 1 and words[0] in CRON_SHORTHANDS:
+        return CRON_SHORTHANDS[words[0]].split()
+    if words and words[0].startswith("@"):
+        every = "; write every and the interval" if words[0] == "@every" else ""
+        raise ValueError(f"the shorthands are {', '.join(CRON_SHORTHANDS)}{every}")
+    if len(words) == 7:
+        raise ValueError("it has 7 fields, and years cannot be given; leave the year out")
+    if len(words) not in (5, 6):
+        raise ValueError("it does not have 5 or 6 fields")
+    day, month, weekday = words[-3:]
+    if "?" in (*words[:-3], month):
+        raise ValueError(
+            "? stands for the day of the month or the weekday only; the fields are (second) "
+            "minute hour day month weekday, without a year"
+        )
+    if day == "?" and _WEEKDAY_NUMBER.search(weekday):
+        # Quartz and EventBridge count weekdays from Sunday = 1, cron from Sunday = 0.
+        raise ValueError(
+            "beside ? a weekday is written by its name, as MON, MON-FRI or MON#1; with * in place "
+            "of ?, Sunday is 0 or 7"
+        )
+    if day.upper() != "LW" and "W" in day.upper():
+        raise ValueError("the weekday nearest to a day (W) cannot be given; write the day, or LW")
+    if "L-" in day.upper():
+        raise ValueError("days before the last (L-3) cannot be given; write L, LW or the day")
+    return [*words[:-3], "*" if day == "?" else day, month, "*" if weekday == "?" else weekday]
 
 
 def check_units(text: str) -> None:
@@ -194,18 +241,18 @@ def last_until(
         return None if found is None or found > until_ms else found
 
     for _ in range(STEPS_MAX):
-        found = after(last_ms)
-        if found is None:
+        next_ms = after(last_ms)
+        if next_ms is None:
             return last_ms
-        last_ms = found
+        last_ms = next_ms
     # Nothing occurs from `behind_ms` to `until_ms`, and something at `last_ms`.
     while behind_ms - last_ms > 1:
         middle_ms = (last_ms + behind_ms) // 2
-        found = after(middle_ms)
-        if found is None:
+        next_ms = after(middle_ms)
+        if next_ms is None:
             behind_ms = middle_ms
         else:
-            last_ms = found
+            last_ms = next_ms
     return last_ms
 
 
@@ -230,13 +277,13 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
     all_missed = repetition.late_policy == LatePolicy.FIRE_ALL
     reached_ms = 0 if all_missed else max(now_ms, entry.due_ms)
     while len(times) < count:
-        found = following_after(
+        next_ms = following_after(
             repetition, last_ms, occurrence, max(last_ms, reached_ms), next_cron
         )
-        if found is None:
+        if next_ms is None:
             break
-        times.append(max(found, entry.due_ms))
-        occurrence, last_ms = occurrence + 1, found
+        times.append(max(next_ms, entry.due_ms))
+        occurrence, last_ms = occurrence + 1, next_ms
     return times[:count]
 
 

@@ -1,5 +1,5 @@
-"""Sizes of records and batches in bytes: the batch format v2 of Kafka (KIP-98,
-`DefaultRecord.sizeInBytes`), and limits."""
+"""Sizes in bytes of records and batches: as Kafka's batch format v2 has them, without compression
+(KIP-98, `DefaultRecord.sizeInBytes`), and roughly as memory has them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -13,9 +13,21 @@ RESPONSE_OVERHEAD = 1 << 20
 """Bytes by which a response to a fetch may exceed the batch in it, rounded up: a client that
 accepts less never reads it."""
 
+STEP_MESSAGES = 5_000
+"""Most messages of one step, and so of one transaction. More hardly increase throughput, and
+readers of the targets wait for open transactions."""
+
+STEP_BYTES = 8_000_000
+"""Most bytes of one step, unless a single record may be larger: they bound the memory of each shard
+and the time that readers wait."""
 
 ONE_BYTE = 64
 """A smaller number is a varint of one byte."""
+
+
+def step_bytes(record_bytes_max: int) -> int:
+    """Return the most bytes of one step where a record may have `record_bytes_max`."""
+    return max(STEP_BYTES, record_bytes_max)
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:

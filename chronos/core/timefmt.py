@@ -17,17 +17,45 @@ UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w
 EARLIEST_PLAUSIBLE_MS = 978_307_200_000
 """2001-01-01T00:00:00Z. Epoch seconds stay below this number until the year 32971."""
 
+_FRACTION = r"(?:\.[0-9]{1,9})?"
+
+
+def _duration_pattern(digits: str) -> str:
+    """Return the regular expression of a duration whose numbers have so many digits."""
+    units = ("w", "d", "h", "m", "s", "ms", "[u\u00b5\u03bc]s", "ns")
+    leading = [f"({digits}{unit})?" for unit in units]
+    several = (f"{''.join(leading[:at])}{digits}{_FRACTION}{unit}" for at, unit in enumerate(units))
+    day, minute = (f"({digits}{unit})?" for unit in "DM")
+    second = f"{digits}{_FRACTION}S"
+    clock = f"T({digits}H{minute}({second})?|{digits}M({second})?|{second})"
+    iso_8601 = f"P({digits}W{day}({clock})?|{digits}D({clock})?|{clock})"
+    return f"^({digits}|{'|'.join(several)}|{iso_8601})$"
+
+
+DURATION_PATTERN = _duration_pattern("[0-9]+")
+"""Durations of any length, as a regular expression in the dialect of JSON Schema."""
+
+_DURATION = re.compile(_duration_pattern("[0-9]{1,15}"), re.ASCII)
+_ANY_DURATION = re.compile(DURATION_PATTERN, re.ASCII)
 _NUMBER_AND_UNIT = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d|w)", re.ASCII)
-_SEVERAL_UNITS = re.compile(
-    r"(?:[0-9]{1,15}w)?(?:[0-9]{1,15}d)?(?:[0-9]{1,15}h)?(?:[0-9]{1,15}m(?!s))?(?:[0-9]{1,15}s)?(?:[0-9]{1,15}ms)?",
-    re.ASCII,
-)
+_PART = re.compile(r"([0-9]+)(?:\.([0-9]+))?([a-zA-Z\u00b5\u03bc]+?)(?=[0-9T]|$)", re.ASCII)
 _BARE_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 _LONG_NUMBER = re.compile(r"(?<![0-9.])[0-9]{16,}", re.ASCII)
 _RFC3339 = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,30}))?"
-    r"([Zz]|([+-])([0-9]{2}):([0-9]{2}))",
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2})"
+    r"(?::([0-9]{2})(?:\.([0-9]{1,30}))?)?"
+    r"([Zz]|([+-])([0-9]{2})(?::?([0-9]{2}))?)(?:\[[A-Za-z0-9_+./=-]{1,100}\]){0,3}",
     re.ASCII,
+)
+_NAME = re.compile(
+    r"\b(?:mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)",
+    re.IGNORECASE,
+)
+_UNIT_NS = (
+    {unit: ms * 1_000_000 for unit, ms in UNIT_MS.items()}
+    # The micro sign, which Go and Rust write, and the Greek letter.
+    | {"us": 1_000, "\u00b5s": 1_000, "\u03bcs": 1_000, "ns": 1}
+    | {unit.upper(): UNIT_MS[unit] * 1_000_000 for unit in ("w", "d", "h", "m", "s")}
 )
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -52,58 +80,70 @@ def check_unit(text: str) -> None:
 
 
 def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a
-    bare number of milliseconds.
+    """Return the milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`,
+    `1m30.5s`, `100us`, of ISO 8601 without years and months (`PT1M30.5S`, `P1DT12H`), or of a bare
+    number of milliseconds.
 
-    Several units must be in order from the largest to the smallest, each at most once; only a
-    single unit takes a fraction. Raises ValueError, with a text for users, for anything else, and
-    BeyondAll for what is too long."""
+    Several units must be in order from the largest to the smallest, each at most once; only the
+    last one takes a fraction. The sum is rounded up once. These are the texts of Java's
+    `Duration.toString`, Go's `Duration.String`, Rust's `Duration` with `{:?}` and JavaScript's
+    `Temporal.Duration`. Raises ValueError, with a text for users, for anything else, and BeyondAll
+    for what is too long."""
     if _BARE_NUMBER.fullmatch(text):
         return int(text)
-    match = _NUMBER_AND_UNIT.fullmatch(text)
-    if match is not None:
+    if (match := _NUMBER_AND_UNIT.fullmatch(text)) is not None:
         whole, fraction, unit = match.groups()
         unit_ms = UNIT_MS[unit]
         duration_ms = int(whole) * unit_ms
         if fraction:
             duration_ms += -(-int(fraction) * unit_ms // 10 ** len(fraction))
-    elif text and _SEVERAL_UNITS.fullmatch(text):
-        duration_ms = sum(
-            int(whole) * UNIT_MS[unit] for whole, _, unit in _NUMBER_AND_UNIT.findall(text)
+    elif _DURATION.fullmatch(text):
+        # In units of 10^-9 ns, so that every part is a whole number.
+        parts = (
+            (int(whole) * 10**9 + int(fraction.ljust(9, "0"))) * _UNIT_NS[unit]
+            for whole, fraction, unit in _PART.findall(text)
         )
-    elif _LONG_NUMBER.search(text) and _is_duration(_LONG_NUMBER.sub("1", text)):
+        duration_ms = -(-sum(parts) // 10**15)
+    elif _ANY_DURATION.fullmatch(text):
         duration_ms = MS_MAX + 1
     else:
-        raise ValueError(
-            f"{text[:80]!r} is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
-        )
+        raise ValueError(f"{text[:80]!r} is not a duration; {duration_advice(text)}")
     if duration_ms > MS_MAX:
         raise BeyondAll(f"{text[:80]!r} is longer than the longest duration, {MS_MAX} ms")
     return duration_ms
 
 
-def _is_duration(text: str) -> bool:
-    return any(each.fullmatch(text) for each in (_BARE_NUMBER, _NUMBER_AND_UNIT, _SEVERAL_UNITS))
+def duration_advice(text: str) -> str:
+    """Return the form in which a text that is not a duration can be written."""
+    joined = "".join(text.split())
+    if joined != text and len(joined) <= 80 and _DURATION.fullmatch(joined):
+        return f"write it without spaces, as {joined}"
+    if "-" in text:
+        return "it has a minus sign, and a duration is 0 or more; write 90s or PT1M30S"
+    if ":" in text:
+        return "write units in place of colons: 1h30m for 1:30:00, 1m30.5s for 0:01:30.5"
+    if re.match(r"P[0-9.,]+Y|P(?:[0-9.,]+Y)?[0-9.,]+M", text, re.ASCII):
+        return "years and months differ in length; write days, as P30D or 30d"
+    return "write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S"
 
 
 def parse_time_ms(text: str) -> int:
     """Return the epoch milliseconds of an RFC 3339 time with an offset, or of a number that is
     taken as epoch milliseconds.
 
-    Raises ValueError, with a text for users, for anything else, and BeyondAll for a number that is
-    too great."""
+    Seconds may be left out, as Java's `OffsetDateTime.toString` does where they are zero; the
+    offset may be `+01` or `+0100`; a time zone in brackets may follow (RFC 9557), and the offset
+    counts. Raises ValueError, with a text for users, for anything else, and BeyondAll for a number
+    that is too great."""
     if _BARE_NUMBER.fullmatch(text):
         return int(text)
     match = _RFC3339.fullmatch(text)
     if match is None and _LONG_NUMBER.fullmatch(text):
         raise BeyondAll(f"{text[:80]} {beyond_all(text)}")
     if match is None:
-        raise ValueError(
-            f"{text[:80]!r} is not a time; write RFC 3339 with an offset, as "
-            "2030-01-31T09:00:00+01:00"
-        )
+        raise ValueError(f"{text[:80]!r} is not a time; {_time_advice(text)}")
     *fields, fraction, _, sign, offset_hours, offset_minutes = match.groups()
-    year, month, day, hour, minute, second = (int(field) for field in fields)
+    year, month, day, hour, minute, second = (int(field or 0) for field in fields)
     leap_second = 1 if second == 60 else 0
     try:
         moment = datetime(year, month, day, hour, minute, second - leap_second, tzinfo=UTC)
@@ -111,6 +151,7 @@ def parse_time_ms(text: str) -> int:
         raise ValueError(f"{text[:80]!r} is not a time: {error}") from None
     time_ms = (moment - _EPOCH_START) // _MS + leap_second * 1_000
     if sign:
+        offset_minutes = offset_minutes or "00"
         if int(offset_hours) > 23 or int(offset_minutes) > 59:
             raise ValueError(
                 f"{text[:80]!r} is not a time: no zone has the offset "
@@ -123,6 +164,19 @@ def parse_time_ms(text: str) -> int:
     if time_ms < 0:
         raise ValueError(f"{text[:80]!r} lies before 1970")
     return time_ms
+
+
+def _time_advice(text: str) -> str:
+    """Return the form in which a text that is not a time can be written."""
+    form = "write RFC 3339 with an offset, as 2030-01-31T09:00:00+01:00"
+    clock, bracket, zone = text[:200].partition("[")
+    if _RFC3339.fullmatch(f"{clock}Z{bracket}{zone}"):
+        return f"it has no offset from UTC; write {clock}Z, or {clock}+01:00"
+    if _NAME.search(text):
+        return f"names of days and months are not read; {form}"
+    if " " in text[11:]:
+        return f"it has spaces between its parts; {form}"
+    return form
 
 
 def beyond_all(digits: str) -> str:

@@ -1,7 +1,7 @@
-"""Values of control headers as texts, for the parsers and their messages to users, and any text as
-a terminal may show it."""
+"""The values of control headers, decoded for the parsers and named in their messages to users.
+Which header may have which value is decided in `core.shard.parsing`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from chronos.core.message import Reason, Rejection
 from chronos.core.timefmt import BeyondAll, parse_time_ms
@@ -39,45 +39,6 @@ def shown(raw: bytes | None) -> str:
     return "null" if raw is None else repr(raw[:80].decode("utf-8", "backslashreplace"))
 
 
-def shards_text(numbers: Iterable[int]) -> str:
-    """Return `shard 3`, or `shards 0 to 3, 7`, for people."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    names = ", ".join(
-        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
-    )
-    return f"{'shard' if sum(map(len, runs)) == 1 else 'shards'} {names}"
-
-
-def printable(text: str) -> str:
-    """Return the text with its control characters escaped, so that they have no effect on a
-    terminal."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    )
-
-
-def printable_json(text: str) -> str:
-    """Return JSON with the same value, in which strings have no control character that a terminal
-    knows: JSON escapes C0 only."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else _unicode(char) for char in text)
-    )
-
-
-def _unicode(char: str) -> str:
-    units = char.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-
-
 def names(table: Mapping[bytes, object]) -> str:
     """Return the possible values as a text for users."""
     return ", ".join(name.decode() for name in table)
@@ -85,4 +46,4 @@ def names(table: Mapping[bytes, object]) -> str:
 
 def label_of(table: Mapping[bytes, object], value: object) -> str:
     """Return the name of a value in the table."""
-    return next(name for name, found in table.items() if found == value).decode()
+    return next(name for name, named in table.items() if named == value).decode()

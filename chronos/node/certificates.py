@@ -1,6 +1,6 @@
-"""What certificates say: the names of clients, and what a strict verification refuses in them.
+"""The content of certificates: the names of clients, and what a strict verification refuses.
 
-Not the verification itself, which is that of OpenSSL in the handshake."""
+It is not the verification itself, which is that of OpenSSL in the handshake."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,7 +19,7 @@ CERTIFICATES_KEPT = 1_024
 
 
 class ShownCertificate(Struct, frozen=True, kw_only=True):
-    """What a certificate that a client has shown says of it."""
+    """The names in a certificate that a client has shown, and the end of its validity."""
 
     names: tuple[str, ...]
     ends_s: float
@@ -71,8 +71,8 @@ E = TypeVar("E", bound=x509.ExtensionType)
 
 
 def refused(tls: AdminTlsConfig, trusted: Sequence[bytes]) -> list[str]:
-    """What Python 3.13 and later refuse in the certificate of this node, in the authority of it,
-    and in the authorities of `client_ca`, each with the remedy.
+    """Return what Python 3.13 and later refuse in the certificate of this node, in the authority of
+    it, and in the authorities of `client_ca`, each with the remedy.
 
     `trusted`: the other authorities that this machine trusts. A file or a certificate that cannot
     be read here is left to OpenSSL, which has read it or has refused it. A self-signed certificate
@@ -123,8 +123,8 @@ def _is_issued_by(certificate: x509.Certificate, other: x509.Certificate) -> boo
 
 
 def _faults(certificate: x509.Certificate) -> list[str]:
-    """What a strict verification refuses in a certificate of a chain; OpenSSL's rules after RFC
-    5280."""
+    """Return what a strict verification refuses in a certificate of a chain; OpenSSL's rules after
+    RFC 5280."""
     is_self_issued = certificate.subject == certificate.issuer
     try:
         if certificate.version is not x509.Version.v3:

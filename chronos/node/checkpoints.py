@@ -1,44 +1,26 @@
-"""Checkpoints of a node: the thread that makes them, and the start of a store that is empty or
-older than the logs.
+"""The thread of a node that makes the checkpoints of its shards, and trims the logs up to them.
 
-A checkpoint of a large store takes minutes, so no other thread waits for this one.
+A checkpoint of a large store takes minutes, so no other thread waits for this one."""
 
-The sources, in order:
-
-1. the newest checkpoint at `checkpoints.location`
-    2. a checkpoint of another node, fetched over HTTP and checked by its digest
-    3. the logs, if they are complete
-
-A checkpoint that cannot be fetched or used does no harm: the next source is tried, and finally the
-logs."""
-
-import shutil
-import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
-from msgspec import Struct
 
 from chronos.adapters.checkpoints.files import Copier
-from chronos.adapters.checkpoints.folder import CheckpointFolder, fetch_checkpoint
-from chronos.adapters.rocksdb import RocksStore
+from chronos.adapters.checkpoints.folder import CheckpointFolder
 from chronos.config import Config
-from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.shard.codec import Identity
-from chronos.errors import ChronosError, NoSpace, Retry, StoreCorrupt
+from chronos.errors import ChronosError, Retry, StoreCorrupt
 from chronos.node.shards import ShardDriver
 from chronos.ports import Checkpoint, Clock, TopicLog
-from chronos.workers.cluster.membership import Membership, holders
 from chronos.workers.replica.checkpoint import (
     Checkpointer,
     CheckpointSettings,
     LogPosition,
     Trimming,
 )
-from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.state import ReplicaState
 
 log = structlog.get_logger("chronos.checkpoints")
 
@@ -145,198 +127,3 @@ class CheckpointScheduler:
                     # The thread must not end unnoticed, and no message waits for a checkpoint: try
                     # again.
                     log.exception("checkpoint failed", shard=number, why=repr(error))
-
-
-REPLAYED_MAX = 10_000
-"""Up to this many records of the logs are replayed rather than fetched from another node: about a
-second of work."""
-
-TURN_S = 0.5
-"""How long one step waits while another shard of this node fetches a checkpoint; the next step
-waits again."""
-
-SOURCES = (ReplicaState.FOLLOWER, ReplicaState.MASTER)
-"""States of the replicas whose stores are fetched: followers first, because masters have more to
-do."""
-
-
-class OtherNodes(Struct, frozen=True, kw_only=True):
-    """The other nodes of the cluster, whose stores can be fetched."""
-
-    membership: Membership
-    node: str
-    """This node."""
-    token: str
-    """Shown to other nodes as proof of being this one."""
-    tls: Callable[[], ssl.SSLContext]
-    """The context for a new connection to them."""
-
-
-class StoreBootstrap:
-    """Restores stores of this node, one at a time. Any shard's thread may call."""
-
-    def __init__(
-        self,
-        copier: Copier,
-        *,
-        checkpoints: CheckpointScheduler | None,
-        others: OtherNodes | None,
-        stopping: threading.Event,
-        forced: Iterable[int] = (),
-    ) -> None:
-        """`checkpoints`: those at `checkpoints.location`; None without one. `others`: None for a
-        standalone node. `stopping`: ends a fetch. `forced`: shards whose store is replaced by a
-        checkpoint once, regardless of its contents (`--from-checkpoint`)."""
-        self._copier = copier
-        self._checkpoints = checkpoints
-        self._others = others
-        self._stopping = stopping
-        self._forced = set(forced)
-        self._turn = threading.Lock()
-
-    def restore(
-        self, store: RocksStore, identity: Identity, cost: RecoveryCost
-    ) -> Checkpoint | None:
-        """Return the checkpoint that replaced the contents of the store; None: replay the logs into
-        the store as it is.
-
-        `cost`: of that replay. Raises Retry if the logs are not complete and no checkpoint could be
-        fetched yet; StoreCorrupt if every checkpoint is damaged. A shard that must start from a
-        checkpoint starts from nothing else while there is one."""
-        is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
-        if not is_needed or (self._checkpoints is None and self._others is None):
-            return None
-        if not self._turn.acquire(timeout=TURN_S):
-            raise Retry(
-                f"another shard of this node fetches a checkpoint; shard {identity.shard} is next"
-            )
-        try:
-            return self._restore(store, identity, cost)
-        finally:
-            self._turn.release()
-
-    def _restore(
-        self, store: RocksStore, identity: Identity, cost: RecoveryCost
-    ) -> Checkpoint | None:
-        shard = identity.shard
-        into = store.path.with_name(f"{shard}.fetched")
-        failures: list[StoreCorrupt | Retry] = []
-        for fetch in self._sources(identity, cost, into):
-            shutil.rmtree(into, ignore_errors=True)
-            try:
-                checkpoint = fetch()
-            except NoSpace:
-                raise
-            except (StoreCorrupt, Retry) as error:
-                if self._stopping.is_set():
-                    raise
-                log.warning("checkpoint not restored", shard=shard, why=str(error))
-                failures.append(error)
-                continue
-            if checkpoint is None:
-                continue
-            if (
-                checkpoint.applied < cost.applied_min
-                or checkpoint.pull_offset < cost.pull_offset_min
-            ):
-                log.warning("checkpoint behind the logs", shard=shard, checkpoint=checkpoint.name)
-                continue
-            store.replace(into)
-            self._forced.discard(shard)
-            log.info(
-                "restored",
-                shard=shard,
-                checkpoint=checkpoint.name,
-                pending=checkpoint.pending,
-                bytes=checkpoint.size_bytes,
-            )
-            return checkpoint
-        if shard in self._forced:
-            self._raise_without_forced(shard, failures)
-        if cost.logs_complete:
-            return None
-        self._raise_without_checkpoint(shard, failures)
-        return None
-
-    def _raise_without_forced(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
-        """Raise the error for a shard that an operator wants to start from a checkpoint; log if no
-        checkpoint was ever made."""
-        if failures:
-            why = "; ".join(map(str, failures))
-            raise Retry(
-                f"no checkpoint can replace the store of shard {shard}, as --from-checkpoint "
-                f"demands: {why}"
-            )
-        log.error("no checkpoint to start from", shard=shard)
-        self._forced.discard(shard)
-
-    def _raise_without_checkpoint(
-        self, shard: int, failures: Sequence[StoreCorrupt | Retry]
-    ) -> None:
-        """Raise the error for incomplete logs: Retry while a checkpoint may still be fetched, else
-        the damage of the first one.
-
-        Returns if no checkpoint was ever made: the replica then raises LogMismatch, because its
-        logs begin too late."""
-        if self._others_hold(shard) or any(isinstance(failure, Retry) for failure in failures):
-            why = "; ".join(map(str, failures)) or "no other node that holds it is there"
-            raise Retry(
-                f"the logs do not reach back to the store of shard {shard}, and no checkpoint can "
-                f"be fetched: {why}"
-            )
-        if failures:
-            raise failures[0]
-
-    def _sources(
-        self, identity: Identity, cost: RecoveryCost, into: Path
-    ) -> Iterator[Callable[[], Checkpoint | None]]:
-        """Yield the sources of a checkpoint in order of preference: functions that put it into the
-        folder."""
-        checkpoints, shard = self._checkpoints, identity.shard
-        if checkpoints is not None:
-            yield lambda: checkpoints.restore(shard, identity, into)
-        if cost.logs_complete and cost.records <= REPLAYED_MAX and shard not in self._forced:
-            return
-        for member in self._holders(shard):
-            yield lambda member=member: self._fetch(member, identity, into)  # type: ignore[misc]
-
-    def _fetch(self, member: Member, identity: Identity, into: Path) -> Checkpoint:
-        log.info("fetching", shard=identity.shard, node=member.node)
-        try:
-            return self._copier.receive(self._chunks(member, identity.shard), into, identity)
-        except NoSpace:
-            raise
-        except (StoreCorrupt, Retry) as error:
-            raise Retry(f"node {member.node}: {error}") from error
-
-    def _chunks(self, member: Member, shard: int) -> Iterator[bytes]:
-        others = self._others
-        assert others is not None
-        for chunk in fetch_checkpoint(
-            member.address, shard, node=others.node, token=others.token, tls=others.tls()
-        ):
-            if self._stopping.is_set():
-                raise Retry("this node is stopping")
-            yield chunk
-
-    def _holders(self, shard: int) -> list[Member]:
-        """Return the other nodes that follow or lead the shard: followers before its master, the
-        furthest first."""
-        if self._others is None:
-            return []
-        found = holders(
-            self._others.membership.snapshot(), shard, besides=self._others.node, order=SOURCES
-        )
-        return [member for member, replica in found if replica.role in SOURCES and replica.applied]
-
-    def _others_hold(self, shard: int) -> bool:
-        """Return whether another node may hold the shard: also if that node is away, or the roles
-        are not known."""
-        if self._others is None:
-            return False
-        roles = self._others.membership.snapshot().roles
-        if roles is None:
-            return True
-        return any(
-            node != self._others.node for node in roles.shards.get(shard, ShardRoles()).replicas
-        )

@@ -1,5 +1,8 @@
-"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the
-probes of masters."""
+"""A node as a member of a cluster: opens the coordinator, and runs the threads of its membership
+and of the probes of masters.
+
+The decisions are those of `core.cluster` and `workers.cluster`; a standalone node has none of
+this."""
 
 import threading
 import time
@@ -11,9 +14,8 @@ import structlog
 from msgspec import Struct
 
 from chronos.config import Config
-from chronos.core.cluster.assignment import RolePlanner
 from chronos.core.cluster.health import OFF, HealthRules, Mode, Verdict, mode_of
-from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.planner import RolePlanner
 from chronos.core.cluster.replication import ReplicationRules
 from chronos.core.cluster.roles import (
     ClusterState,
@@ -22,18 +24,22 @@ from chronos.core.cluster.roles import (
     Roles,
     machines,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ChronosError, CoordinatorUnavailable
-from chronos.node.opening import cluster_topic, open_appender
-from chronos.node.shards import join_until, run_guarded
+from chronos.node.opening import open_appender
+from chronos.node.threads import join_until, run_guarded
 from chronos.node.tls import Tls
+from chronos.node.topics import cluster_topic
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
-from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
-from chronos.workers.cluster.observer import HealthObserver, Look, ProbedTopic
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
+from chronos.workers.cluster.observer import HealthObserver, MasterPosition, ProbedTopic
+from chronos.workers.cluster.steadiness import Steadiness
 
 if TYPE_CHECKING:
-    from chronos.adapters.kafka.coordinator import KafkaCoordinator
+    from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
     from chronos.adapters.raft.coordinator import RaftCoordinator
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -88,8 +94,8 @@ def open_coordinator(config: Config, tls: Tls) -> Coordinator:
 
 def open_on_kafka(config: Config) -> "KafkaCoordinator":
     """Return the coordinator on the Kafka cluster of `log.kafka`."""
+    from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
     from chronos.adapters.kafka.connection import Connection
-    from chronos.adapters.kafka.coordinator import KafkaCoordinator
 
     timeout_ms, kafka = config.coordinator.kafka.timeout, config.log.kafka
     assert kafka.bootstrap_servers is not None
@@ -112,7 +118,8 @@ def open_on_kafka(config: Config) -> "KafkaCoordinator":
 def open_on_zookeeper(config: Config) -> "ZooKeeperCoordinator":
     """Return the coordinator on ZooKeeper."""
     # Imported here: other nodes run without the ZooKeeper client.
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper.servers import ZooKeeperServers
 
     settings = config.coordinator.zookeeper
     assert settings.hosts is not None
@@ -219,7 +226,7 @@ class NodeCallbacks(Struct, frozen=True, kw_only=True):
     """Returns this node as it is now."""
     changed: Callable[[], bool]
     """See `Membership`."""
-    look: Callable[[int, str], Look | None]
+    look: Callable[[int, str], MasterPosition | None]
     """See `HealthObserver`."""
     assigned: Callable[[Collection[int]], None]
     """Called with the shards whose roles, or whether they are confirmed, have changed, and once a
@@ -287,7 +294,7 @@ class ClusterNode:
                 health_rules(config),
                 clock=clock,
                 snapshot=self.membership.snapshot,
-                look=callbacks.look,
+                position_of=callbacks.look,
             )
         # Separate threads, because a probe may take long and must not delay the membership.
         self._membership_thread = _thread("membership", self._run_membership, callbacks.failed)
@@ -403,12 +410,12 @@ def inspect_coordinator(config: Config) -> ClusterInspection:
     """Return the cluster as a client of the coordinator sees it, without joining. Raises
     ConfigurationError, CoordinatorUnavailable."""
     if config.coordinator.kind == "kafka":
-        from chronos.adapters.kafka.cluster_topic import inspect as inspect_kafka
+        from chronos.adapters.kafka.cluster.inspection import inspect as inspect_kafka
 
         on_kafka = open_on_kafka(config)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     if config.coordinator.kind == "raft":
         return open_on_raft(config, Tls(config)).inspect()
-    from chronos.adapters.zookeeper import inspect
+    from chronos.adapters.zookeeper.inspection import inspect
 
     return inspect(open_on_zookeeper(config))

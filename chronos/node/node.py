@@ -1,8 +1,7 @@
-"""The node: one Chronos process, everything in it constructed here, started in order, and stopped
-in the reverse order.
+"""The node: the parts of one Chronos process, started and stopped in order.
 
 `Node.start` and `Node.stop` number the order. HTTP is not part of it: `cli` starts it last and
-stops it first."""
+stops it first. What a part does is the subject of its own file."""
 
 import os
 import secrets
@@ -14,11 +13,11 @@ from pathlib import Path
 
 import structlog
 
-from chronos import __version__
+from chronos import __version__, zones
 from chronos.adapters.checkpoints.files import Copier
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.kafka.connection import consumers
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.rocksdb import RocksStore, shared_cache
 from chronos.adapters.tracing import Spans, open_spans
 from chronos.config import Config
@@ -29,40 +28,35 @@ from chronos.core.selector import Selector
 from chronos.core.shard.codec import FRESH, Identity, unpack_state
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.checkpoints import CheckpointScheduler, OtherNodes, StoreBootstrap
+from chronos.node.bootstrap import OtherNodes, StoreBootstrap
+from chronos.node.checkpoints import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator, unreachable_ms
-from chronos.node.opening import (
-    DataDirectory,
-    check_progress_fits,
-    cluster_topic,
-    identity,
-    open_log,
-    open_store,
-    own_topics,
-    raise_limit,
-)
-from chronos.node.outcomes import History, Outcomes, is_over
-from chronos.node.runtime_settings import NodeRates, RegistryConfiguration
-from chronos.node.shards import (
-    ShardDriver,
-    ShardWatch,
-    Shared,
-    StartTurns,
-    join_until,
-    look,
-    make_shard,
-    report,
-    run_guarded,
-)
+from chronos.node.data_directory import DataDirectory
+from chronos.node.descriptors import raise_limit
+from chronos.node.history import History
+from chronos.node.opening import identity, open_log, open_store
+from chronos.node.outcomes import Outcomes, is_over
+from chronos.node.rates import NodeRates
+from chronos.node.registry_values import RegistryConfiguration
+from chronos.node.shards import ShardDriver, Shared, look, make_shard, report
+from chronos.node.start_turns import StartTurns
+from chronos.node.threads import join_until, run_guarded
 from chronos.node.tls import Tls
+from chronos.node.topics import check_progress_fits, cluster_topic, own_topics
+from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log
-from chronos.workers.cluster.membership import InSyncWatch, Membership
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
 from chronos.workers.push.targets import due_targets
 from chronos.workers.replica.checkpoint import LogPosition, needed_from
+from chronos.workers.replica.horizon import Elsewhere
+from chronos.workers.replica.leadership import STANDALONE
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.retention import Elsewhere, id_states_kept_ms
-from chronos.workers.replica.state import IN_PLACE, STANDALONE, ReplicaState
-from chronos.workers.watch.log import CHECK_EVERY_MS, LogReachability, OpenTransactions, TopicWatch
+from chronos.workers.replica.retention import id_states_kept_ms
+from chronos.workers.replica.state import IN_PLACE, ReplicaState
+from chronos.workers.watch.reachability import LogReachability
+from chronos.workers.watch.topics import CHECK_EVERY_MS, TopicWatch
+from chronos.workers.watch.transactions import OpenTransactions
 
 log = structlog.get_logger("chronos.node")
 
@@ -496,6 +490,7 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._reachability is None else self._reachability.verdict,
             token=self.token,
+            zone_data=zones.VERSION,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards

@@ -1,18 +1,13 @@
-"""The shards of a node: the replica of each, the thread that drives it, its description, and the
-watch that judges all of them.
+"""The shards of a node: the replica of each, the thread that drives it, and its report to the
+cluster.
 
 The driver is the only place where a shard's work meets a thread and a wait. Other threads read the
-shard, and wait for it, through the driver.
+shard, and wait for it, through the driver."""
 
-One trouble is one line, however many shards have it. The judgement of the watch needs no request,
-because a request would wait for the very brokers that may have caused the stall. The maintenance
-thread asks for the ends of the partitions, with `look`."""
-
-import re
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -27,23 +22,26 @@ from chronos.core.selector import Selector
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.shard.shard import Shard
+from chronos.core.size import STEP_MESSAGES, step_bytes
 from chronos.core.timefmt import MS_MAX
-from chronos.core.values import shards_text
 from chronos.errors import ChronosError
-from chronos.node.opening import own_topics
 from chronos.node.outcomes import LATENESS_S, STEP_S, Histogram, Outcomes
-from chronos.ports import Clock, Log, Store, TopicLog, Tracing
-from chronos.workers.cluster.observer import Look
+from chronos.node.start_turns import STARTS_AT_ONCE, StartTurns
+from chronos.node.threads import join_until
+from chronos.node.topics import own_topics
+from chronos.ports import Clock, Log, Store, Tracing
+from chronos.workers.cluster.observer import MasterPosition
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import CATCHING_UP, Replica
-from chronos.workers.replica.state import Assignment, ReplicaState
-from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, STEP_MS_MAX, StallJudge, facts_of
+from chronos.workers.replica.state import ReplicaState
+from chronos.workers.watch.stall import STEP_MS_MAX
 
 log = structlog.get_logger("chronos.shard")
 
@@ -54,12 +52,6 @@ waits cannot be ended, so that a stop or another assignment is noticed."""
 STEP_EVERY_S = 5.0
 """Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
 that the disk is full."""
-
-STARTS_AT_ONCE = 64
-"""Replicas of a node that take a step of their start, or of a takeover, at a time; and those that
-poll for something as often as they want. Where hundreds do, their threads hinder each other until
-requests time out and all begin again, for ever (measured: 512 shards on three nodes with two
-cores)."""
 
 STARTS = CATCHING_UP | {ReplicaState.NONE, ReplicaState.STEPPED_DOWN}
 """States from which a replica starts, or goes on starting."""
@@ -73,78 +65,8 @@ REFUSALS_REMEMBERED = 20_000
 """Refusals kept for HTTP requests that wait for the outcome of their action."""
 
 
-def run_guarded(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> None:
-    """The target of a thread: `failed` is called with any error that ends `run`, so that no thread
-    ends unnoticed."""
-    try:
-        run()
-    except ChronosError as error:
-        failed(error)
-    except Exception as error:
-        log.exception("thread failed", name=name)
-        failed(ChronosError(f"{name} failed: {error!r}; this is a bug in Chronos"))
-
-
-def join_until(thread: threading.Thread, deadline_s: float) -> None:
-    """Wait for the end of a thread that may not have been started, until the deadline (of
-    `time.monotonic()`)."""
-    if thread.is_alive():
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-
-
-class StartTurns:
-    """Bounds the steps of starting replicas that run at a time, and gives the turns in the order in
-    which they were asked for, but takeovers come first: their shard has no master meanwhile. A
-    thread that waits costs nothing, however many do."""
-
-    def __init__(self, at_once: int = STARTS_AT_ONCE) -> None:
-        self._lock = threading.Lock()
-        self._at_once = self._free = at_once
-        self._resting = 0
-        self._takeovers: deque[threading.Event] = deque()
-        self._others: deque[threading.Event] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """Threads that wait for their turn."""
-        return len(self._takeovers) + len(self._others)
-
-    def take(self, called: threading.Event, *, takeover: bool = False) -> bool:
-        """Wait for a turn; False if `called` was set by another than this object."""
-        queue = self._takeovers if takeover else self._others
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                return True
-            queue.append(called)
-        called.wait()
-        with self._lock:
-            if called in queue:
-                queue.remove(called)
-                return False
-        return True
-
-    def end(self) -> None:
-        """End a turn: the next thread has it."""
-        with self._lock:
-            if queue := self._takeovers or self._others:
-                queue.popleft().set()
-            else:
-                self._free += 1
-
-    def rest(self, called: threading.Event, timeout_s: float) -> None:
-        """Wait until `called` is set, or for the time; longer where more threads rest than have a
-        turn at a time, so that hundreds that poll cost what these do."""
-        with self._lock:
-            self._resting += 1
-            timeout_s *= max(1.0, self._resting / self._at_once)
-        called.wait(timeout_s)
-        with self._lock:
-            self._resting -= 1
-
-
 class Shared(Struct, frozen=True, kw_only=True):
-    """What all shards of a node share."""
+    """The parts of a node that all its shards use."""
 
     config: Config
     log: Log
@@ -200,10 +122,10 @@ class ShardDriver:
         self._shown: tuple[ReplicaState, str | None] | None = None
         """State of the replica, and why it is paused, after the last step."""
         self._soon = threading.Event()
-        """It shall step soon, or stop."""
+        """Set when the thread is to step soon, or to stop."""
         self._turns = shared.turns
         self._called = threading.Event()
-        """It is its turn, or it shall stop."""
+        """Set when the thread has its turn, or is to stop."""
         self._queued_s: float | None = None
         """Since when it waits for its turn (`time.monotonic()`); None: it does not."""
         self._thread: threading.Thread | None = None
@@ -239,7 +161,8 @@ class ShardDriver:
 
     @property
     def queued(self) -> str | None:
-        """That it waits for its turn to start, for people; None if it does not, or not for long."""
+        """A text for people while it waits for its turn to start; None if it does not, or not for
+        long."""
         since_s = self._queued_s
         return QUEUED if since_s is not None and time.monotonic() - since_s > QUEUED_S else None
 
@@ -495,8 +418,8 @@ def make_shard(
             rules=rules,
             settings=ReplicaSettings(
                 limits=Limits(
-                    messages=delivery.batch_messages,
-                    bytes=delivery.batch_bytes,
+                    messages=STEP_MESSAGES,
+                    bytes=step_bytes(topics.message_bytes_max),
                     linger_ms=delivery.linger,
                     pull=config.workers.pull,
                     push=config.workers.push,
@@ -568,7 +491,7 @@ class Shown(Protocol):
     def state(self) -> State: ...
 
 
-def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
+def look(shard: Shown, *, leads: bool, now_ms: int) -> MasterPosition | None:
     """Return how far the shard's master has come, as this node's replica shows it; None if it does
     not show that now.
 
@@ -584,186 +507,4 @@ def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
     ):
         return None
     state = shard.state
-    return Look(cursor=state.cursor, pull_offset=state.pull_offset)
-
-
-CLOCK_STEP_MS = 10
-"""Step of the wall clock after which shards look at it again; they may sleep for STEP_EVERY_S."""
-
-LOG_EVERY_MS = 60_000
-"""Time between two log lines about the same trouble."""
-
-OVER_MS = 5_000
-"""A trouble that has been absent for this long is over: one that comes and goes with each attempt
-is one trouble."""
-
-DIGITS = re.compile(r"\d+")
-
-
-class _Trouble(Struct):
-    """What shards report with the same text, but for its numbers."""
-
-    since_ms: int
-    seen_ms: int
-    logged_ms: int | None = None
-    shards: set[int] = field(default_factory=set)
-    """Those that had it since its last line."""
-    told: set[int] = field(default_factory=set)
-    """Those that a line has named."""
-    is_stall: bool = False
-
-
-class TroubleLog:
-    """Logs a trouble when it begins, when it has reached more shards, once in LOG_EVERY_MS while it
-    lasts, and when it is over."""
-
-    def __init__(self) -> None:
-        self._troubles: dict[str, _Trouble] = {}
-
-    def step(self, now_ms: int, reasons: Mapping[int, str], stalled: Mapping[int, int]) -> None:
-        """`now_ms`: monotonic time. `reasons`: why shards are paused. `stalled`: for how long those
-        of them stand still (ms)."""
-        texts: dict[str, str] = {}
-        for shard, text in reasons.items():
-            kind = DIGITS.sub("", text)
-            texts[kind] = text
-            trouble = self._troubles.setdefault(kind, _Trouble(since_ms=now_ms, seen_ms=now_ms))
-            trouble.seen_ms = now_ms
-            trouble.shards.add(shard)
-        for kind, trouble in list(self._troubles.items()):
-            if kind in texts:
-                self._tell(now_ms, trouble, texts[kind], stalled)
-            elif now_ms - trouble.seen_ms >= OVER_MS:
-                del self._troubles[kind]
-                if still := trouble.told - reasons.keys():
-                    seconds = (trouble.seen_ms - trouble.since_ms) // 1_000
-                    log.info("resumed", shards=shards_text(still), seconds=seconds)
-
-    @staticmethod
-    def _tell(now_ms: int, trouble: _Trouble, text: str, stalled: Mapping[int, int]) -> None:
-        is_stall = not trouble.shards.isdisjoint(stalled)
-        every_ms = LOG_EVERY_MS if trouble.shards <= trouble.told else OVER_MS
-        is_upgraded = is_stall and not trouble.is_stall
-        if (
-            trouble.logged_ms is not None
-            and now_ms - trouble.logged_ms < every_ms
-            and not is_upgraded
-        ):
-            return
-        seconds = (
-            max(
-                [
-                    now_ms - trouble.since_ms,
-                    *(stalled[shard] for shard in trouble.shards & stalled.keys()),
-                ]
-            )
-            // 1_000
-        )
-        write = log.error if is_stall else log.warning
-        write(
-            "stalled" if is_stall else "paused",
-            shards=shards_text(trouble.shards),
-            seconds=seconds,
-            why=text,
-        )
-        trouble.logged_ms, trouble.is_stall = now_ms, is_stall
-        trouble.told |= trouble.shards
-        trouble.shards = set()
-
-
-class ShardWatch:
-    """Judges all shards of a node, from `start` to `stop`."""
-
-    def __init__(
-        self,
-        shards: Sequence[ShardDriver],
-        log_port: TopicLog,
-        *,
-        progress_topic: str,
-        clock: Clock,
-        failed: Callable[[ChronosError], None],
-        outage: Callable[[], str | None],
-    ) -> None:
-        """`failed`: called with the error that ended the thread. `outage`: why no broker is
-        reached; what shards report meanwhile has that cause, and is not logged."""
-        self._shards = shards
-        self._log = log_port
-        self._progress_topic = progress_topic
-        self._clock = clock
-        self._judges = {shard.number: StallJudge() for shard in shards}
-        self._outage = outage
-        self._quiet_until_ms = 0
-        """Monotonic time before which troubles are not logged: they are those of the outage, or
-        what is left of it."""
-        self._troubles = TroubleLog()
-        self._stepped_ms = clock.stepped_ms()
-        """`Clock.stepped_ms` when the shards last looked at the clock because of it."""
-        self._delay_ends: dict[int, int] = {}
-        self._progress_ends: dict[int, int] = {}
-        self._stopping = threading.Event()
-        self.thread = threading.Thread(
-            target=run_guarded, args=("watch", self._run, failed), name="watch", daemon=True
-        )
-
-    def look(self, delay_ends: Mapping[int, int]) -> None:
-        """Note the ends of the delay partitions that masters read, and ask for those of the
-        progress partitions that are replayed; the ends known so far remain true. For the
-        maintenance thread: it may take seconds."""
-        replaying = [shard.number for shard in self._shards if shard.role in REPLAYING]
-        self._delay_ends |= delay_ends
-        self._progress_ends |= self._log.stable_ends(self._progress_topic, replaying)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to end."""
-        self._stopping.set()
-
-    def _run(self) -> None:
-        while True:
-            self.step(time.monotonic_ns() // 1_000_000)
-            if self._stopping.wait(JUDGE_EVERY_MS / 1_000):
-                return
-
-    def step(self, monotonic_ms: int) -> None:
-        """Judge all shards, and log their troubles; wake them when the wall clock was stepped:
-        messages may be due."""
-        stepped_ms = self._clock.stepped_ms()
-        is_stepped = abs(stepped_ms - self._stepped_ms) >= CLOCK_STEP_MS
-        if is_stepped:
-            self._stepped_ms = stepped_ms
-        for shard in self._shards:
-            if is_stepped:
-                shard.step_soon()
-            self._judge(shard, monotonic_ms)
-        if self._outage() is not None:
-            self._quiet_until_ms = monotonic_ms + OVER_MS
-        elif monotonic_ms >= self._quiet_until_ms:
-            reasons = {
-                shard.number: why for shard in self._shards if (why := shard.paused) is not None
-            }
-            stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
-            self._troubles.step(monotonic_ms, reasons, stalled)
-
-    def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
-        number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
-        facts = facts_of(
-            shard.replica,
-            now_ms=now_ms,
-            delay_end=self._delay_ends.get(number),
-            progress_end=self._progress_ends.get(number),
-        )
-        stalled = judge.step(monotonic_ms, facts, counts=not shard.awaits_turn)
-        # A shard that reads slowly says so itself.
-        if not stalled or shard.replica.delayed is not None:
-            shard.stalled_ms, shard.stall = 0, None
-            return
-        if not shard.stalled_ms:
-            shard.stalls += 1
-        shard.stalled_ms = judge.stalled_ms
-        replica = shard.replica
-        shard.stall = judge.reason(
-            now_ms=now_ms, step_began_ms=shard.step_began_ms, trouble=replica.trouble
-        )
+    return MasterPosition(cursor=state.cursor, pull_offset=state.pull_offset)

@@ -1,4 +1,4 @@
-"""Measure the figures, print a table, write JSON, and with --keep update docs/benchmarks.md."""
+"""Measure the figures, print a table, write JSON, and with --keep update the page of results."""
 
 import argparse
 import datetime
@@ -21,7 +21,7 @@ from tests.clients.programs import missing_tools
 from tests.harness.broker import Broker
 from tests.harness.java import pinned_version
 
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+RESULTS = Path(__file__).parents[2] / "docs" / "contributing" / "results.md"
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
         metavar="N",
         help=(
             "messages of each part of the figure spark, a multiple of 16 (default: the sizes of "
-            "docs/benchmarks.md)"
+            "docs/contributing/results.md)"
         ),
     )
     parser.add_argument(
@@ -61,7 +61,7 @@ def main() -> int:
         help="the JSON file to write (default bench.json)",
     )
     parser.add_argument(
-        "--keep", action="store_true", help="write the table into docs/benchmarks.md"
+        "--keep", action="store_true", help="write the table into docs/contributing/results.md"
     )
     parser.add_argument(
         "--peers",
@@ -181,9 +181,9 @@ def _keep(bench: Bench, where: str) -> None:
 
 def _write_between(name: str, lines: list[str]) -> None:
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    head, rest = BENCHMARKS.read_text().split(begin)
+    head, rest = RESULTS.read_text().split(begin)
     _, tail = rest.split(end)
-    BENCHMARKS.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")
+    RESULTS.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")
 
 
 if __name__ == "__main__":

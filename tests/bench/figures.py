@@ -56,7 +56,7 @@ class Bench:
         self.pending = pending
         """Messages of the figure `pending`."""
         self.spark_messages = spark_messages
-        """Messages of each part of the figure `spark`; None: those of docs/benchmarks.md."""
+        """Messages of each part of the figure `spark`; None: as in the results."""
         self.say = say
         self.rows: list[Row] = []
         self.stages: dict[str, float] = {}

@@ -1,5 +1,5 @@
 """The figure `shapes`: messages unlike those of the other figures, and a broker far away. No row
-may fall off a cliff that docs/benchmarks.md does not name."""
+may fall off a cliff that docs/contributing/results.md does not name."""
 
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 

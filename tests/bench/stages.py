@@ -25,7 +25,7 @@ from chronos.ports import TopicInfo
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
-from chronos.workers.replica.state import WriterEpoch
+from chronos.workers.replica.leadership import WriterEpoch
 from tests.bench import load
 
 T = TypeVar("T")

@@ -55,7 +55,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "shards": 1,
         "workers.push": "off",
         "admin.tokens": tokens_file(folder, ROLES),
-        "audit.to": "file",
         "audit.path": folder / "audit.jsonl",
         "admin.archive_audits": audits(folder),
     }

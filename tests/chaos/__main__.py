@@ -41,7 +41,7 @@ def main() -> int:
         "--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}"
     )
     parser.add_argument(
-        "--count", type=int, help="how often each fault; default: as in docs/reliability.md"
+        "--count", type=int, help="how often each fault; default: as in the results"
     )
     parser.add_argument(
         "--coordinator",
@@ -56,7 +56,7 @@ def main() -> int:
         "--seed", type=int, default=1, help="seed of the random choices (default 1)"
     )
     parser.add_argument(
-        "--keep", action="store_true", help="write the table into docs/reliability.md"
+        "--keep", action="store_true", help="write the table into docs/contributing/results.md"
     )
     parser.add_argument(
         "--kills",

@@ -27,6 +27,7 @@ class Node(Service):
         *,
         bootstrap: str,
         settings: dict[str, object],
+        constants: dict[str, object] | None = None,
     ) -> None:
         self._clock_path = data_dir.with_name(data_dir.name + ".clock")
         super().__init__(
@@ -34,6 +35,7 @@ class Node(Service):
             bootstrap=bootstrap,
             settings=settings,
             environ={ENVIRONMENT: str(self._clock_path)},
+            constants=constants,
             module="tests.chaos.stepped",
         )
 
@@ -96,6 +98,7 @@ class Fleet:
         shards: int = 4,
         session_s: int = SESSION_S,
         settings: dict[str, object] | None = None,
+        constants: dict[str, object] | None = None,
         node_settings: Callable[[str], dict[str, object]] = lambda _: {},
     ) -> None:
         self.shards = shards
@@ -113,6 +116,7 @@ class Fleet:
                     **(settings or {}),
                     **node_settings(name),
                 },
+                constants=constants,
             )
             for name in names
         }

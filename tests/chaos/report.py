@@ -1,4 +1,4 @@
-"""The result of all legs of a run: a table on the terminal and in docs/reliability.md."""
+"""The result of all legs of a run: a table on the terminal and in docs/contributing/results.md."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.chaos.drill import Result, Window
 from tests.chaos.faults import FAULTS, Fault
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "results.md"
 TAKE_OVER_PARTS = ("fence_ms", "resolve_ms", "commit_ms")
 """Of the log line `master`: earlier masters fenced, the rest of the progress log applied, the epoch
 record committed."""
@@ -114,7 +114,7 @@ class Report:
             out.print(complaint, highlight=False, markup=False)
 
     def keep(self, command: str, coordinator: str) -> None:
-        """Write the table between the markers of the coordinator in docs/reliability.md."""
+        """Write the table between the markers of the coordinator of the results."""
         lines = [
             f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for "
             f"nodes, Kafka, coordinator and load together. {self.summary()}. {self.taking_over()}.",

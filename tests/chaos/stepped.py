@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.harness.constants import change_constants
+
 if TYPE_CHECKING:
     from chronos.ports import Appended, Verify
 
@@ -49,6 +51,7 @@ def hang_commits(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    change_constants()
     step_clock(Path(os.environ[ENVIRONMENT]))
     hang_commits(Path(os.environ[ENVIRONMENT] + ".hang"))
     from chronos.cli import main

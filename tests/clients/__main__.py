@@ -58,7 +58,7 @@ def table(outcome: Outcome, programs: list[Program], each: int) -> str:
 
 
 def summary(outcome: Outcome | None, found: dict[str, Reading], programs: list[Program]) -> str:
-    """One line for each client, as in docs/reliability.md."""
+    """One line for each client, as in docs/contributing/results.md."""
     lines = [
         (
             "| client | version | partitioner | records in another partition | wrong as producer "

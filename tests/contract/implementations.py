@@ -21,13 +21,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.machine import ShiftedClock, SystemClock
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.message import Record
 from chronos.ports import Clock, Log, Reader, Store, TopicSpec
 from tests.harness.broker import Broker
+from tests.harness.clock import ShiftedClock
 from tests.harness.memory import MemoryStore
 from tests.harness.waiting import check_deadline
 from tests.sim.broker import PROGRESS, Brokers

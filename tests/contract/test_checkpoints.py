@@ -146,7 +146,7 @@ def test_a_store_comes_back_from_its_checkpoint(case: CopyingNode, tmp_path: Pat
     made = case.folder.save(SHARD, store, NOW_MS)
     rows = everything(store)
     fill(store, 8, size=10)
-    assert case.folder.newest(SHARD, identity()) == made
+    assert case.folder.kept(SHARD, identity())[0] == made
     assert case.folder.restore(SHARD, identity(), tmp_path / "back") == made
     assert case.content(tmp_path / "back") == rows
     assert case.left() == []
@@ -198,7 +198,7 @@ def test_a_shard_without_messages_has_a_checkpoint(case: CopyingNode, tmp_path: 
 
 def test_without_a_checkpoint_nothing_is_restored(case: CopyingNode, tmp_path: Path) -> None:
     """The result is None, and no folder is created."""
-    assert case.folder.newest(SHARD, identity()) is None
+    assert case.folder.kept(SHARD, identity()) == []
     assert case.folder.restore(SHARD, identity(), tmp_path / "back") is None
     assert not (tmp_path / "back").exists()
 
@@ -269,7 +269,7 @@ def test_a_checkpoint_of_the_same_state_is_not_made_again(case: CopyingNode) -> 
     second = case.folder.save(SHARD, store, NOW_MS + 2)
     assert second.made_at_ms == NOW_MS + 2
     assert case.folder.is_intact(second)
-    case.folder.verify(second)
+    case.folder._check_files(second)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["half a manifest", "none"])
@@ -438,7 +438,7 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(
     flaky.writes_left = files + 1
     made = case.folder.save(SHARD, store, NOW_MS)
     assert case.folder.kept(SHARD, identity()) == [made]
-    case.folder.verify(made)
+    case.folder._check_files(made)
     store.close()
 
 
@@ -516,7 +516,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(
             case.files.pipe_file(path, changed)
         if name != MANIFEST:
             with pytest.raises(StoreCorrupt, match=r"another checkpoint"):
-                case.folder.verify(made)
+                case.folder._check_files(made)
             with pytest.raises(StoreCorrupt, match=r"another checkpoint"):
                 case.folder.fetch(made, tmp_path / "back")
             assert case.folder.is_intact(made) == (damage == "one bit" and bool(data))
@@ -526,7 +526,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(
             assert restored.applied == 7
         assert case.left() == []
         case.files.pipe_file(path, data)
-    case.folder.verify(made)
+    case.folder._check_files(made)
 
 
 def test_a_restore_with_only_damaged_checkpoints_names_them_all(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.adapters.machine import ShiftedClock
 from tests.contract.implementations import CLOCKS, ClockCase, wall_ms
+from tests.harness.clock import ShiftedClock
 
 SLACK_MS = 50
 """Two clocks are read one after the other, on a machine that may be busy."""

@@ -20,20 +20,20 @@ import pytest
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from chronos.adapters.kafka.cluster_topic import ClusterTopic, TopicEntry
+from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
+from chronos.adapters.kafka.cluster.reader import TopicEntry
+from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
-from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
-from chronos.core.cluster.heartbeats import (
-    GRACE_TIMEOUTS,
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.servers import ZooKeeperServers
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     LeaveRecord,
     MemberHeartbeat,
     RolesRecord,
-    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
@@ -45,6 +45,7 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
+from chronos.core.cluster.timing import GRACE_TIMEOUTS, Timing
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import FORGETFUL, Broker

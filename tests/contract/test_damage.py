@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.machine import SystemClock
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.message import Record
 from chronos.errors import StoreCorrupt

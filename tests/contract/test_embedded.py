@@ -26,7 +26,6 @@ from chronos.adapters.embedded.topics import (
     unpack_record,
     unpack_topic,
 )
-from chronos.adapters.machine import ShiftedClock
 from chronos.core.message import Record
 from chronos.errors import (
     ClockDisagrees,
@@ -37,6 +36,7 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Outgoing, TopicSpec, Watermarks
+from tests.harness.clock import ShiftedClock
 from tests.harness.waiting import check_deadline
 
 TIMEOUT_S = 30.0

@@ -12,13 +12,14 @@ import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from msgspec.structs import replace
 
-from chronos.adapters.kafka import reader as bounded_readers
 from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.bounded import turns
+from chronos.adapters.kafka.bounded.reader import MEMORY_BYTES, BoundedReader
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.reader import MEMORY_BYTES, BoundedReader, KafkaReader
+from chronos.adapters.kafka.reader import KafkaReader
 from chronos.config import load
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
-from chronos.node.opening import cluster_topic, own_topics
+from chronos.node.topics import cluster_topic, own_topics
 from chronos.ports import READING_BOUNDED, TopicSpec
 from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
@@ -123,6 +124,11 @@ def test_an_error_among_records_costs_none_of_them(
     assert found == list(range(10))
     assert failed == ([] if raised is None else [raised])
     assert reader.position == 10
+
+
+def child_of(reader: BoundedReader) -> int | None:
+    """The process that reads for this reader now; None while there is none."""
+    return None if reader._child is None else reader._child.pid
 
 
 def test_an_error_is_raised_once_the_records_before_it_were_returned() -> None:
@@ -302,7 +308,7 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
     deadline = time.monotonic() + 2 * TIMEOUT_S
     while reader.position < 6:
         check_deadline(deadline, f"at {reader.position}")
-        child = reader.child_pid
+        child = child_of(reader)
         if child is not None and reader.position == 1 and len(killed) < 2 and child not in killed:
             os.kill(child, signal.SIGKILL)
             killed.add(child)
@@ -342,7 +348,7 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
 
     def with_child() -> list[int]:
         return [
-            partition for partition, reader in enumerate(bounded) if reader.child_pid is not None
+            partition for partition, reader in enumerate(bounded) if child_of(reader) is not None
         ]
 
     bounded[0].wait(0)
@@ -352,13 +358,13 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
         f"{READING_BOUNDED}: 2 of 3 shards wait for their turn"
     ] * 3
     with monkeypatch.context() as patch:
-        patch.setattr(bounded_readers, "TURN_S", 0.0)
+        patch.setattr(turns, "TURN_S", 0.0)
         bounded[1].wait(0)
         assert with_child() == [
             0,
             1,
         ]  # the first one was killed, which its reader does not know yet
-    monkeypatch.setattr(bounded_readers, "TURN_S", TIMEOUT_S)
+    monkeypatch.setattr(turns, "TURN_S", TIMEOUT_S)
     found: dict[int, list[bytes | None]] = {1: [], 2: []}
     deadline = time.monotonic() + TIMEOUT_S
     while any(len(values) < 5 for values in found.values()):
@@ -386,16 +392,16 @@ def test_no_child_runs_beside_a_batch_that_is_read_alone(
             topic,
             [Sent(b"%d" % number, partition=partition) for number in range(5)],
         )
-    monkeypatch.setattr(bounded_readers, "TURN_S", 0.0)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
     bounded = log.reader(topic, 1, 0, mode="bounded")
     assert isinstance(bounded, BoundedReader)
     bounded.wait(0)
-    assert bounded.child_pid is not None
+    assert child_of(bounded) is not None
     alone = log.reader(topic, 0, 0, mode="alone")
 
     def is_without_child() -> bool:
         bounded.wait(0.1)  # notices that its child was killed, and gets no other one
-        return bounded.child_pid is None
+        return child_of(bounded) is None
 
     wait_until(is_without_child, timeout_s=TIMEOUT_S)
     assert is_without_child()

@@ -49,6 +49,11 @@ def topic(broker: Broker, topic_names: Callable[..., str]) -> str:
     )
 
 
+def shares(reader: PatientReader) -> bool:
+    """Whether it reads through the shared consumer."""
+    return reader._share is not None
+
+
 class Reading:
     """A patient reader, and what it has read."""
 
@@ -61,21 +66,21 @@ class Reading:
 
     def step(self, timeout_s: float = 0.05) -> None:
         """One turn of a shard's thread."""
-        before = self.reader.is_shared
+        before = shares(self.reader)
         self.reader.wait(timeout_s)
         self.records += self.reader.read(5_000, 10**9)
-        self.moves += before != self.reader.is_shared
+        self.moves += before != shares(self.reader)
 
     def until(self, condition: Callable[[PatientReader], bool]) -> None:
         """Read until the condition holds; fails if it does not in time."""
         deadline = time.monotonic() + TIMEOUT_S
         while not condition(self.reader):
-            check_deadline(deadline, (self.reader.position, self.reader.is_shared))
+            check_deadline(deadline, (self.reader.position, shares(self.reader)))
             self.step()
 
     def is_shared(self) -> None:
         """Read until the reader shares the consumer."""
-        self.until(lambda reader: reader.is_shared)
+        self.until(shares)
 
     @property
     def offsets(self) -> list[int]:
@@ -100,7 +105,7 @@ def test_readers_that_move_read_every_record_once(
     readings = [
         Reading(log, topic, partition, shares=partition == 1) for partition in range(PARTITIONS)
     ]
-    assert [reading.reader.is_shared for reading in readings] == [False, True, False]
+    assert [shares(reading.reader) for reading in readings] == [False, True, False]
     idempotent = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
     transactional = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
     transactional.init_transactions(TIMEOUT_S)
@@ -204,7 +209,7 @@ def test_a_partition_has_one_share(broker: Broker, log: KafkaLog, topic: str) ->
     began_s = time.monotonic()
     while time.monotonic() - began_s < 5 * QUIET_S:
         second.step()
-    assert not second.reader.is_shared
+    assert not shares(second.reader)
     produce(broker.bootstrap, topic, [Sent(b"one", partition=0)])
     for reading in (first, second):
         reading.until(lambda reader: reader.position == 1)
@@ -254,10 +259,10 @@ def test_a_batch_that_cannot_be_read_is_left_to_a_reader_of_its_own(
         with pytest.raises(BatchUnreadable, match="cannot be read") as caught:
             reading.until(lambda reader: reader.position > 0)
         assert caught.value.offset == reading.reader.position == 0
-    assert not reading.reader.is_shared
+    assert not shares(reading.reader)
     produce(broker.bootstrap, topic, [Sent(b"one", partition=1)])
     other.until(lambda reader: reader.position == 1)
-    assert other.reader.is_shared
+    assert shares(other.reader)
     for each in (reading, other):
         each.reader.close()
 
@@ -289,7 +294,7 @@ def test_readers_outlive_the_shared_consumer(broker: Broker, log: KafkaLog, topi
     reading = Reading(log, topic)
     reading.is_shared()
     log.close()
-    reading.until(lambda reader: not reader.is_shared)
+    reading.until(lambda reader: not shares(reader))
     produce(broker.bootstrap, topic, [Sent(b"one", partition=0)])
     reading.until(lambda reader: reader.position == 1)
     assert reading.offsets == [0]

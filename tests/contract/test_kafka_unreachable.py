@@ -10,21 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import cluster_topic, writer
-from chronos.adapters.kafka.cluster_topic import HeartbeatWriter
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.kafka import writer
+from chronos.adapters.kafka.cluster import heartbeats as heartbeats_module
+from chronos.adapters.kafka.cluster.heartbeats import HeartbeatWriter
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.writer import BulkOpener
-from chronos.adapters.machine import SystemClock
 from chronos.config import load
-from chronos.core.cluster.heartbeats import LeaveRecord
+from chronos.core.cluster.kafka.records import LeaveRecord
 from chronos.errors import LogUnavailable
 from chronos.node.cluster import ClusterNode, NodeCallbacks, open_coordinator
 from chronos.node.opening import open_kafka
 from chronos.node.tls import Tls
 from chronos.ports import TopicSpec
 from chronos.workers.cluster import observer
-from chronos.workers.cluster.observer import Look
+from chronos.workers.cluster.observer import MasterPosition
 from tests.harness.waiting import wait_until
 
 TIMEOUT_S = 60.0
@@ -96,7 +97,7 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     ]
     config = load(None, {}, settings)
     log = open_kafka(config)
-    here = Look(cursor=(0, 0), pull_offset=0)
+    here = MasterPosition(cursor=(0, 0), pull_offset=0)
     node = ClusterNode(
         open_coordinator(config, Tls(config)),
         config,
@@ -130,7 +131,7 @@ def test_an_outage_is_one_line_about_heartbeats(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it lasts: another line says each minute that no broker answers."""
-    monkeypatch.setattr(cluster_topic, "LINES_S", 0.0)
+    monkeypatch.setattr(heartbeats_module, "LINES_S", 0.0)
     connection = Connection(address, {})
     heartbeats = HeartbeatWriter(connection, "chronos.cluster", 200)
     failed: list[str] = []

@@ -32,7 +32,7 @@ from chronos.workers.push.partitions import TURN_MESSAGES
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
-from chronos.workers.replica.retention import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
+from chronos.workers.replica.horizon import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 from tests.harness.memory import MemoryStore
 from tests.harness.waiting import check_deadline

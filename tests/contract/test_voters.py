@@ -38,10 +38,10 @@ from chronos.adapters.raft.wire import (
     encode,
     open_session,
 )
-from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft.register import Disk, RegisterEntry
 from chronos.core.cluster.raft.values import ElectionTiming, Incarnation, LogEnd, Saved, VoteRequest
 from chronos.core.cluster.roles import ClusterState, Request, Roles
+from chronos.core.cluster.timing import Timing
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, Stop
 from tests.harness.plans import plan_for
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters

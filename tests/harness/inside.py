@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from chronos.admin import Server
 from chronos.config import load
-from chronos.core.cluster.registry import Registry
+from chronos.core.cluster.registry.registry import Registry
 from chronos.node import Node
 from chronos.ports import Clock
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.harness.command import Forked, forks
+from tests.harness.constants import ENVIRONMENT
 from tests.harness.ports import free_port
 from tests.harness.process import freeze
 from tests.harness.waiting import NotInTime, is_in_time
@@ -61,15 +62,20 @@ class Service:
         bootstrap: str | None = None,
         environ: dict[str, str] | None = None,
         output: Path | None = None,
+        constants: dict[str, object] | None = None,
         module: str = "chronos",
     ) -> None:
-        """`module` is the module that Python runs; it takes the arguments of `chronos`."""
+        """`constants`: other values of constants of Chronos, see `tests.harness.constants`.
+        `module` is the module that Python runs; it takes the arguments of `chronos`."""
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = output or data_dir.with_name(data_dir.name + ".log")
         self._environ = environ or {}
         self._module = module
+        if constants:
+            self._environ = {**self._environ, ENVIRONMENT: json.dumps(constants)}
+            self._module = "tests.harness.constants" if module == "chronos" else module
         self.settings: dict[str, object] = {
             "node.data_dir": data_dir,
             "admin.port": self.port,

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from chronos.adapters.raft.voter import Voter, Voting
 from chronos.adapters.raft.wire import Signer
-from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.roles import Roles
+from chronos.core.cluster.timing import Timing
 from tests.harness.ports import free_port
 
 SECRET = "a secret of the tests, long enough"

@@ -348,7 +348,8 @@ class Process:
 def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
     """Join, and control while possible, until killed; every plan differs from the one before, so
     each is published."""
-    from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper.servers import ZooKeeperServers
     from chronos.core.cluster.roles import ClusterState, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up

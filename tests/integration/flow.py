@@ -25,8 +25,8 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.machine import SystemClock
 from chronos.core.keys import partition_of
 from chronos.ports import Outgoing
 from tests.harness.broker import Clients

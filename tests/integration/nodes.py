@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chronos.adapters.machine import ShiftedClock
 from chronos.config import load
 from chronos.node import Node
 from tests.harness.broker import Broker
+from tests.harness.clock import ShiftedClock
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.integration.flow import KafkaFlow

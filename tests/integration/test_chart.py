@@ -283,10 +283,10 @@ def test_the_chart_is_of_this_version() -> None:
 def test_changed_settings_restart_the_pods_and_nothing_else_does() -> None:
     """Also numbers of a million and more are the same in the settings as in the values."""
     changed = values("cluster")
-    changed["config"]["delivery"] = {"batch_bytes": 8_000_000}
+    changed["config"]["limits"] = {"disk_reserve": 8_000_000}
     other = by_name(render(CHART, changed))
     text = other["ConfigMap", "chronos"]["data"]["chronos.yaml"]
-    assert yaml.safe_load(text)["delivery"] == {"batch_bytes": 8_000_000}
+    assert yaml.safe_load(text)["limits"] == {"disk_reserve": 8_000_000}
     before = pod(objects("cluster"))["metadata"]["annotations"]
     assert pod(other)["metadata"]["annotations"] != before
     bigger = pod(by_name(render(CHART, {**values("cluster"), "service": {"port": 80}})))

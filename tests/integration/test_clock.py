@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.machine import ShiftedClock
 from chronos.node import Node
 from tests.harness.broker import Broker
+from tests.harness.clock import ShiftedClock
 from tests.harness.waiting import wait_until
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
 from tests.integration.nodes import kafka, running

@@ -51,7 +51,7 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
 
 BACKLOG = 50_000
 
-SMALL_STEPS: dict[str, object] = {"delivery.batch_messages": 200}
+SMALL_STEPS: dict[str, object] = {"chronos.core.size.STEP_MESSAGES": 200}
 STOP_S = 10.0
 """A stop waits for one step, which takes less than a second."""
 
@@ -98,7 +98,10 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
     flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1, delays=0)
     flow.flush()
     with Service(
-        tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings() | SMALL_STEPS
+        tmp_path / "node",
+        bootstrap=broker.bootstrap,
+        settings=flow.settings(),
+        constants=SMALL_STEPS,
     ) as service:
         stop_while_draining(flow, service)
 
@@ -107,7 +110,7 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_
     tmp_path: Path,
 ) -> None:
     """The same without Kafka."""
-    with Service(tmp_path / "node", settings=SMALL_STEPS) as service:
+    with Service(tmp_path / "node", constants=SMALL_STEPS) as service:
         flow = LogFlow(service, 5)
         service.start()
         service.stop()

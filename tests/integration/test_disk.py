@@ -20,7 +20,8 @@ from tests.harness.service import Service
 from tests.integration.flow import SHARDS, HttpFlow, KafkaFlow, now_ms
 
 RESERVE_MB = 48
-SMALL = {"store.memtable": "1MiB", "store.flush_every": "500ms"}
+SMALL: dict[str, object] = {"chronos.node.opening.MEMTABLE_BYTES": 1 << 20}
+OFTEN = {"store.flush_every": "500ms"}
 """A small memtable and frequent flushes, so that a full disk is noticed soon."""
 
 
@@ -114,8 +115,10 @@ def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Pat
     """Without a reserve the store itself fails to write: the node reports it, and continues by
     itself once there is space."""
     flow = KafkaFlow(broker, 3)
-    settings = {**flow.settings(), **SMALL, "limits.disk_reserve": "0"}
-    with Service(disk / "node", bootstrap=broker.bootstrap, settings=settings) as service:
+    settings = {**flow.settings(), **OFTEN, "limits.disk_reserve": "0"}
+    with Service(
+        disk / "node", bootstrap=broker.bootstrap, settings=settings, constants=SMALL
+    ) as service:
         service.start()
         ballast = fill(disk, 0)
         for _ in range(2):
@@ -137,7 +140,9 @@ def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Pat
 @pytest.mark.process
 def test_a_completely_full_disk_loses_nothing_on_the_embedded_log(disk: Path) -> None:
     """Acknowledged messages are delivered once, those refused with 507 or 503 at most once."""
-    with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": "0"}) as service:
+    with Service(
+        disk / "node", settings={**OFTEN, "limits.disk_reserve": "0"}, constants=SMALL
+    ) as service:
         flow = HttpFlow(service, 4)
         service.start()
         for _ in range(2):
@@ -183,7 +188,9 @@ def test_a_sync_after_a_write_that_found_the_disk_full_asks_for_space_too(disk: 
 def test_a_start_on_a_full_disk_reports_it_and_loses_nothing(disk: Path, reserve: str) -> None:
     """It may exit or wait, but reports the reason; with space the next start delivers every
     accepted message."""
-    with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": reserve}) as service:
+    with Service(
+        disk / "node", settings={**OFTEN, "limits.disk_reserve": reserve}, constants=SMALL
+    ) as service:
         flow = HttpFlow(service, 5)
         service.start()
         flow.write(2_000, now_ms() + 2_000, now_ms() + 3_000)

@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from chronos.config import load
 from chronos.core.keys import partition_of
-from chronos.node.opening import own_topics
+from chronos.node.topics import own_topics
 from tests.harness.broker import Broker, Cluster, cluster
 from tests.harness.service import Service
 from tests.harness.waiting import wait_until

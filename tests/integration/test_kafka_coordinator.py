@@ -19,19 +19,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import coordinator as loop_module
-from chronos.adapters.kafka.cluster_topic import HeartbeatWriter, inspect
+from chronos.adapters.kafka.cluster import loop as loop_module
+from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
+from chronos.adapters.kafka.cluster.heartbeats import HeartbeatWriter
+from chronos.adapters.kafka.cluster.inspection import inspect
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.coordinator import KafkaCoordinator
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     MemberHeartbeat,
     RolesRecord,
-    Timing,
     pack_record,
 )
 from chronos.core.cluster.roles import NUMBER_MAX, Roles
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker

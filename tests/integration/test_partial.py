@@ -55,7 +55,6 @@ def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) 
         "delivery.transaction_timeout": "4s",
         "coordinator.replication": 2,
         "admin.tokens": tokens,
-        "audit.to": "file",
         "audit.path": tmp_path / "audit.jsonl",
         "audit.required": "on",
     }

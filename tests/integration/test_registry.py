@@ -17,16 +17,23 @@ from tests.integration.flow import SHARDS, KafkaFlow
 pytestmark = pytest.mark.kafka
 
 
+SOON: dict[str, object] = {"chronos.admin.cluster.registry.REGISTER_EVERY_MS": 2_000}
+
+
 @pytest.fixture
 def fleet(broker: Broker, tmp_path: Path) -> Iterator[Fleet]:
     """Three nodes, not started yet; killed nodes leave the registries soon."""
     settings = {
         **KafkaFlow(broker, 1).settings(),
         "delivery.transaction_timeout": "4s",
-        "registry.register_every": "2s",
     }
     with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=None, shards=SHARDS, settings=settings
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=None,
+        shards=SHARDS,
+        settings=settings,
+        constants=SOON,
     ) as nodes:
         yield nodes
 

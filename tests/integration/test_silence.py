@@ -17,9 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from chronos.adapters.machine import ShiftedClock
 from chronos.workers.watch import stall
 from tests.harness.broker import Broker, Clients
+from tests.harness.clock import ShiftedClock
 from tests.harness.service import Service
 from tests.harness.waiting import wait_until
 from tests.integration.flow import KafkaFlow, now_ms

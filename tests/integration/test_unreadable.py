@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka import reader as reading
-from chronos.node import opening
+from chronos.adapters.kafka.bounded import reader as reading
+from chronos.node import data_directory
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.inside import Inside
@@ -195,7 +195,7 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
         service.kill()
         monkeypatch.setattr(reading, "MEMORY_BYTES", 300_000_000)
         # The kernel does not tell whether it killed a process for want of memory.
-        monkeypatch.setattr(opening, "killed_for_memory", lambda: opening.UNKNOWN)
+        monkeypatch.setattr(data_directory, "killed_for_memory", lambda: data_directory.UNKNOWN)
         with capture_logs() as lines, Inside(tmp_path, cluster=topics.delay, **inside):
             send(b"after")
             tail.take(target, 3)

@@ -20,7 +20,9 @@ from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from chronos.adapters.zookeeper import REQUESTS_MAX, ZooKeeperCoordinator, ZooKeeperServers
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.servers import ZooKeeperServers
+from chronos.adapters.zookeeper.session import REQUESTS_MAX
 from chronos.core.cluster.roles import ClusterState, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from tests.harness.plans import plan_for

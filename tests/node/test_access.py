@@ -22,7 +22,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from chronos.adapters.checkpoints.folder import fetch_checkpoint
+from chronos.adapters.checkpoints.node import fetch_checkpoint
 from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.http.access import Access, is_token_of
 from chronos.admin.http.connections import SparseLog

@@ -16,7 +16,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from chronos.adapters.machine import ShiftedClock
 from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
@@ -24,6 +23,7 @@ from chronos.node.shards import ShardDriver
 from chronos.workers.replica import master
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
+from tests.harness.clock import ShiftedClock
 from tests.harness.inside import Inside
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
@@ -289,7 +289,7 @@ def test_an_audit_trail_that_cannot_be_written_fires_at_once(
     """And for five minutes after entries were lost."""
     folder = tmp_path / "trail"
     folder.mkdir()
-    settings = {"audit__to": "file", "audit__path": folder / "audit.jsonl"}
+    settings = {"audit__path": folder / "audit.jsonl"}
     with Inside(tmp_path, **settings) as service:
         prometheus = of_inside(service)
         failing = lambda: value(service, "chronos_audit_failing")  # noqa: E731

@@ -116,9 +116,7 @@ def test_every_change_and_every_refusal_has_one_entry(tmp_path):
         ),
         ("reader", "GET", "/v1/topics/chronos.dead-letter/records", None, None),
     ]
-    with Inside(
-        tmp_path, admin__tokens=tokens(tmp_path), audit__to="file", audit__path=path
-    ) as service:
+    with Inside(tmp_path, admin__tokens=tokens(tmp_path), audit__path=path) as service:
         headers = {"Content-Type": "application/json"}
         answers = [
             service.ask(verb, at, body, headers, token=token)
@@ -147,7 +145,7 @@ def test_a_batch_has_all_of_its_ids(tmp_path):
     """Several entries of one request, none larger than a record may be."""
     path = tmp_path / "audit.jsonl"
     ids = [f"id-{number}" for number in range(450)]
-    with Inside(tmp_path, audit__to="file", audit__path=path, audit__required="on") as service:
+    with Inside(tmp_path, audit__path=path, audit__required="on") as service:
         assert service.ask("POST", "/v1/messages", [message(each) for each in ids]).status == 202
         assert service.ask("POST", "/v1/messages", {**message(""), "id": None}).status == 422
         found = outcomes(path, 4)
@@ -164,7 +162,7 @@ def test_a_batch_has_all_of_its_ids(tmp_path):
 def test_dead_letters_that_are_named_by_their_positions_are_in_the_trail(tmp_path):
     """What cannot be a position is left out: the request is refused."""
     path = tmp_path / "audit.jsonl"
-    with Inside(tmp_path, audit__to="file", audit__path=path) as service:
+    with Inside(tmp_path, audit__path=path) as service:
         for positions, status in ((["0:1", "0:2"], 200), (["0:3", 4], 422), ("0:5", 422)):
             answer = service.ask("POST", "/v1/dead-letters/discard", {"positions": positions})
             assert answer.status == status
@@ -180,7 +178,6 @@ def test_the_intent_is_durable_before_a_request_is_executed(tmp_path):
     path = folder / "audit.jsonl"
     settings = {
         "admin__tokens": tokens(tmp_path),
-        "audit__to": "file",
         "audit__path": path,
         "audit__required": "on",
     }
@@ -287,7 +284,7 @@ def test_a_trail_that_is_not_required_stops_nothing(tmp_path):
     folder = tmp_path / "trail"
     folder.mkdir()
     path = folder / "audit.jsonl"
-    with Inside(tmp_path, audit__to="file", audit__path=path) as service:
+    with Inside(tmp_path, audit__path=path) as service:
         away = folder.rename(tmp_path / "away")
         for number in range(5):
             assert service.ask("POST", "/v1/messages", message(f"id-{number}")).status == 202
@@ -337,7 +334,7 @@ def test_the_trail_is_read_newest_first_page_by_page(
     else is left out."""
     monkeypatch.setattr("chronos.adapters.audit.BLOCK_BYTES", 100)
     path = tmp_path / "audit.jsonl"
-    settings: dict[str, object] = {"audit__to": "file", "audit__required": "on"}
+    settings: dict[str, object] = {"audit__required": "on"}
     settings["audit__path"] = path
     with Inside(tmp_path, admin__tokens=tokens(tmp_path), **settings) as service:
         assert page(service)["entries"] == []
@@ -468,14 +465,13 @@ def test_log_lines_are_not_read(tmp_path: Path) -> None:
     with Inside(tmp_path) as service:
         answer = service.ask("GET", "/v1/audit")
         assert (answer.status, answer.problem) == (501, "no-trail")
-        assert "audit.to" in answer.json()["hint"]
+        assert "audit.path" in answer.json()["hint"]
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (["audit.to=file"], "--set: audit.path: is missing, and audit.to is file"),
-        (["audit.required=on"], "--set: audit.required: is on, and audit.to is log"),
+        (["audit.required=on"], "--set: audit.required: is on, and the entries are log lines"),
     ],
 )
 def test_settings_of_the_trail_that_do_not_go_together_are_named(settings, text):

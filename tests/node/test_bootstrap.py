@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.checkpoints.files import Copier
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.clock import SystemClock
 from chronos.config import load
 from chronos.core.shard.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry
 from chronos.node import Node
-from chronos.node.checkpoints import CheckpointScheduler, StoreBootstrap
-from chronos.node.opening import DataDirectory, open_store
+from chronos.node.bootstrap import StoreBootstrap
+from chronos.node.checkpoints import CheckpointScheduler
+from chronos.node.data_directory import DataDirectory
+from chronos.node.opening import open_store
 from chronos.workers.replica.recovery import RecoveryCost
 from tests.sim.broker import Brokers
 from tests.sim.log import SimLog

@@ -21,7 +21,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from chronos.adapters.checkpoints.folder import fetch_checkpoint
+from chronos.adapters.checkpoints.node import fetch_checkpoint
 from chronos.adapters.raft import voter
 from chronos.adapters.raft.wire import Callers, Inspect, Signer, StateUpdate, Unanswered
 from chronos.admin.cluster.peers import PeerClient
@@ -30,7 +30,7 @@ from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.client import AsyncClient, Client, Unreachable
 from chronos.config import load
 from chronos.core.certificates import REMEDY, reason
-from chronos.core.cluster.heartbeats import Timing
+from chronos.core.cluster.timing import Timing
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node import tls

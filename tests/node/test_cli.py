@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from chronos.cli.__main__ import reference
+from chronos.cli.__main__ import contents
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
@@ -792,4 +792,4 @@ def test_a_second_ctrl_c_ends_it_at_once(service):
 
 def test_the_reference_page_is_up_to_date():
     """`python -m chronos.cli`."""
-    assert (ROOT / "docs" / "reference" / "cli.md").read_text() == reference()
+    assert (ROOT / "docs" / "reference" / "cli.md").read_text() == contents()

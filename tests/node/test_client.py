@@ -484,6 +484,10 @@ def test_actions_need_no_target():
             {"target": "t", "repeat": "cron 0 9 * * 1-5", "time_zone": "Europe/Lisbonne"},
             "time_zone: 'Europe/Lisbonne' is not a time zone",
         ),
+        (
+            {"target": "t", "repeat": "cron 0 9 * * 1-5", "time_zone": "right/Europe/Berlin"},
+            "of the IANA database; did you mean Europe/Berlin",
+        ),
         ({"target": "t", "delay": "1s", "repeat_times": 3}, "repeat_times without repeat"),
         (
             {"target": "t", "delay": "1s", "repeat": "every 1s", "repeat_times": 0},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chronos.config import Config, load
-from chronos.node.opening import AMPLE, needed, raise_limit
+from chronos.node.descriptors import AMPLE, needed, raise_limit
 
 ROOT = Path(__file__).parents[2]
 

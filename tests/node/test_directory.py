@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chronos.node import opening as module
-from chronos.node.opening import UNKNOWN, DataDirectory, killed_for_memory
+from chronos.node import data_directory as module
+from chronos.node.data_directory import UNKNOWN, DataDirectory, killed_for_memory
 
 
 def directory(path: Path) -> DataDirectory:

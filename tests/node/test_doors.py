@@ -30,7 +30,7 @@ from chronos.admin.http.connections import (
 )
 from chronos.admin.http.routes import table
 from chronos.client import Client
-from chronos.node.opening import DataDirectory
+from chronos.node.data_directory import DataDirectory
 from tests.harness.inside import Inside
 from tests.harness.waiting import wait_until
 

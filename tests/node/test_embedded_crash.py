@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import MEMTABLE_BYTES, EmbeddedLog
-from chronos.adapters.machine import SystemClock
 from chronos.adapters.rocksdb import RocksStore
 from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec

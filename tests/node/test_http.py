@@ -26,7 +26,6 @@ from chronos.admin.http import openapi
 from chronos.admin.http.routes import table
 from chronos.admin.http.schemas import (
     BASE64_ID_PATTERN,
-    DURATION_PATTERN,
     HEADER_NAME_PATTERN,
     INSTANT_PATTERN,
     PATTERN_TEXTS,
@@ -39,6 +38,7 @@ from chronos.admin.messages.listing import merge
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
+from chronos.core.timefmt import DURATION_PATTERN
 from chronos.node import Node
 from tests.harness.service import Service
 
@@ -247,7 +247,7 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         (
             {"delay": "soon"},
             "delay",
-            ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"),
+            ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S"),
         ),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
@@ -326,6 +326,16 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
             {"repeat": "cron 0 9 * * *", "time_zone": "Europe/Atlantis"},
             "time_zone",
             ("is not a time zone"),
+        ),
+        (
+            {"repeat": "cron 0 9 * * *", "time_zone": "localtime"},
+            "time_zone",
+            ("'localtime' is not a time zone"),
+        ),
+        (
+            {"repeat": "cron 0 9 * * *", "time_zone": "europe/lisbon"},
+            "time_zone",
+            ("did you mean Europe/Lisbon?"),
         ),
         (
             {"repeat": "cron 0 9 * * *", "expire_at": 10**13},
@@ -1249,5 +1259,5 @@ def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
 def test_the_reference_pages_are_up_to_date():
     """`python -m chronos.admin http` and `metrics`."""
     reference = ROOT / "docs" / "reference"
-    assert (reference / "http.md").read_text() == openapi.reference()
+    assert (reference / "http.md").read_text() == openapi.contents()
     assert (reference / "metrics.md").read_text() == metrics.reference()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from chronos.admin.cluster.cluster import ClusterHandlers as Handlers
@@ -19,6 +20,7 @@ from chronos.admin.cluster.cluster import wait_for_member
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
 from chronos.cli.service.doctor import _roles
+from chronos.cli.service.findings import of_cluster
 from chronos.cli.service.status import _screen
 from chronos.config import load
 from chronos.core.cluster.health import HealthRules
@@ -28,7 +30,8 @@ from chronos.errors import ConfigurationError, CoordinatorFull
 from chronos.node.cluster import health_rules, heartbeat_ms
 from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
-from chronos.workers.replica.state import FOREIGN_SILENCE_MS
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS
+from chronos.zones import VERSION
 from tests.harness.inside import Inside
 from tests.harness.plans import plan_for
 from tests.harness.waiting import wait_until
@@ -181,13 +184,36 @@ def test_people_see_the_nodes_of_the_cluster_and_those_that_are_away(tmp_path: P
     versions = {node["node"]: node["version"] for node in found["nodes"]}
     for name, version in versions.items():
         (line,) = [line for line in lines if line.startswith(f"{name} ") and "version" in line]
-        assert f", version {version}, up " in line
+        assert f", version {version}, " in line
     assert [line.split()[0] for line in lines if "away since" in line] == ["n3"]
     findings = [
         finding.text
         for finding in _roles(ClusterInspection(checked="", members=members, roles=roles))
     ]
     assert len([text for text in findings if "node n3 holds replicas" in text]) == 1
+
+
+def test_nodes_with_different_zone_data_are_a_problem(tmp_path: Path) -> None:
+    """`GET /v1/nodes`, `chronos status` and the doctor show the zone data of each node."""
+    members = {
+        "n1": replace(member("n1"), zone_data="2026f"),
+        "n2": replace(member("n2"), zone_data="2025b"),
+        "n3": member("n3"),
+    }
+    found = seen_by_n1(tmp_path, members, Roles())
+    shown = {node["node"]: node["zone_data"] for node in found["nodes"]}
+    assert shown == {"n1": f"IANA {VERSION}", "n2": "IANA 2025b", "n3": None}
+    lines = screen(found)
+    for name, text in shown.items():
+        assert any(
+            line.startswith(f"{name} ") and f", {text or 'unknown zone data'}, up" in line
+            for line in lines
+        )
+    texts = [each.text for each in of_cluster(found) if each.verdict == "problem"]
+    assert [f"n1 IANA {VERSION}, n2 IANA 2025b" in text for text in texts] == [True]
+    members["n2"] = replace(members["n2"], zone_data=VERSION)
+    found = seen_by_n1(tmp_path, members, Roles())
+    assert [each for each in of_cluster(found) if each.verdict == "problem"] == []
 
 
 def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:

@@ -45,7 +45,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("openapi")
     settings: dict[str, object] = {
         "shards": 2,
-        "audit.to": "file",
         "audit.path": folder / "audit.jsonl",
         "admin.archive_audits": folder,
     }

@@ -14,7 +14,7 @@ from chronos.core.rates import Rate, parse_rate
 from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.ports import TopicSpec
 from chronos.workers.push.lanes import RateLimits
-from chronos.workers.replica.state import STANDALONE
+from chronos.workers.replica.leadership import STANDALONE
 from tests.harness.replicas import S, SharedShard
 
 TOPICS = ("mail", "orders", "audit")

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from chronos.admin.cluster import registry as own_registry
 from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.cluster.registry import Registrar
-from chronos.core.cluster import registry as registrations
+from chronos.core.cluster.registry import registration as registrations
 from chronos.node import Node
 from chronos.workers.cluster.membership import Membership
 from tests.harness.inside import Inside
@@ -87,6 +88,13 @@ def registry(answer: Callable[[str], bytes]) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes register every two seconds."""
+    monkeypatch.setattr(own_registry, "REGISTER_EVERY_MS", 2_000)
+
+
+@pytest.mark.usefixtures("often")
 def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) -> None:
     """A registration that is answered after the un-registration would keep the node until it
     expires."""
@@ -101,7 +109,7 @@ def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) ->
         return REGISTERED
 
     with (
-        Inside(tmp_path, registry__register_every="2s", node__id="n1") as service,
+        Inside(tmp_path, node__id="n1") as service,
         registry(answer) as url,
     ):
 
@@ -123,6 +131,7 @@ def test_a_node_that_stops_leaves_after_its_last_registration(tmp_path: Path) ->
     assert answered == ["PUT", "DELETE"]
 
 
+@pytest.mark.usefixtures("often")
 def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +147,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
         return REGISTERED if asked.count("PUT") > 1 else b"no JSON"
 
     with (
-        Inside(tmp_path, registry__register_every="2s", node__id="n1") as service,
+        Inside(tmp_path, node__id="n1") as service,
         registry(answer) as url,
     ):
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chronos.admin.cluster import registry as own_registry
 from chronos.admin.cluster.registry import (
     AHEAD_MS,
     monotonic_ms,
@@ -22,8 +23,7 @@ from chronos.admin.cluster.registry import (
 )
 from chronos.admin.http.schemas import RegisteredShard, RegistrationBody
 from chronos.cli.service.registry import ranges
-from chronos.core.cluster import registry
-from chronos.core.cluster.registry import Endpoint
+from chronos.core.cluster.registry.values import Answer, Endpoint
 from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside
@@ -41,13 +41,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("registry")
     settings = {
         "admin__tokens": limited_tokens_file(folder, TOKENS),
-        "registry__register_every": "6s",
         "shards": 2,
         "node__id": "own",
     }
-    with Inside(folder, **settings) as running:
-        wait_until(lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200)
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_registry, "REGISTER_EVERY_MS", 6_000)
+        with Inside(folder, **settings) as running:
+            wait_until(
+                lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200
+            )
+            yield running
 
 
 def ask(service: Inside, method: str, path: str, body: object = None, status: int = 200) -> Any:
@@ -57,7 +60,7 @@ def ask(service: Inside, method: str, path: str, body: object = None, status: in
     return answer.json()
 
 
-def register(service: Inside, name: str, body: dict[str, Any]) -> registry.Answer:
+def register(service: Inside, name: str, body: dict[str, Any]) -> Answer:
     """Register another node, as its own request does, which no test can send: it needs the token
     that a member gave the coordinator."""
     given = read_registration(name, msgspec.convert(body, RegistrationBody))

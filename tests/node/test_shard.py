@@ -11,12 +11,13 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import Config, load
 from chronos.core.clock import AGES
 from chronos.core.keys import ID_STATE, OFFSET_MAX
-from chronos.node.opening import own_topics
 from chronos.node.shards import Shared, make_shard
+from chronos.node.topics import own_topics
 from chronos.ports import Clock, Log, Store
+from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
-from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
 

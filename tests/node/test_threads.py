@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.adapters.machine import SystemClock
-from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.servers import ZooKeeperServers
 from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.core.shard.codec import RULES

@@ -10,7 +10,7 @@ from operator import eq
 
 import pytest
 
-from chronos.node.shards import StartTurns
+from chronos.node.start_turns import StartTurns
 from tests.harness.waiting import wait_until
 
 AT_ONCE = 3

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from chronos.config import load
 from chronos.errors import ChronosError
 from chronos.node import Node
-from chronos.node.shards import LOG_EVERY_MS, OVER_MS, ShardWatch, TroubleLog
+from chronos.node.watch import LOG_EVERY_MS, OVER_MS, ShardWatch, TroubleLog
 from chronos.workers.replica.state import ReplicaState
 from tests.harness.waiting import wait_until
 from tests.sim.broker import DELAY, PROGRESS, Brokers

@@ -20,7 +20,7 @@ from chronos.core.message import Reason, Record
 from chronos.core.series import spread_shift_ms
 from chronos.core.shard.progress import Decision, Outcome, Progress, unpack_progress
 from chronos.workers.push.targets import PROVEN_AT
-from chronos.workers.replica.state import FOREIGN_SILENCE_MS
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS
 from tests.sim.broker import (
     DEAD_LETTER,
     DELAY,

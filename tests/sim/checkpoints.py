@@ -1,7 +1,7 @@
 """Checkpoints: the storage that all nodes share, and the maintenance thread of one node.
 
 The code under test decides when a checkpoint is made, what is trimmed, and what a store is restored
-from (`workers.replica.checkpoint`, `node.checkpoints`). This module supplies the storage and the
+from (`workers.replica.checkpoint`, `node.bootstrap`). This module supplies the storage and the
 transfer of a store between nodes."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import RULES, Identity, State, unpack_state
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.checkpoints import OtherNodes, StoreBootstrap
+from chronos.node.bootstrap import OtherNodes, StoreBootstrap
 from chronos.ports import Checkpoint, ClusterSnapshot, Store
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.replica.checkpoint import (

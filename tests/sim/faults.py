@@ -356,7 +356,7 @@ FAULTS: Faults = {
         Change("self._spend(spent)", "pass")
     ],
     "what waits for a rate waits for ever": [
-        Change("found.update(first)", "found.update(first if rate is None else ())")
+        Change("open_now.update(first)", "open_now.update(first if rate is None else ())")
     ],
     "a message is parked again in the lane of a limited target": [
         Change(

@@ -21,14 +21,16 @@ from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
 from chronos.node.shards import look
-from chronos.workers.cluster.membership import InSyncWatch, Membership, Steadiness
-from chronos.workers.cluster.observer import Look
+from chronos.workers.cluster.in_sync import InSyncWatch
+from chronos.workers.cluster.membership import Membership
+from chronos.workers.cluster.observer import MasterPosition
+from chronos.workers.cluster.steadiness import Steadiness
 from chronos.workers.push.lanes import RateLimits
 from chronos.workers.push.planned import Limits
+from chronos.workers.replica.horizon import unpulled_ms
+from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.retention import unpulled_ms
-from chronos.workers.replica.state import STANDALONE, Assignment
-from chronos.workers.watch.log import LogReachability
+from chronos.workers.watch.reachability import LogReachability
 from chronos.workers.watch.stall import JUDGE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
@@ -311,7 +313,7 @@ class Process:
         self._known = lambda: {"on_unhealthy": health.mode, "in_sync_from": in_sync.needed}
         self.observer = ObserverThread(self, health)
 
-    def look(self, shard: int, master: str) -> Look | None:
+    def look(self, shard: int, master: str) -> MasterPosition | None:
         """How far the master has come, as this node's replica shows it."""
         if shard >= len(self.threads):
             return None
@@ -487,7 +489,7 @@ class Process:
         )
 
     def _changed_rates(self) -> dict[str, Rate | None]:
-        """As `chronos/node/runtime_settings.py`: the limits of the coordinator, or of the node
+        """As `chronos/node/rates.py`: the limits of the coordinator, or of the node
         alone."""
         roles = None if self.membership is None else self.membership.snapshot().roles
         texts = (
@@ -503,7 +505,7 @@ class Process:
         return self._changed
 
     def _lane_lengths(self, topic: str) -> list[int]:
-        """As `chronos/node/runtime_settings.py`."""
+        """As `chronos/node/registry_values.py`."""
         if self.membership is None:
             return [thread.replica.waiting.get(topic, 0) for thread in self.threads]
         lengths = [0] * self.node.settings.shards

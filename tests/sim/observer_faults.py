@@ -7,7 +7,7 @@ from tests.sim.planting import Change, Faults
 
 OBSERVER_FAULTS: Faults = {
     "a lone observer causes a failover": [
-        Change("len(found) >= OBSERVERS_MIN", "found", "is_unhealthy")
+        Change("len(healthy) >= OBSERVERS_MIN", "healthy", "is_unhealthy")
     ],
     "the quorum is rounded down": [Change("-(-2 * observers // 3)", "2 * observers // 3")],
     "a permission is valid twice": [Change("self.armed.pop(shard, None)", "self.armed.get(shard)")],
@@ -44,7 +44,7 @@ OBSERVER_FAULTS: Faults = {
         Change(">= self.rules.forgotten_ms", "< 0"),
     ],
     "a follower in sync is not preferred at a promotion": [
-        Change("(each.in_sync, each.in_sync and each.steady", "(False, False")
+        Change("(candidate.in_sync, candidate.in_sync and candidate.steady", "(False, False")
     ],
     "a replica that is paused counts as in sync": [
         Change(" and replica.reason is None", "", "is_in_sync")

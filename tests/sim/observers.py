@@ -128,7 +128,7 @@ class ObserverThread:
             settings.rules,
             clock=self.node.clock,
             snapshot=process.membership.snapshot,
-            look=process.look,
+            position_of=process.look,
         )
         self._run_after(settings.rules.timeout_ms)
 

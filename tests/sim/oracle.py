@@ -26,9 +26,10 @@ from chronos.errors import Stop
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.targets import Retries
+from chronos.workers.replica.horizon import unpulled_ms
+from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
-from chronos.workers.replica.retention import unpulled_ms
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from random import Random
 
 from chronos.core.message import Reason
-from chronos.core.query import Filter, find, page, timeline
+from chronos.core.query.filter import Filter
+from chronos.core.query.lookup import find
+from chronos.core.query.pages import page
+from chronos.core.query.timeline import timeline
 from chronos.core.reach import EVERYTHING
 from chronos.core.shard.codec import State
 from tests.sim.oracle_model import ShardModel

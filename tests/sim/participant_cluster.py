@@ -12,8 +12,9 @@ from itertools import count
 
 from msgspec import Struct
 
-from chronos.core.cluster.controllership import Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Stage
+from chronos.core.cluster.kafka.participant import Place
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     RolesRecord,
@@ -21,7 +22,6 @@ from chronos.core.cluster.heartbeats import (
     pack_record,
     unpack_roles,
 )
-from chronos.core.cluster.participant import Place
 from chronos.core.cluster.roles import Request
 from tests.sim.cluster_topic import Entry
 from tests.sim.participants import TIMING, Process, Topic

@@ -1,4 +1,4 @@
-"""Faults planted in `core.cluster.participant` and the modules below it: the simulation of
+"""Faults planted in `core.cluster.kafka.participant` and the modules below it: the simulation of
 participants must find each of them."""
 
 from __future__ import annotations

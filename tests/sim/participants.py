@@ -1,6 +1,6 @@
 """The simulated processes of a cluster whose coordinator is Kafka.
 
-Each process runs `core.cluster.participant` as the adapter does: it reads both partitions, writes
+Each process runs `core.cluster.kafka.participant` as the adapter does: it reads both partitions, writes
 what `step` returns, and takes over as `stage` says. Its clock has any offset and drifts."""
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from chronos.core.cluster.controllership import Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import Stage
+from chronos.core.cluster.kafka.participant import STOPPED, Participant
+from chronos.core.cluster.kafka.records import (
     HEARTBEATS,
     ROLES,
     ClusterRecord,
     LeaveRecord,
     MemberHeartbeat,
     RolesRecord,
-    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.cluster.participant import STOPPED, Participant
 from chronos.core.cluster.roles import Member, Request, Roles, ShardRoles
+from chronos.core.cluster.timing import Timing
 from tests.sim.cluster_topic import (
     Entry,
     FencedProducer,

@@ -25,17 +25,14 @@ from chronos.admin.cluster.registry import read_registration, registration_body,
 from chronos.admin.http.schemas import RegistrationBody
 from chronos.client.requests import get
 from chronos.client.servers import ROUTES_S, Servers
-from chronos.core.cluster.registry import (
-    EXPIRE_AFTER_MS,
+from chronos.core.cluster.registry.registration import RETRY_MS, OwnRegistration, Peer
+from chronos.core.cluster.registry.registry import EXPIRE_AFTER_MS, Registry
+from chronos.core.cluster.registry.values import (
     READ,
-    RETRY_MS,
     WRITE,
     Answer,
     Holding,
-    OwnRegistration,
-    Peer,
     Registration,
-    Registry,
     TopicConfig,
 )
 from chronos.core.keys import partition_of

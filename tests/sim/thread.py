@@ -13,10 +13,11 @@ from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.push.lanes import ShardRates
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Retries
+from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
-from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
+from chronos.workers.replica.state import ReplicaState
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog
@@ -152,7 +153,7 @@ class ReplicaThread:
         self.replica.deletes = node.deletes
 
     def judge_stall(self) -> None:
-        """Judge as `chronos/node/shards.py` does; law 8: an alarm is true."""
+        """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""
         brokers, replica = self.node.brokers, self.replica
         facts = facts_of(
             replica,

@@ -1,5 +1,5 @@
-"""The benchmarks of the Spark jobs run: each command of their section in docs/benchmarks.md, at a
-small size."""
+"""The benchmarks of the Spark jobs run: each command of their section in
+docs/contributing/results.md, at a small size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = ("--spark-messages", "4000")
 def documented() -> list[str]:
     """The commands of the section."""
     section = (
-        (ROOT / "docs" / "benchmarks.md")
+        (ROOT / "docs" / "contributing" / "results.md")
         .read_text()
         .split("### The Spark jobs")[1]
         .split("\n### ")[0]

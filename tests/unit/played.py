@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chronos.core.message import Record
-from chronos.core.query import find
+from chronos.core.query.lookup import find
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.shard.codec import FRESH, State
 from chronos.core.shard.progress import Decision, Outcome

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core.cluster import assignment
-from chronos.core.cluster.assignment import (
-    KEPT,
-    PATIENCE_MS,
-    REBALANCE_PAUSE_MS,
-    REPLAN_MS,
-    RolePlanner,
-    plan,
-)
+from chronos.core.cluster.assignment import KEPT, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.cluster.health import ARMED, ARMED_MS, AUTO, MOVED_MS, OFF, is_unhealthy
+from chronos.core.cluster.planner import REPLAN_MS, RolePlanner
 from chronos.core.cluster.replication import is_in_sync
 from chronos.core.cluster.reports import LAG_MAX, MASTER, NOT_HELD
 from chronos.core.cluster.roles import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka.connection import ClientLog
+from chronos.adapters.kafka.client_log import ClientLog
 
 
 def test_what_is_tried_again_is_for_debugging_and_other_lines_warn_at_most() -> None:

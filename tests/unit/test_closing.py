@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from chronos.adapters.kafka.connection import Closer
+from chronos.adapters.kafka.closing import Closer
 
 
 class Client:

@@ -8,7 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.records import (
     Announcement,
     ClusterRecord,
     LeaveRecord,

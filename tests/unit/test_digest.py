@@ -45,12 +45,8 @@ from chronos.core.shard.codec import (
 from chronos.core.shard.digest import PORTION_ROWS, digest
 from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.shard import Shard
-from chronos.workers.replica.retention import (
-    UNPULLED_BEFORE_MS,
-    Deleter,
-    Horizon,
-    id_states_kept_ms,
-)
+from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Horizon
+from chronos.workers.replica.retention import Deleter, id_states_kept_ms
 from tests.harness.memory import MemoryStore
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories

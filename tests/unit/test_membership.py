@@ -27,7 +27,8 @@ from chronos.workers.cluster.membership import (
     Membership,
     holders,
 )
-from chronos.workers.replica.state import Assignment, ReplicaState
+from chronos.workers.replica.leadership import Assignment
+from chronos.workers.replica.state import ReplicaState
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
 

@@ -10,7 +10,12 @@ from msgspec.structs import replace
 from chronos.core.cluster.health import HealthRules, Verdict
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.ports import ClusterSnapshot
-from chronos.workers.cluster.observer import TAKE_OVER_MS, HealthObserver, Look, ProbedTopic
+from chronos.workers.cluster.observer import (
+    TAKE_OVER_MS,
+    HealthObserver,
+    MasterPosition,
+    ProbedTopic,
+)
 from chronos.workers.replica.state import ReplicaState
 from tests.harness.zookeeper import member
 from tests.sim.broker import DELAY, Brokers, Transaction
@@ -60,7 +65,7 @@ class ObservedShards:
         self.brokers = Brokers(self.world, lambda transaction: None)
         self.brokers.create(DELAY, SHARDS)
         self.roles = {shard: ShardRoles(master="m", epoch=1) for shard in range(SHARDS)}
-        self.stuck: dict[int, Look] = {}
+        self.stuck: dict[int, MasterPosition] = {}
         """Shards whose masters do nothing, and where they stand."""
         self.cursors = dict.fromkeys(range(SHARDS), 0)
         self.members: dict[str, Member] = {}
@@ -82,17 +87,17 @@ class ObservedShards:
                 snapshot=lambda: ClusterSnapshot(
                     roles=Roles(shards=dict(self.roles)), members=dict(self.members), confirmed=True
                 ),
-                look=self.look,
+                position_of=self.look,
             )
             for caller in self.callers
         ]
 
-    def look(self, shard: int, master: str) -> Look | None:
+    def look(self, shard: int, master: str) -> MasterPosition | None:
         assert master == self.roles[shard].master
         return self.stuck.get(shard, self.position(shard)) if self.shown else None
 
-    def position(self, shard: int) -> Look:
-        return Look(
+    def position(self, shard: int) -> MasterPosition:
+        return MasterPosition(
             cursor=(self.cursors[shard], 0), pull_offset=self.brokers.topics[DELAY][shard].stable
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.workers.watch.log import OpenTransactions
+from chronos.workers.watch.transactions import OpenTransactions
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer

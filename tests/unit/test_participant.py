@@ -12,23 +12,24 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.cluster.controllership import REPUBLISH_MS, Stage
-from chronos.core.cluster.heartbeats import (
+from chronos.core.cluster.kafka.controllership import REPUBLISH_MS, Stage
+from chronos.core.cluster.kafka.heartbeats import OwnHeartbeats
+from chronos.core.cluster.kafka.participant import Participant, Place
+from chronos.core.cluster.kafka.plausibility import REPORT_JUMP_MAX
+from chronos.core.cluster.kafka.records import (
     Announcement,
     ClusterRecord,
     LeaveRecord,
     MemberHeartbeat,
-    OwnHeartbeats,
     RecordUnreadable,
     RolesRecord,
     Submission,
-    Timing,
     pack_record,
     unpack_record,
     unpack_roles,
 )
-from chronos.core.cluster.participant import REPORT_JUMP_MAX, Participant, Place
 from chronos.core.cluster.roles import NUMBER_MAX, Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.cluster.timing import Timing
 
 T = TypeVar("T")
 

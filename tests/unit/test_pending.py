@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.message import Entry
-from chronos.core.query import Filter, pending_between, scan_pending
+from chronos.core.query.filter import Filter
+from chronos.core.query.scan import pending_between, scan_pending
 from chronos.core.shard.codec import pack_entry, unpack_entry, unpack_head
 from tests.unit.model import Rows
 from tests.unit.played import MINUTE_MS, NOW_MS, SHARD, Played, parked

@@ -31,10 +31,10 @@ from chronos.core.shard.progress import (
     progress_bytes_max,
     unpack_progress,
 )
-from chronos.core.size import batch_bytes
+from chronos.core.size import STEP_MESSAGES, batch_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
-from chronos.node.opening import own_topics
+from chronos.node.topics import own_topics
 
 SHARDS = 4
 HEAD = VERSION + bytes([RULES])
@@ -295,11 +295,12 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         held_forwards=most,
     )
     data = pack_progress(largest)
-    config = load(None, {}, [f"delivery.batch_messages={messages}"])
+    assert batch_bytes(None, data, []) <= progress_bytes_max(messages)
+    config = load(None, {}, [])
     (limit,) = (
-        spec.settings["max.message.bytes"]
+        int(spec.settings["max.message.bytes"])
         for spec in own_topics(config)
         if spec.name == config.topics.progress
     )
-    assert batch_bytes(None, data, []) <= progress_bytes_max(messages) <= int(limit)
+    assert 10 * progress_bytes_max(STEP_MESSAGES) <= limit
     assert unpack_progress(data, SHARDS) == largest

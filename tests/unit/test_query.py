@@ -11,21 +11,19 @@ from msgspec.structs import replace
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason, Record
-from chronos.core.query import (
-    INTERVALS_MAX,
+from chronos.core.query.filter import Filter
+from chronos.core.query.lookup import FoundMessage, find
+from chronos.core.query.pages import (
     MERGED_SCAN_MAX,
     PAGE_SCAN_MAX,
     SHARD_SCAN_MIN,
-    Filter,
-    FoundMessage,
     MessageRow,
-    find,
     next_place_ms,
     page,
     scan_share,
     settled,
-    timeline,
 )
+from chronos.core.query.timeline import INTERVALS_MAX, timeline
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.reach import Reach
 from chronos.core.shard.progress import Decision, Outcome
@@ -359,7 +357,7 @@ def test_the_pages_hold_every_pending_message_once_and_in_order(
 
 def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
     """A target without messages costs many short scans, not one long one."""
-    monkeypatch.setattr("chronos.core.query.PAGE_SCAN_MAX", 10)
+    monkeypatch.setattr("chronos.core.query.pages.PAGE_SCAN_MAX", 10)
     played = Played()
     played.step([played.send(NOW_MS + 100 + at) for at in range(25)], NOW_MS)
     matching = Filter(target="nothing")

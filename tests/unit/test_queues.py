@@ -16,17 +16,19 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.core.keys import partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.query import holds_for
+from chronos.core.query.lookup import holds_for
 from chronos.core.shard import queues
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Progress, unpack_progress
+from chronos.core.size import STEP_MESSAGES
 from chronos.errors import ChronosError, TransactionAborted
-from chronos.node.opening import own_topics
 from chronos.node.shards import ShardDriver, Shared, make_shard
+from chronos.node.topics import own_topics
 from chronos.ports import Outgoing, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
-from chronos.workers.replica.retention import unforwarded_ms, unpulled_ms
-from chronos.workers.replica.state import STANDALONE, Assignment, ReplicaState
+from chronos.workers.replica.horizon import unforwarded_ms, unpulled_ms
+from chronos.workers.replica.leadership import STANDALONE, Assignment
+from chronos.workers.replica.state import ReplicaState
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
 from tests.harness.writers import AroundWriter
@@ -249,7 +251,7 @@ def test_every_cancel_behind_a_record_that_cannot_be_forwarded_wins(service: Ser
 
 def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> None:
     """What comes while the queue is written on goes behind it."""
-    name, batch = IDS[1][0], service.config.delivery.batch_messages
+    name, batch = IDS[1][0], STEP_MESSAGES
     cut(service, 1)
     many = [service.message(each, 500 * SECOND) for each in IDS[1][1:40]] * (batch // 30)
     service.write(0, *many, service.message(name, 500 * SECOND, b"first"))
@@ -285,7 +287,7 @@ def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> N
 
 def test_deliveries_go_on_between_the_steps_that_write_on(service: Service) -> None:
     cut(service, 1)
-    batch = service.config.delivery.batch_messages
+    batch = STEP_MESSAGES
     service.write(0, *[service.message(name, 500 * SECOND) for name in IDS[1][:40]] * (batch // 10))
     service.run(10)
     service.write(0, *(service.message(name, 1_500, name) for name in IDS[0][:5]))

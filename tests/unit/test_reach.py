@@ -13,7 +13,7 @@ from chronos.admin.cluster.peers import PeerClient
 from chronos.admin.letters.scan import RecentRejections, Wanted
 from chronos.admin.messages.listing import to_filter
 from chronos.admin.messages.scheduling import Planner
-from chronos.core.query import find
+from chronos.core.query.lookup import find
 from chronos.core.reach import EVERYTHING, Reach, is_made
 
 OWN = Reach(targets=("mine", "mine.*"), ids=("mine-*",))

@@ -20,19 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.cluster import registry
-from chronos.core.cluster.registry import (
-    CONFIGURATION_BYTES_MAX,
-    EXPIRE_AFTER_MS,
+from chronos.core.cluster.registry import configuration, registry
+from chronos.core.cluster.registry.configuration import CONFIGURATION_BYTES_MAX, configured
+from chronos.core.cluster.registry.registry import EXPIRE_AFTER_MS, Registry
+from chronos.core.cluster.registry.values import (
     READ,
     WRITE,
+    ClusterSummary,
     Endpoint,
     Full,
     Holding,
     Registration,
-    Registry,
     TopicConfig,
-    configured,
 )
 from tests.unit.settings import examples
 
@@ -244,7 +243,7 @@ def test_an_answer_is_a_copy() -> None:
 
 
 def test_configuration_has_namespaces_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(configuration, "ENTRIES_MAX", 2)
     found = with_nodes(node("a", "0*1"))
     known = configured({}, "m", "delay", "a:4")
     known = configured(configured(known, "n", "k", "v"), "n", "k", "w")
@@ -435,7 +434,7 @@ def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
         } == model.nodes
         shards = [shard for shard, holders in model.holders.items() if holders]
         assert found.clusters() == (
-            {"c": registry.ClusterSummary(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))}
+            {"c": ClusterSummary(nodes=tuple(sorted(model.nodes)), shards=tuple(shards))}
             if model.nodes
             else {}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -95,6 +96,49 @@ def test_other_texts_are_refused(text: str) -> None:
         ),
     ):
         parse_repetition(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ("@hourly", "0 * * * *"),
+        ("@daily", "0 0 * * *"),
+        ("@midnight", "0 0 * * *"),
+        ("@weekly", "0 0 * * 0"),
+        ("@monthly", "0 0 1 * *"),
+        ("@yearly", "0 0 1 1 *"),
+        ("0 0 12 * * ?", "0 0 12 * * *"),
+        ("0 0 12 ? * MON-FRI", "0 0 12 * * MON-FRI"),
+        ("0 0 12 ? * MON#1", "0 0 12 * * MON#1"),
+        ("0 12 LW * ?", "0 12 LW * *"),
+    ],
+)
+def test_the_shorthands_of_cron_and_the_question_mark_of_quartz(given: str, fields: str) -> None:
+    assert parse_repetition(f"cron {given}").cron == fields
+    assert next_cron(fields, "UTC", T) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("@every 1h", "write every and the interval"),
+        ("@reboot", "the shorthands are @hourly"),
+        ("0 0 12 15W * ?", "write the day, or LW"),
+        ("0 12 L-3 * *", "write L, LW or the day"),
+        ("0 0 12 * * ? 2030", "leave the year out"),
+        # EventBridge: the last field is the year.
+        ("0 10 * * ? *", "without a year"),
+        ("0 10 ? * MON-FRI *", "without a year"),
+        # Monday in Quartz, Tuesday in cron.
+        ("0 0 12 ? * 2", "by its name, as MON"),
+        ("0 0 12 ? * 2#1", "by its name, as MON"),
+    ],
+)
+def test_the_cron_of_other_schedulers_is_refused_with_the_form_to_write(
+    given: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse_repetition(f"cron {given}")
 
 
 series = st.one_of(
@@ -194,6 +238,13 @@ SERIES = ("chronos-repeat", b"every 30s")
                 ("chronos-time-zone", (b"Europe/Atlantis")),
             ],
         ),
+        *(
+            (
+                Reason.BAD_VALUE,
+                [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", zone)],
+            )
+            for zone in (b"localtime", b"posixrules", b"Factory", b"right/UTC", b"europe/lisbon")
+        ),
         (Reason.BAD_VALUE, [AT, TO, ("chronos-spread", b"-5s")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-repeat-times", b"3")]),
         (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-late-policy", b"skip")]),
@@ -230,6 +281,9 @@ def test_a_replica_checks_neither_the_expression_nor_the_zone() -> None:
     ]
     entry = parsed(*headers, key=b"a", rules=CHECKING.for_replay())
     assert (entry.occurrence, entry.options.repetition.zone) == (0, "Europe/Atlantis")
+    headers[-1] = ("chronos-time-zone", b"localtime")
+    assert parsed(*headers, key=b"a", rules=CHECKING).reason is Reason.BAD_VALUE
+    assert parsed(*headers, key=b"a", rules=CHECKING.for_replay()).options is not None
 
 
 def test_the_headers_of_the_library_say_what_they_were_given() -> None:

@@ -17,26 +17,16 @@ from chronos.core.shard.codec import RULES, pack_state
 from chronos.core.shard.progress import VERSION
 from chronos.errors import Deposed, LogMismatch, NoSpace
 from chronos.node import shards
-from chronos.node.shards import (
-    CLOCK_STEP_MS,
-    LOG_EVERY_MS,
-    OVER_MS,
-    ShardWatch,
-    report,
-)
+from chronos.node.shards import report
+from chronos.node.watch import CLOCK_STEP_MS, LOG_EVERY_MS, OVER_MS, ShardWatch
 from chronos.ports import READING_BOUNDED
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS, STANDALONE, Assignment
 from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS
-from chronos.workers.replica.state import (
-    FOREIGN_SILENCE_MS,
-    STANDALONE,
-    TRANSITIONS,
-    Assignment,
-    ReplicaState,
-)
+from chronos.workers.replica.state import TRANSITIONS, ReplicaState
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
 from tests.harness.waiting import wait_until

@@ -32,7 +32,7 @@ from chronos.core.cluster.roles import (
     ShardRoles,
 )
 from chronos.ports import ClusterSnapshot
-from chronos.workers.cluster.membership import OBSERVE_MS, InSyncWatch
+from chronos.workers.cluster.in_sync import OBSERVE_MS, InSyncWatch
 from chronos.workers.replica.state import ReplicaState
 from tests.unit.settings import examples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.adapters.kafka.batches import Scram
+from chronos.adapters.kafka.scram import Scram
 
 # RFC 7677, section 3.
 NONCE = "rOprNGfwEbeRWgbNEkqO"

@@ -17,8 +17,8 @@ from chronos.core.cluster.roles import (
     ShardRoles,
 )
 from chronos.ports import ClusterSnapshot
-from chronos.workers.cluster.membership import Steadiness
-from chronos.workers.watch.log import LogReachability
+from chronos.workers.cluster.steadiness import Steadiness
+from chronos.workers.watch.reachability import LogReachability
 from tests.harness.clock import HandClock
 
 TIMEOUT_MS = 2_400

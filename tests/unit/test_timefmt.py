@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.timefmt import (
+    DURATION_PATTERN,
     MS_MAX,
     UNIT_MS,
     BeyondAll,
@@ -54,6 +58,23 @@ from chronos.core.timefmt import (
         ("1.0000000s", 1_000),
         ("0.000000001s", 1),
         (("0.000000001d"), 1),
+        ("1m30.5s", 90_500),
+        ("1h1.5m", 3_690_000),
+        ("1ns", 1),
+        ("1us", 1),
+        ("1\u00b5s", 1),
+        ("1\u03bcs", 1),
+        ("1500us", 2),
+        # One sum, rounded up once.
+        ("400us599999.5ns", 1),
+        ("400us600000.5ns", 2),
+        ("1s0.1ns", 1_001),
+        ("PT0S", 0),
+        ("P2W", 1_209_600_000),
+        ("P1DT12H", 129_600_000),
+        ("P1W2DT3H4M5.006S", 788_645_006),
+        ("PT1M30.5S", 90_500),
+        ("PT0.000000001S", 1),
     ],
 )
 def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
@@ -88,7 +109,6 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
         "1h 30m",
         "1h30",
         "1.5h30m",
-        "1h1.5m",
         "-1h30m",
         "1ms1s",
         ("1e3"),
@@ -102,8 +122,27 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
         "٣s",
         "１s",
         "³s",
-        "1µs",
         "1.0000000001s",
+        "1h1.5m1s",
+        "1ns1us",
+        "1Ms",
+        "P",
+        "PT",
+        "P1DT",
+        "1D",
+        "PT1S1M",
+        "PT1.5M",
+        "P1H",
+        "PT1D",
+        "pt1s",
+        "PT1,5S",
+        "P1Y",
+        "P1M",
+        "P1Y2M3D",
+        "PT-6H",
+        "-PT6H",
+        "0:01:30",
+        "1 day, 0:00:00",
         "1000000000000000",
         "1000000000000000ms",
         "999999999999999s",
@@ -162,6 +201,66 @@ def test_other_texts_do_not_lack_a_unit(text: str) -> None:
     check_unit(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1h 30m", "write it without spaces, as 1h30m"),
+        ("0:01:30.5", "write units in place of colons"),
+        ("-90s", "a duration is 0 or more"),
+        ("PT-6H", "a duration is 0 or more"),
+        ("P1Y", "years and months differ in length; write days, as P30D or 30d"),
+        ("P1Y6MT1S", "years and months differ in length"),
+        ("soon", "write 250ms, 1.5s, 90s"),
+    ],
+)
+def test_a_text_that_is_no_duration_is_refused_with_the_form_to_write(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("2030-01-31T09:00", "no offset from UTC; write 2030-01-31T09:00Z, or"),
+        ("2030-01-31T09:00:00[Europe/Berlin]", "no offset from UTC; write 2030-01-31T09:00:00Z"),
+        ("Thu, 31 Jan 2030 09:00:00 GMT", "names of days and months are not read"),
+        ("2030-01-31 09:00:00 +0100", "it has spaces between its parts"),
+        ("31.01.2030", "write RFC 3339 with an offset"),
+    ],
+)
+def test_a_text_that_is_no_time_is_refused_with_the_form_to_write(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse_time_ms(text)
+
+
+def test_times_and_durations_of_standard_libraries_are_read_as_their_values() -> None:
+    """`python -m tests.clients.literals` wrote the table with the libraries that it names."""
+    with (Path(__file__).parent / "literals.tsv").open(newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert {row["library"].split()[0] for row in rows} == {"Java", "Go", "Node", "Rust", "Python"}
+    for row in rows:
+        if row["kind"] == "refused":
+            for parse in (parse_time_ms, parse_duration_ms):
+                with pytest.raises(ValueError, match="is not a"):
+                    parse(row["text"])
+        else:
+            parse = parse_time_ms if row["kind"] == "time" else parse_duration_ms
+            assert parse(row["text"]) == int(row["ms"]), row
+
+
+@given(st.text(alphabet="0123456789.wdhmsunPTWDHMS", max_size=12))
+def test_the_published_pattern_of_durations_is_what_is_read(text: str) -> None:
+    try:
+        parse_duration_ms(text)
+    except BeyondAll:
+        read = True
+    except ValueError:
+        read = False
+    else:
+        read = True
+    assert (re.search(DURATION_PATTERN, text) is not None) == read
+
+
 @given(
     st.integers(0, 10**9),
     st.integers(0, 10**9 - 1),
@@ -193,6 +292,14 @@ def test_a_duration_is_less_than_a_millisecond_above_the_exact_one(
         ("2030-01-31T08:00:00Z", 1_896_076_800_000),
         ("2030-01-31T02:30:00-05:30", 1_896_076_800_000),
         ("2024-02-29T00:00:00Z", 1_709_164_800_000),
+        ("2030-01-31T08:00Z", 1_896_076_800_000),
+        ("2030-01-31 09:00+01:00", 1_896_076_800_000),
+        ("2030-01-31T09:00:00+01", 1_896_076_800_000),
+        ("2030-01-31T09:00+0100", 1_896_076_800_000),
+        ("2030-01-31T09:00+01:00[Europe/Berlin]", 1_896_076_800_000),
+        ("2030-01-31T08:00:00.000Z[UTC]", 1_896_076_800_000),
+        # The offset counts, not the zone.
+        ("2030-01-31T09:00:00+01:00[America/New_York][u-ca=iso8601]", 1_896_076_800_000),
         ("1969-12-31T20:00:00-04:00", 0),
         ("1970-01-01T23:59:00+23:59", 0),
         ("9999-12-31T23:59:59.999Z", 253_402_300_799_999),
@@ -234,9 +341,16 @@ def test_a_time_is_epoch_milliseconds_rounded_up(text: str, ms: int) -> None:
         "１７",
         "2030-01-31T09:00:00",
         "2030-01-31",
-        "2030-01-31T09:00Z",
         "2030-01-31T09:00:00+1:00",
-        "2030-01-31T09:00:00+0100",
+        "2030-01-31T09:00:00+1",
+        "2030-01-31T09:00:00+01000",
+        "2030-01-31T09Z",
+        "2030-01-31T09:00.5Z",
+        "2030-01-31T09:00:00 +01:00",
+        "2030-01-31T09:00:00[Europe/Berlin]",
+        "2030-01-31T09:00:00Z[Europe/Berlin",
+        "2030-01-31T09:00:00Z[]",
+        "2030-01-31T09:00:00Z[!Europe/Berlin]",
         "2030-01-31T09:00:00+24:00",
         "2030-01-31T09:00:00+00:60",
         "2030-01-31T09:00:00.Z",

@@ -29,6 +29,7 @@ def node(name: str = "a", **changed: Any) -> dict[str, Any]:
         "node": name,
         "cluster": "shop",
         "version": "0.1.0",
+        "zone_data": "IANA 2026f",
         "log": "kafka",
         "ready": True,
         "reasons": [],

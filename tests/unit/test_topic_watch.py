@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.machine import SystemClock
 from chronos.errors import ConfigurationError
 from chronos.ports import TopicSpec
-from chronos.workers.watch.log import CHECK_EVERY_MS, TopicWatch
+from chronos.workers.watch.topics import CHECK_EVERY_MS, TopicWatch
 
 
 def test_a_single_check_that_finds_a_topic_changed_is_not_an_error(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A checkpoint as files on this machine: copied from a store, described, checked, packed into one
 stream and unpacked.
 
-Where it is kept is the business of `checkpoints.folder`. A copy counts only if every byte matches
-its manifest, and the store in it opens and has the digest of the manifest."""
+A copy counts only if every byte matches its manifest, and the store in it opens and has the digest
+of the manifest. Where checkpoints are kept is the subject of `checkpoints.folder`."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chronos.adapters.machine import sync
+from chronos.adapters.disk import sync
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.core.shard.codec import (

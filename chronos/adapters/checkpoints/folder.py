@@ -1,31 +1,24 @@
-"""Checkpoints in other places: in a folder or in object storage, through fsspec, and on other
-nodes, over HTTP.
+"""Checkpoints in a folder or in object storage, through fsspec.
 
 A checkpoint counts once its manifest is there, which is written last, after every byte was read
 back. No file is ever changed in place. Checkpoints of other topics of the same names (a topic
 deleted and created again) are left alone.
 
-Blocking: the thread of a shard has nothing else to do until it has a store.
-"""
+The methods block: the thread of a shard has nothing else to do until it has a store."""
 
-import http.client
 import json
 import os
 import re
-import ssl
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import fsspec
 import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from chronos.adapters.checkpoints.files import (
-    CHUNK_BYTES,
     MANIFEST,
     Copier,
     all_damaged,
@@ -35,8 +28,7 @@ from chronos.adapters.checkpoints.files import (
     encode_manifest,
     write_file,
 )
-from chronos.adapters.machine import keep_private
-from chronos.core import certificates
+from chronos.adapters.disk import keep_private
 from chronos.core.shard.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
@@ -142,7 +134,6 @@ class CheckpointFolder:
     # --- listing and checking
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        """Return the complete checkpoints of the shard with this identity, the furthest first."""
         found = []
         with self._reaching("reading"):
             for name in self._names(shard):
@@ -159,12 +150,7 @@ class CheckpointFolder:
                     found.append(checkpoint)
         return found
 
-    def newest(self, shard: int, identity: Identity) -> Checkpoint | None:
-        """Return the furthest one; None if there is none."""
-        return next(iter(self.kept(shard, identity)), None)
-
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all its files exist with the right sizes."""
         place = self._place(checkpoint.shard, checkpoint.name)
         with self._reaching("reading"):
             self._files.invalidate_cache()
@@ -175,11 +161,6 @@ class CheckpointFolder:
             except FileNotFoundError:
                 return False
         return all(listed.get(file.name) == file.bytes for file in checkpoint.files)
-
-    def verify(self, checkpoint: Checkpoint) -> None:
-        """Read every byte of it. StoreCorrupt names the damaged file."""
-        with self._reaching("reading"):
-            self._check_files(checkpoint)
 
     def _check_files(self, checkpoint: Checkpoint) -> None:
         for file in checkpoint.files:
@@ -348,60 +329,3 @@ def _same(one: Checkpoint, other: Checkpoint) -> bool:
 
 def _last(path: Any) -> str:
     return str(path).rstrip("/").rpartition("/")[2]
-
-
-BEGIN_S = 120.0
-"""How long a node may take to start: it reads its whole store first, for the digest."""
-
-SILENCE_S = 10.0
-"""How long it may then send nothing before it counts as hanging."""
-
-PROBLEM_BYTES_MAX = 100_000
-"""Most that is read of an error answer."""
-
-
-def fetch_checkpoint(
-    address: str, shard: int, *, node: str, token: str, tls: ssl.SSLContext | None = None
-) -> Iterator[bytes]:
-    """Stream a checkpoint of the shard that the node at `address` makes now. Raises Retry, also in
-    the middle.
-
-    `node`: this node. `token`: proof of its membership, which the coordinator shows to the other
-    nodes. `tls`: for an address of HTTPS; None: the authorities of the system."""
-    url = urlsplit(address)
-    # Without the password that the URL may hold.
-    place = f"{url.hostname}:{url.port}"
-    connection = (
-        http.client.HTTPSConnection(url.hostname or "", url.port, timeout=BEGIN_S, context=tls)
-        if url.scheme == "https"
-        else http.client.HTTPConnection(url.hostname or "", url.port, timeout=BEGIN_S)
-    )
-    try:
-        connection.connect()
-        sock = connection.sock
-        headers = {"Chronos-Node": node, "Chronos-Token": token}
-        if url.username is not None:
-            pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
-            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
-        connection.request(
-            "GET", f"{url.path.rstrip('/')}/v1/shards/{shard}/checkpoint", headers=headers
-        )
-        answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.OK:
-            raise Retry(f"{place} sends no checkpoint: {_reason(answer)}")
-        sock.settimeout(SILENCE_S)
-        while chunk := answer.read(CHUNK_BYTES):
-            yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise Retry(
-            f"{place} does not answer, or stopped answering: {certificates.reason(error)}"
-        ) from error
-    finally:
-        connection.close()
-
-
-def _reason(answer: http.client.HTTPResponse) -> str:
-    try:
-        return str(json.loads(answer.read(PROBLEM_BYTES_MAX))["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {answer.status}"

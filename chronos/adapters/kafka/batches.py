@@ -1,23 +1,21 @@
-"""The header of one record batch, read from its own header by a Fetch request on a socket.
+"""The header of one record batch, read by a Fetch request on a socket of its own.
 
-librdkafka cannot tell them of a batch that it cannot decompress: its error names the first offset
-only. The request asks the leader for one batch and reads no more than its header, so that nothing
-is decompressed and little memory is taken. The connection follows the operator's properties: plain
-or TLS, with SASL PLAIN or SCRAM where they ask for it."""
+Of a batch that it cannot decompress, librdkafka reports the first offset only. The request asks
+the leader for one batch and reads no more than its header, so that nothing is decompressed and
+little memory is taken. The connection follows the operator's properties: plain or TLS, with SASL
+PLAIN or SCRAM where they ask for it."""
 
-import hashlib
-import hmac
 import secrets
 import socket
 import ssl
 import struct
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 from msgspec import Struct
 
+from chronos.adapters.kafka.scram import SCRAM_HASHES, Scram
 from chronos.core import certificates
 from chronos.errors import LogUnavailable
 
@@ -149,9 +147,6 @@ TLS_PROPERTIES = frozenset(
 )
 
 
-# --- SASL
-
-
 def _authenticate(connection: socket.socket, properties: Mapping[str, Any]) -> None:
     if not str(properties.get("security.protocol", "plaintext")).lower().startswith("sasl"):
         return
@@ -185,53 +180,6 @@ def _exchange(connection: socket.socket, token: bytes) -> bytes:
         raise ValueError(f"authentication failed: {answer[4:at].decode('utf-8', 'replace')}")
     (size,) = struct.unpack_from(">i", answer, at)
     return answer[at + 4 : at + 4 + max(0, size)]
-
-
-SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-
-
-class Scram:
-    """The client's side of SCRAM (RFC 5802), without channel binding."""
-
-    def __init__(self, hash_name: str, name: str, password: str, nonce: str) -> None:
-        self._hash = hash_name
-        self._password = password.encode()
-        self._bare = f"n={name.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
-        self._nonce = nonce
-        self._signature = b""
-
-    def first(self) -> bytes:
-        """Return the client's first message."""
-        return f"n,,{self._bare}".encode()
-
-    def final(self, server_first: bytes) -> bytes:
-        """Return the client's final message. Raises ValueError if the server did not continue the
-        nonce."""
-        text = server_first.decode()
-        fields = dict(part.split("=", 1) for part in text.split(","))
-        if not fields.get("r", "").startswith(self._nonce) or not {"s", "i"} <= fields.keys():
-            raise ValueError("the broker answered with another SCRAM nonce")
-        salted = hashlib.pbkdf2_hmac(
-            self._hash, self._password, b64decode(fields["s"]), int(fields["i"])
-        )
-        client_key = self._mac(salted, b"Client Key")
-        without_proof = f"c=biws,r={fields['r']}"
-        signed = f"{self._bare},{text},{without_proof}".encode()
-        signature = self._mac(hashlib.new(self._hash, client_key).digest(), signed)
-        proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
-        self._signature = self._mac(self._mac(salted, b"Server Key"), signed)
-        return f"{without_proof},p={b64encode(proof).decode()}".encode()
-
-    def verify(self, server_final: bytes) -> None:
-        """Raise ValueError unless the server knows the password too."""
-        if server_final != b"v=" + b64encode(self._signature):
-            raise ValueError("the broker's SCRAM signature is wrong")
-
-    def _mac(self, key: bytes, data: bytes) -> bytes:
-        return hmac.digest(key, data, self._hash)
-
-
-# --- requests
 
 
 def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> BatchHeader:

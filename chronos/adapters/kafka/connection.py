@@ -1,27 +1,22 @@
-"""The connection to one Kafka cluster: settings of its clients, limits in time and size, error
-codes by what they mean for Chronos, log lines, and closing within a bounded time.
+"""The connection to one Kafka cluster: settings of its clients, limits in time and size, and error
+codes by what they mean for Chronos.
 
 A setting that differs from librdkafka's default carries its reason; most were measured. Names and
-defaults are listed in librdkafka's CONFIGURATION.md.
+defaults are listed in librdkafka's CONFIGURATION.md. A setting of the operator
+(`log.kafka.properties`) wins over the one here."""
 
-librdkafka 2.16 can lock itself up when a consumer is closed while it learns that its position is
-not in the log: the thread of a broker waits for the partition's mutex, which it holds itself
-(`rd_kafka_offset_reset`), and `close` waits for that thread for ever. One of 10,000 closes of
-readers below the log's start did so (measured; librdkafka#5476 is related). The thread that called
-`close` would be a shard's."""
-
-import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
+from chronos.adapters.kafka.client_log import ClientLog
 from chronos.errors import LogUnavailable
+
+log = structlog.get_logger("chronos.kafka")
 
 FORBIDDEN_CODES = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
@@ -140,7 +135,6 @@ TOO_LARGE_CODES = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
 )
 """A batch is larger than its topic, or the broker, takes."""
-
 
 REQUEST_TIMEOUT_S = 5.0
 """How long a request to the brokers may take unless `log.kafka.request_timeout` says otherwise:
@@ -285,31 +279,12 @@ WRITER: Mapping[str, Any] = {
 }
 """Settings, over those of every producer, of the transactional producer of a shard."""
 
-
-log = structlog.get_logger("chronos.kafka")
-
-REPEAT_S = 10.0
-"""Pause before a line of the client is logged again: it writes a hundred a second about a broker
-that is gone."""
-
-LINES_MAX = 1_000
-"""Lines remembered."""
-
 REFUSED_S = 30.0
 """How long a refused connection is named as the cause of other errors: the client connects again
 within 10 s."""
 
-DIGITS = re.compile(r"\d+")
 ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
 """Parts of an error of the client that differ from one attempt to the next."""
-
-
-FAILED = "FAIL ["
-"""Beginning of a line of the client about a connection that failed, or could not be made."""
-
-RETRIED = ": retrying"
-"""End of a line about a request that the client repeats, as for a producer id while a new broker
-loads its coordinator."""
 
 
 class Connection:
@@ -387,103 +362,3 @@ class Connection:
             f"a connection to {self.bootstrap_servers} was refused: {self._refused[1]}; check "
             "log.kafka.properties"
         )
-
-
-class ClientLog:
-    """Logger of the clients: passes librdkafka's lines on, each of them once in `REPEAT_S`."""
-
-    def __init__(self) -> None:
-        self._logged_s: dict[str, float] = {}
-
-    def log(self, level: int, text: str, *arguments: Any) -> None:
-        """The one method the client calls; `level` is one of Python's."""
-        line = text % arguments if arguments else text
-        now_s = time.monotonic()
-        # Every client and thread writes the same line about a broker that is gone, with numbers of
-        # its own.
-        content = DIGITS.sub("", line.rpartition("]: ")[2])
-        if now_s - self._logged_s.get(content, -REPEAT_S) < REPEAT_S:
-            return
-        if len(self._logged_s) > LINES_MAX:
-            self._logged_s.clear()
-        self._logged_s[content] = now_s
-        # A connection that fails is one of many, and tried again: what cannot be done without it is
-        # logged by the one that waits.
-        is_tried_again = line.startswith(FAILED) or line.endswith(RETRIED)
-        log.log(
-            logging.DEBUG if is_tried_again else min(level, logging.WARNING),
-            "librdkafka",
-            text=line,
-        )
-
-
-CLOSE_S = 10.0
-"""Time in s a consumer has to close. One that works takes milliseconds; one that leaves a broker
-that is gone, up to a few seconds."""
-
-
-class Closable(Protocol):
-    """A consumer."""
-
-    def close(self) -> object:
-        """Close it."""
-
-
-class Closer:
-    """Closes consumers, each on a thread of its own. Any thread may call."""
-
-    def __init__(self, timeout_s: float = CLOSE_S) -> None:
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self.abandoned = 0
-        """Consumers that did not close in time: each keeps its threads and connections until the
-        process ends."""
-
-    def close(self, consumer: Closable) -> None:
-        """Close the consumer, or abandon it. Raises what its `close` raises."""
-        raised: list[BaseException] = []
-
-        def close() -> None:
-            try:
-                consumer.close()
-            except BaseException as error:
-                raised.append(error)
-
-        # A daemon: the process ends without it.
-        thread = threading.Thread(target=close, name="closing a consumer", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # this machine has no thread left
-            consumer.close()
-            return
-        thread.join(self._timeout_s)
-        if thread.is_alive():
-            self._abandon()
-        elif raised:
-            raise raised[0]
-
-    def leave(self, consumer: Closable) -> None:
-        """Close the consumer without waiting for it."""
-        with suppress(RuntimeError):  # this machine has no thread left
-            threading.Thread(
-                target=self.close, args=[consumer], name="leaving a consumer", daemon=True
-            ).start()
-            return
-        consumer.close()
-
-    def _abandon(self) -> None:
-        with self._lock:
-            self.abandoned += 1
-            count = self.abandoned
-        log.error(
-            "client abandoned",
-            why=(
-                f"a consumer did not close within {self._timeout_s:g} s (a fault of the Kafka "
-                "client); it keeps its threads and connections until this process ends"
-            ),
-            abandoned=count,
-        )
-
-
-consumers = Closer()
-"""That of this process."""

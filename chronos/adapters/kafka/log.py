@@ -1,9 +1,5 @@
-"""The log on Apache Kafka, through confluent-kafka (librdkafka), and its producer for records
-outside transactions.
-
-A record is written before the caller's deadline or not at all, as far as the client can know: what
-it has not sent by then is discarded. Of a record that is on its way, only the log shows whether it
-was written.
+"""The log on Apache Kafka, through confluent-kafka (librdkafka): one object for readers, writers,
+topics and offsets.
 
 Exactly once rests on three things: a fixed `transactional.id` per shard and a writer that never
 guesses (`writer`), and `read_committed` readers (`reader`). Client settings with their reasons are
@@ -12,32 +8,27 @@ in `connection`."""
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer
 
+from chronos.adapters.kafka.appender import KafkaAppender
 from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.bounded.alone import AloneReader
+from chronos.adapters.kafka.bounded.reader import BoundedReader
 from chronos.adapters.kafka.connection import (
-    ABANDONED_CODES,
     CONSUMER,
     PATIENT_CONSUMER,
-    PRODUCER,
     RECEIVE_BYTES,
     RECEIVE_BYTES_MAX,
     REQUEST_TIMEOUT_S,
     Connection,
 )
 from chronos.adapters.kafka.offsets import KafkaOffsets
-from chronos.adapters.kafka.reader import (
-    AloneReader,
-    BoundedReader,
-    KafkaReader,
-    PartitionConsumer,
-    record_bytes_max,
-)
+from chronos.adapters.kafka.reader import KafkaReader, PartitionConsumer, record_bytes_max
 from chronos.adapters.kafka.shared import QUIET_S, PatientReader, SharedConsumer
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
@@ -46,11 +37,9 @@ from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, ReaderMode, TopicInfo, TopicSpec, Watermarks
 
-MESSAGE_TIMEOUT_MS = 30_000
-"""How long the client tries to send a record; callers wait for a shorter time."""
-
-PURGE_S = 1.0
-"""How long the reports of discarded records may take."""
+AHEAD_MAX = 1_000
+"""Most batches in a row with a producer's timestamp in the future that are passed in a search by
+time."""
 
 TOPIC_ID_S = 1.0
 """How long the id of the progress topic is taken for the current one."""
@@ -59,118 +48,17 @@ BETWEEN_S = 5.0
 """How long reading the records between two offsets may take."""
 
 BETWEEN_RECORDS = 100
+
 BETWEEN_BYTES = 8_000_000
 """Records and bytes read at once."""
 
 BETWEEN_WAIT_S = 0.1
 """How long to wait for them each time."""
 
-CLOSE_S = 2.0
-"""How long `close` waits for the thread, and for records under way."""
-
-
-class KafkaAppender:
-    """Appends records and waits until they are durable. Any thread may call."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._producer: Producer | None = None
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
-
-    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Produce the records and wait for every delivery report. Raises LogUnavailable.
-
-        After the time everything that the client holds is discarded, also records of other callers,
-        which fail alike."""
-        producer = self._started()
-        done = threading.Event()
-        results: list[Appended | KafkaError | None] = [None] * len(records)
-        missing = len(records)
-
-        def reporting(at: int) -> Callable[[KafkaError | None, Message], None]:
-            def report(error: KafkaError | None, message: Message) -> None:
-                nonlocal missing
-                results[at] = error or Appended(
-                    partition=message.partition(),  # type: ignore[arg-type]
-                    offset=message.offset(),  # type: ignore[arg-type]
-                    timestamp_ms=message.timestamp()[1],
-                )
-                missing -= 1
-                if missing == 0:
-                    done.set()
-
-            return report
-
-        try:
-            for at, (topic, key, value, headers, partition) in enumerate(records):
-                producer.produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=reporting(at),
-                    headers=headers,  # type: ignore[arg-type]
-                )
-        except (KafkaException, BufferError) as error:
-            producer.purge(in_queue=True, in_flight=True, blocking=False)  # the records before it
-            raise LogUnavailable(f"a record could not be sent: {error}") from error
-        if records and not done.wait(timeout_s):
-            # The caller is told now that it failed: it must not be sent to a broker that comes back
-            # later.
-            producer.purge(in_queue=True, in_flight=True, blocking=False)
-            done.wait(PURGE_S)
-        appended = []
-        for result in results:
-            if result is None or (
-                isinstance(result, KafkaError) and result.code() in ABANDONED_CODES
-            ):
-                raise self._unacknowledged(timeout_s)
-            if isinstance(result, KafkaError):
-                raise LogUnavailable(f"the brokers did not take a record: {result.str()}")
-            appended.append(result)
-        return appended
-
-    def _unacknowledged(self, timeout_s: float) -> LogUnavailable:
-        text = (
-            f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within "
-            f"{timeout_s:.0f} s"
-        )
-        return LogUnavailable(f"{text}; {self._connection.advice('it may have been written')}")
-
-    def _started(self) -> Producer:
-        with self._lock:
-            if self._producer is None:
-                self._producer = Producer(
-                    self._connection.settings(
-                        {**PRODUCER, "message.timeout.ms": MESSAGE_TIMEOUT_MS}
-                    )
-                )
-                self._poller.start()
-            return self._producer
-
-    def _poll(self) -> None:
-        assert self._producer is not None
-        while not self._closing.is_set():
-            self._producer.poll(0.1)
-
-    def close(self) -> None:
-        """Stop the thread and give the records under way a moment."""
-        self._closing.set()
-        if self._poller.is_alive():
-            self._poller.join(CLOSE_S)
-        if self._producer is not None:
-            self._producer.flush(CLOSE_S)
-
-
-AHEAD_MAX = 1_000
-"""Most batches in a row with a producer's timestamp in the future that are passed in a search by
-time."""
-
 
 class KafkaLog:
-    """A Kafka cluster. See `ports.Log`. Any thread may call."""
+    """A Kafka cluster. See `ports.Log`, and `KafkaTopics` and `KafkaOffsets` for what the jobs of
+    Spark and `chronos doctor` ask besides. Any thread may call."""
 
     marker_offsets = 1
 
@@ -206,12 +94,9 @@ class KafkaLog:
     def reader(
         self, topic: str, partition: int, offset: int, *, mode: ReaderMode = "plain"
     ) -> KafkaReader | BoundedReader | PatientReader:
-        """A consumer of its own for one partition; `bounded`: in a child process, up to its end at
-        the first such request.
-
-        `alone`: one batch with each fetch, and none ahead. `patient`: a fetch that finds nothing
-        ends later, and quiet partitions share a consumer, from the start if the mode is `quiet`.
-        """
+        """Return a reader with a consumer of its own. A `bounded` one has it in a child process, up
+        to the end that the partition had at the first such request; a `patient` one shares a
+        consumer with others while its partition is quiet, and a `quiet` one from the start."""
         if mode == "bounded":
             at = topic, partition
             if at not in self._bounded_until:
@@ -238,7 +123,7 @@ class KafkaLog:
         quiet_s: float = QUIET_S,
     ) -> PatientReader:
         """A reader that shares a consumer while next to nothing comes; `shares`: from the start on.
-        `quiet_s`: see `shared`."""
+        `quiet_s`: see `shared.QUIET_S`."""
         settings = {**self.consumer_settings(topic), **PATIENT_CONSUMER}
 
         def reader(client: PartitionConsumer, position: int) -> KafkaReader:
@@ -323,11 +208,9 @@ class KafkaLog:
             self._progress_id_lock.release()
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Produce outside any transaction and wait for every delivery report."""
         return self._appender.append(records, timeout_s)
 
     def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
-        """Return the first and last offset of a batch, from its header."""
         header = self.batch_header(topic, partition, offset)
         return header.first, header.last
 
@@ -338,58 +221,44 @@ class KafkaLog:
     # --- topics
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
-        """Create missing topics and check all."""
         return self._topics.prepare(topics, create=create)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """Describe the topics without creating any."""
         return self._topics.describe(topics)
 
     def names(self) -> list[str]:
-        """All topics but those of Kafka itself."""
         return self._topics.names()
 
     def brokers(self) -> list[tuple[str, int]]:
-        """Return host and port of every broker, as they advertise themselves."""
         return self._topics.brokers()
 
     def creation_problems(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Return why the topics cannot be created; creates nothing."""
         return self._topics.creation_problems(specs)
 
     def denied(self, topics: Sequence[str]) -> dict[str, list[str]]:
-        """Return, by topic, which of Read and Write an ACL denies."""
         return self._topics.denied(topics)
 
     def cluster_id(self) -> str:
-        """The id that Kafka gave the cluster when its storage was formatted."""
         return self._topics.cluster_id()
 
     def ping(self, timeout_s: float) -> bool:
-        """Return whether a broker answers within the time."""
         return self._topics.ping(timeout_s)
 
     # --- offsets
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
-        """Start, last stable offset and high watermark."""
         return self._offsets.watermarks(topic, partition)
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """Return the last stable offset."""
         return self._offsets.stable_end(topic, partition)
 
     def stable_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
-        """Return the last stable offset of each partition that answers."""
         return self._offsets.stable_ends(topic, partitions)
 
     def high_watermarks(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
-        """Return the high watermark of each partition that answers."""
         return self._offsets.high_watermarks(topic, partitions)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset at or after a time; the last stable offset if every record is
-        older."""
         found = self._offsets.offset_at(topic, partition, timestamp_ms)
         stable = self.stable_end(topic, partition)
         with suppress(
@@ -439,14 +308,12 @@ class KafkaLog:
         return found
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before the offset, but none beyond the last stable offset."""
         watermarks = self._offsets.watermarks(topic, partition)
         offset = min(offset, watermarks.stable)
         if offset > watermarks.start:
             self._topics.delete_records(topic, partition, offset)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset of a consumer group; None if it has none."""
         return self._offsets.committed(group, topic, partition)
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:

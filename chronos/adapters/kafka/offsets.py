@@ -21,6 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from chronos.adapters.kafka.closing import consumers
 from chronos.adapters.kafka.connection import (
     CONSUMER,
     COORDINATOR_MOVED_CODES,
@@ -30,7 +31,6 @@ from chronos.adapters.kafka.connection import (
     OFFSETS_CONSUMER,
     VALIDATING_CONSUMER,
     Connection,
-    consumers,
 )
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from chronos.adapters.kafka.connection import HARMLESS_READ_CODES, consumers
+from chronos.adapters.kafka.closing import consumers
+from chronos.adapters.kafka.connection import HARMLESS_READ_CODES
 from chronos.adapters.kafka.reader import KafkaReader
 from chronos.core.message import Record
 from chronos.errors import ChronosError
@@ -257,20 +258,14 @@ class PatientReader:
         self._consumer = consumer
         self._quiet_s = quiet_s
         self._share: Share | None = Share(consumer) if shares else None
-        """That of the current reader; None: it has a consumer of its own."""
+        """The share of the current reader; None: it has a consumer of its own."""
         self._reader = alone(offset) if self._share is None else shared(offset, self._share)
         self._next: tuple[KafkaReader, Share | None] | None = None
         """The reader that takes over once it has answered."""
         self._count_anew()
 
     @property
-    def is_shared(self) -> bool:
-        """Whether it reads through the shared consumer."""
-        return self._share is not None
-
-    @property
     def position(self) -> int:
-        """Offset after the last record read, or after the transaction markers that follow it."""
         return self._reader.position
 
     @property
@@ -280,7 +275,7 @@ class PatientReader:
 
     @property
     def waker(self) -> Callable[[], None] | None:
-        """Ends a wait for the share."""
+        """Ends a wait of a reader that shares the consumer."""
         share = self._share
         return None if share is None else share.wake
 
@@ -290,7 +285,6 @@ class PatientReader:
         """Records since then."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a record, or for the position to move past a marker."""
         return self._reader.wait(timeout_s) or (self._share is not None and self._share.has_ended)
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
@@ -343,7 +337,6 @@ class PatientReader:
         self._count_anew()
 
     def seek(self, offset: int) -> None:
-        """Continue from another offset."""
         self._read_alone()
         self._reader.seek(offset)
 

@@ -1,5 +1,5 @@
-"""Creating, checking and describing topics through the admin client, and what Kafka allows to this
-client."""
+"""Topics through the admin client: creating, checking and describing them, and what Kafka allows to
+this client."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,10 @@ from typing import Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBindingFilter,
     AclOperation,
-    AclPermissionType,
     AdminClient,
     ConfigResource,
     NewTopic,
-    ResourcePatternType,
-    ResourceType,
 )
 from msgspec.structs import replace
 
@@ -42,12 +38,10 @@ REQUIRED_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 """Settings of Chronos's own topics that its laws depend on; the operator decides about the
 others."""
 
-
 RENEW_S = 10.0
 """Time without an answer after which the client is replaced. One that had waited for a frozen
 broker found none for a minute, while all others of the node had found it again (measured, once in
 forty freezes)."""
-
 
 FENCE_KEPT_MS = 600_000
 """Least `transactional.id.expiration.ms` of a broker that is not named: far longer than a master
@@ -237,7 +231,7 @@ class KafkaTopics:
         return texts
 
     def _listed_brokers(self) -> dict[int, Any]:
-        """The client's `BrokerMetadata` of every broker that is alive, by its id."""
+        """The client's `BrokerMetadata` of every broker that runs, by its id."""
         try:
             return self._admin.list_topics(
                 self._progress_topic, timeout=self._connection.request_timeout_s
@@ -459,57 +453,10 @@ def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
         leaders=leaders,
-        stamped=settings.get("message.timestamp.type") == "LogAppendTime",
         short=frozenset(
             part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))
         ),
     )
-
-
-EVERYBODY = "User:*"
-"""The principal of an ACL for all clients."""
-
-OPERATIONS = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
-
-
-def public_operations(connection: Connection, topic: str) -> list[str]:
-    """Return which of Read and Write every client may do: without an authorizer both, otherwise
-    those that an ACL allows to all.
-
-    Empty also if Chronos may not read ACLs, which takes the permission Describe on the cluster.
-    Raises LogUnavailable."""
-    admin = AdminClient(connection.asking(ADMIN))
-    matching = AclBindingFilter(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.MATCH,
-        EVERYBODY,
-        None,  # type: ignore[arg-type]
-        AclOperation.ANY,
-        AclPermissionType.ALLOW,
-    )
-    try:
-        if not _has_authorizer(admin, connection):
-            return list(OPERATIONS)
-        asked = admin.describe_acls(matching, request_timeout=connection.request_timeout_s)
-        allowed = {acl.operation for acl in asked.result(connection.answer_s)}
-    except TimeoutError:
-        raise connection.unanswered(f"asking for the ACLs of {topic}") from None
-    except KafkaException as error:
-        if error.args[0].code() in FORBIDDEN_CODES:
-            return []
-        raise connection.unavailable(f"asking for the ACLs of {topic}", error) from error
-    return [
-        word for word, operation in OPERATIONS.items() if allowed & {operation, AclOperation.ALL}
-    ]
-
-
-def _has_authorizer(admin: AdminClient, connection: Connection) -> bool:
-    """Return whether the brokers check permissions: a request for the ACLs has no error where they
-    do not (measured)."""
-    broker = next(iter(admin.list_topics(timeout=connection.request_timeout_s).brokers))
-    asked = _broker_settings(admin, connection, broker)
-    return bool(asked.result(connection.answer_s)["authorizer.class.name"].value)
 
 
 def _broker_settings(admin: AdminClient, connection: Connection, broker: int) -> Any:

@@ -2,11 +2,10 @@
 
 The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles
 written by a quorum of the voters. Every node, a voter or not, reports to that leader. The
-controller is the member that registered first, as with ZooKeeper, and a member that the leader has
-not heard for the timeout has to join again.
+controller is the member that registered first, as with ZooKeeper, and a member whose reports have
+not reached the leader for the timeout has to join again.
 
-One thread runs the voter of this node, if it is one, and the reports.
-"""
+One thread runs the voter of this node, if it is one, and the reports."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chronos.adapters.machine import SystemClock
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.raft.voter import COMMIT_S, Voter, Voting
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
@@ -45,7 +44,6 @@ from chronos.adapters.raft.wire import (
     Unanswered,
     encode,
 )
-from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft.sessions import Content, RegistrationNumber
 from chronos.core.cluster.raft.values import LogEnd
 from chronos.core.cluster.roles import (
@@ -56,6 +54,7 @@ from chronos.core.cluster.roles import (
     Roles,
     id_taken,
 )
+from chronos.core.cluster.timing import Timing
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterInspection, ClusterSnapshot, steady_ms
 
@@ -149,8 +148,6 @@ class RaftCoordinator:
         self._run(self._join(member), None)
 
     def report(self, member: Member) -> None:
-        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is
-        lost."""
         self._joined()
         self._member = member
         assert self._loop is not None
@@ -159,7 +156,6 @@ class RaftCoordinator:
             raise CoordinatorUnavailable(self._unanswered())
 
     def look(self) -> ClusterSnapshot:
-        """Return the current knowledge, without a request to a server."""
         known = self._known
         if not self._incarnation:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)
@@ -168,7 +164,6 @@ class RaftCoordinator:
         )
 
     def request(self, request: Request) -> None:
-        """Store a request for the controller. Raises CoordinatorUnavailable."""
         self._joined()
         if not self._is_fresh:
             raise CoordinatorUnavailable(self._unanswered())
@@ -200,7 +195,6 @@ class RaftCoordinator:
         return isinstance(answer, StateUpdate)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the snapshot may have changed; False if the time passes first."""
         woken = self._woken.wait(timeout_s)
         self._woken.clear()
         return woken

@@ -20,7 +20,8 @@ import structlog
 from aiohttp import web
 from msgspec import Struct
 
-from chronos.adapters.machine import SystemClock, replace_file
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.disk import replace_file
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     CHALLENGE,
@@ -52,7 +53,6 @@ from chronos.adapters.raft.wire import (
     encode,
     encode_content,
 )
-from chronos.core.cluster.heartbeats import Timing
 from chronos.core.cluster.raft import register
 from chronos.core.cluster.raft.elector import Elector
 from chronos.core.cluster.raft.register import Disk
@@ -71,6 +71,7 @@ from chronos.core.cluster.raft.values import (
     VoteResult,
 )
 from chronos.core.cluster.roles import Request, Roles
+from chronos.core.cluster.timing import Timing
 from chronos.errors import ConfigurationError, Stop
 from chronos.ports import steady_ms
 

@@ -76,8 +76,9 @@ class AuditReads:
             raise ProblemError(
                 501,
                 "no-trail",
-                "audit.to is log: the trail is in the log lines of `chronos.audit` of each node",
-                hint="set audit.to to file to read it here",
+                "audit.path is not set: the trail is in the log lines of `chronos.audit` of each "
+                "node",
+                hint="set audit.path to a file to read it here",
             )
         period = _period(query)
         behind = None if query.after is UNSET else context.cursors.open(call, query, query.after)

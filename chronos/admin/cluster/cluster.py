@@ -310,6 +310,7 @@ class ClusterHandlers:
             instance=member.instance,
             address=PASSWORD.sub("//", member.address),
             version=member.version,
+            zone_data=f"IANA {member.zone_data}" if member.zone_data else None,
             coordinator=config.coordinator.kind,
             log=config.log.kind,
             delay_topic=config.topics.delay,

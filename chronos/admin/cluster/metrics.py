@@ -19,11 +19,11 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from chronos import __version__
+from chronos import __version__, zones
 from chronos.admin.http.context import Context
 from chronos.admin.http.tokens import Issuer
 from chronos.core.keys import LIMITED
-from chronos.core.query import next_place_ms
+from chronos.core.query.pages import next_place_ms
 from chronos.core.selector import NO_LEADER
 from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError
@@ -379,7 +379,7 @@ JWKS_STALE = (
 )
 
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
-    ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
+    ("chronos_build_info", "info", "Version, zone data, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     (
         "chronos_disk_reserve_bytes",
@@ -496,6 +496,7 @@ class Exposition(Collector):
             NODE_METRICS[0][2],
             {
                 "version": __version__,
+                "zone_data": zones.VERSION,
                 "node": config.node.id,
                 "cluster": config.cluster,
                 "log": config.log.kind,

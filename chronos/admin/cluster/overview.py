@@ -48,7 +48,9 @@ from chronos.admin.messages.scheduling import duration_ms, time_ms
 from chronos.core.cluster.reports import NOT_HELD
 from chronos.core.cluster.roles import verdicts
 from chronos.core.keys import LIMITED, MINUTE_MS, OFFSET_MAX, Lane
-from chronos.core.query import TIMELINE_MAX_MS, WILDCARDS, check_timeline, next_place_ms, timeline
+from chronos.core.query.filter import WILDCARDS
+from chronos.core.query.pages import next_place_ms
+from chronos.core.query.timeline import TIMELINE_MAX_MS, check_timeline, timeline
 from chronos.core.rates import LIMITS_MAX, InForce, Rate, check_pattern, parse_rate, rate_text
 from chronos.core.reach import EVERYTHING
 from chronos.core.shard.lanes import read_states

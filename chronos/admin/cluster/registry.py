@@ -2,7 +2,7 @@
 registration of this node with the registry of every node of its cluster.
 
 After RocketMQ: each time the whole registration, at once when it changes, else every
-`registry.register_every`. A registry that does not answer is asked again after RETRY_MS. No
+REGISTER_EVERY_MS. A registry that does not answer is asked again after RETRY_MS. No
 registry waits for another one."""
 
 import asyncio
@@ -49,29 +49,36 @@ from chronos.admin.http.schemas import (
 )
 from chronos.admin.http.waiting import poll
 from chronos.core import certificates
-from chronos.core.cluster import registry
-from chronos.core.cluster.registry import (
+from chronos.core.cluster.registry.registration import (
     EXPIRE_INTERVALS,
-    READ,
     RETRY_MS,
-    SCANS,
+    OwnRegistration,
+    Peer,
+)
+from chronos.core.cluster.registry.registry import SCANS
+from chronos.core.cluster.registry.values import (
+    READ,
     WRITE,
     Answer,
     Endpoint,
     Full,
     Holding,
-    OwnRegistration,
-    Peer,
+    KnownNode,
     Registration,
+    Routes,
     TopicConfig,
 )
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.core.timefmt import format_time
-from chronos.node.runtime_settings import RegistryConfiguration
+from chronos.node.registry_values import RegistryConfiguration
 from chronos.workers.replica.state import NOT_READABLE, ReplicaState
 
 log = structlog.get_logger("chronos.registry")
+
+REGISTER_EVERY_MS = 30_000
+"""How often a node registers although nothing has changed: a registry that has lost a node has it
+again after this time."""
 
 LOOK_S = 0.25
 """How often to look for a change of the own registration."""
@@ -93,12 +100,11 @@ class Registrar:
         """`url`: where the server listens."""
         self._context = context
         self._url = url
-        every_ms = context.node.config.registry.register_every
-        self._scan_every_ms = every_ms // SCANS
+        self._scan_every_ms = REGISTER_EVERY_MS // SCANS
         started_ms = monotonic_ms()
         self._scan_ms = started_ms + self._scan_every_ms // 2
         self._own = OwnRegistration(
-            started_ms=started_ms, after_ms=self._scan_every_ms, every_ms=every_ms
+            started_ms=started_ms, after_ms=self._scan_every_ms, every_ms=REGISTER_EVERY_MS
         )
         self._tasks: set[asyncio.Task[None]] = set()
         """Registrations that were sent and not answered yet."""
@@ -201,7 +207,7 @@ class Registrar:
             version=member.version,
             state_version=0,
             writable=roles is None or member.node not in roles.drained,
-            expire_after_ms=EXPIRE_INTERVALS * config.registry.register_every,
+            expire_after_ms=EXPIRE_INTERVALS * REGISTER_EVERY_MS,
             shards={
                 shard: Holding(master=replica.role == ReplicaState.MASTER, epoch=replica.role_epoch)
                 for shard, replica in member.replicas.items()
@@ -606,7 +612,7 @@ def _shards_info(registration: Registration) -> list[RegisteredShard]:
     ]
 
 
-def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
+def _node_info(node: KnownNode, ahead_ms: int) -> RegisteredNode:
     """`ahead_ms`: this machine's clock less the time of registrations."""
     registration = node.registration
     return RegisteredNode(
@@ -622,7 +628,7 @@ def _node_info(node: registry.KnownNode, ahead_ms: int) -> RegisteredNode:
     )
 
 
-def routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes:
+def routes_info(cluster: str, topic: str, found: Routes) -> ShardRoutes:
     """The answer to a request for routes."""
     return ShardRoutes(
         cluster=cluster,

@@ -34,7 +34,7 @@ from chronos.admin.http.tokens import (
 )
 from chronos.config import Config
 from chronos.core.cluster.roles import Member
-from chronos.core.query import WILDCARDS
+from chronos.core.query.filter import WILDCARDS
 from chronos.core.reach import EVERYTHING, Reach
 
 PAGE = "/"

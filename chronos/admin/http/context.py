@@ -20,17 +20,18 @@ from chronos.admin.http.waiting import Polls, ThreadTurns, Waiter, asker
 from chronos.admin.letters.scan import LetterTopic, RecentRejections
 from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
-from chronos.core.cluster.registry import Registry
+from chronos.core.cluster.registry.registry import Registry
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.core.letters import read, read_rejected
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import Rules
+from chronos.core.texts import shards_text
 from chronos.core.timefmt import format_time
-from chronos.core.values import shards_text
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.shards import ShardDriver
-from chronos.workers.replica.state import FOREIGN_SILENCE_MS, ReplicaState
+from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS
+from chronos.workers.replica.state import ReplicaState
 
 log = structlog.get_logger("chronos.http")
 

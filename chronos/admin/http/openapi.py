@@ -1,5 +1,5 @@
-"""`/openapi.json` and `docs/reference/http.md`, both made from the table of routes and the types of
-`schemas`."""
+"""`/openapi.json`, `docs/reference/http.md` and its long form on the documentation's site, made
+from the table of routes and the types of `schemas`."""
 
 import re
 from typing import Any
@@ -257,19 +257,16 @@ def example(route: Route) -> tuple[str, Any]:
     return f"{path}?{query}" if query else path, EXAMPLE_BODIES.get(route.name)
 
 
+def contents() -> str:
+    """`docs/reference/http.md`: the rules of all calls, and a table of the calls."""
+    return _HEAD.format(page="http", rest=_SHORT) + _calls(_grouped(), are_links=False)
+
+
 def reference() -> str:
-    """`docs/reference/http.md`."""
+    """The page of the site: the same, then every call, format and type in full."""
     openapi = document()
-    groups: dict[str, list[Route]] = {group: [] for group in GROUPS}
-    for route in table(None):
-        groups[_group(route.path)].append(route)
-    parts = [_HEAD, "\n## Calls\n"]
-    for group, listed in groups.items():
-        parts.append(f"\n**[{group}](#{_anchor(group)})**\n\n| call | meaning |\n|---|---|\n")
-        for route in listed:
-            call = f"{route.method} {route.path}"
-            first = re.split(r"(?<=[.;:])\s", route.summary, maxsplit=1)[0].rstrip(".;:")
-            parts.append(f"| [`{call}`](#{_anchor(call)}) | {first} |\n")
+    groups = _grouped()
+    parts = [_HEAD.format(page="http-full", rest=_LONG), _calls(groups, are_links=True)]
     for group, listed in groups.items():
         parts.append(f"\n## {group}\n")
         for route in listed:
@@ -284,6 +281,32 @@ def reference() -> str:
                 f"| `{field}` | {_shape(each)} | {needed} | {each.get('description', '')} |\n"
             )
     return "".join(parts)
+
+
+def _grouped() -> dict[str, list[Route]]:
+    groups: dict[str, list[Route]] = {group: [] for group in GROUPS}
+    for route in table(None):
+        groups[_group(route.path)].append(route)
+    return groups
+
+
+def _calls(groups: dict[str, list[Route]], *, are_links: bool) -> str:
+    """The tables of the calls, with their roles."""
+    parts = ["\n## Calls\n"]
+    for group, listed in groups.items():
+        title = f"[{group}](#{_anchor(group)})" if are_links else group
+        parts.append(f"\n**{title}**\n\n| call | role | meaning |\n|---|---|---|\n")
+        for route in listed:
+            name = f"{route.method} {route.path}"
+            shown = f"[`{name}`](#{_anchor(name)})" if are_links else f"`{name}`"
+            role = f"`{route.role}`" if route.role in ROLES else route.role
+            parts.append(f"| {shown} | {role} | {_first_sentence(route.summary)} |\n")
+    parts.append(_ROLES)
+    return "".join(parts)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.;:])\s", text, maxsplit=1)[0].rstrip(".;:")
 
 
 def _group(path: str) -> str:
@@ -406,47 +429,72 @@ def _shape(schema: dict[str, Any]) -> str:
 _HEAD = """\
 # HTTP reference
 
-<!-- Made by `python -m chronos.admin http`; change `chronos/admin/http/routes.py` and `schemas.py` instead. -->
+<!-- Made by `python -m chronos.admin {page}`; change `chronos/admin/http/openapi.py`, `routes.py` and `schemas.py` instead. -->
 
-Bodies are JSON in UTF-8. A running node serves its description at `/openapi.json` (OpenAPI 3.1), from which this
-page is made.
+[HTTP with curl](../how-to/http.md) shows the interface at work. {rest}
 
-```
-curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
-     -d '{"target": {"topic": "orders"}, "value": "hello", "delay": "10s"}'
-{"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z","result":"accepted"}
-```
+## Requests
 
-- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or
-  numbers with units: `250ms`, `1.5s`, `90s`, `15m`, `1h30m`, `7d`, `2w`. Times in answers are RFC 3339 in UTC. A
-  request has `deliver_at` or `delay`; every answer has `due_at`, the due time that follows from it.
-- **Ids** in a path are percent-encoded UTF-8, a `/` in them included. Three kinds of id are written as
-  `base64:` and their bytes in base64: ids that are not UTF-8, ids that begin with `base64:` themselves, and ids
-  of dots only.
-- **A message without an id** gets a generated id, `<shard>-<due in ms>-<offset>`, by which it can be found,
-  cancelled and rescheduled like any other message.
-- **Errors** are `application/problem+json` (RFC 9457): `type` names the kind of error, `detail` describes
-  it, `hint` gives the remedy. `errors` lists the errors of all fields, in a batch with the index of the element:
-  the first 100, with their number in `errors_total` if there are more. A batch with an error writes nothing.
-- **Limits** that depend on the configuration or on several fields are not in the schemas; a request beyond them
-  gets status 422: `limits.max_delay`, `topics.message_bytes_max`, `targets.allow` and `targets.deny`, topics of
-  Chronos and of Kafka itself, the number of shards, and the order of two times.
-- **Actions** (cancel, reschedule, fire, pause, resume) are records in the log like messages. The answer has the result once
-  the action is applied: `cancelled`, `rescheduled`, `fired`, `paused`, `resumed`; `too_late` when the message is no longer pending;
-  `unknown` when no message has the id. When applying takes longer than 5 s, the answer is status 202 and
-  `accepted`: the action will be applied; look the message up for its result. A cancel of a cancelled message
-  answers `cancelled`, so a cancel may be repeated.
-- **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
-  the deduplication window). A message without an id may have been written although its request timed out.
-- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and its entry needs
-  the role of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody. Payloads and headers are
-  in an answer only for the role `payload`. A token with limits is refused with status 403 if it names a target or an id
-  outside them, and everything else that is not its own is answered like what is not there.
-- **Page keys** (`after`) are sealed: one is valid for the same token and the same conditions. Any other is refused with
-  status 400; begin again without it.
-- **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
-- **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
-  that a browser marks as cross-site are refused, except for links to the console. The name in the Host header must be one of the node:
-  an address, `localhost`, `node.id`, the name of the machine, `admin.host`, that in `admin.advertised`, or one of
-  `admin.allowed_hosts`.
+- Bodies are JSON in UTF-8 with `Content-Type: application/json`, without a `Content-Encoding` (status 415).
+- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or numbers with units:
+  `250ms`, `1.5s`, `90s`, `15m`, `1h30m`, `7d`, `2w`. Answers have RFC 3339 in UTC. A message has `deliver_at` or
+  `delay`; every answer has `due_at`, the due time that follows from it.
+- **Ids** in a path are percent-encoded UTF-8, a `/` included. Ids that are not UTF-8, that begin with `base64:` or
+  that consist of dots are written as `base64:` and their bytes in base64. A message without an id gets
+  `<shard>-<due in ms>-<offset>`, which can be used like any other id.
+- **The Host header** names the node: an address, `localhost`, `node.id`, the name of the machine, the names in
+  `admin.host` and `admin.advertised`, or one of `admin.allowed_hosts`. Otherwise the answer is status 421.
+- **Web pages of other sites** cannot change or start anything: requests that a browser marks as cross-site are
+  refused with status 403, except for links to the console.
+
+## Errors
+
+Errors are `application/problem+json` (RFC 9457). `type` names the kind of error, `detail` describes it and `hint` gives
+the remedy. `errors` has the errors of all fields, in a batch with the index of the element: the first 100, and their
+number in `errors_total` if there are more. A batch with an error writes nothing.
+
+Limits that depend on the configuration are not in the schemas; a request beyond them gets status 422:
+`limits.max_delay`, `topics.message_bytes_max`, `targets.allow` and `targets.deny`, topics of Chronos and of Kafka
+itself, the number of shards, and the order of two times. Status 503 means that the log or another node does not answer
+now, 507 that the disk is full: send the request again later.
+
+## Pages
+
+A page of a list has at most `limit` entries, and `after`: null on the last page, else a key for the next one. Repeat
+the request with it as the parameter `after`. The key is sealed: it is valid for the same token and the same conditions.
+Any other is refused with status 400; begin again without it.
+
+## Waiting for a result
+
+- **Messages** are answered with status 202 and `accepted` once the log has acknowledged them; with `wait=5s`, with
+  status 200 and the result of each once its shard has applied it.
+- **Actions** (cancel, reschedule, fire, pause, resume) are records in the log like messages, and wait up to 5 s. The
+  results are `cancelled`, `rescheduled`, `fired`, `paused`, `resumed`; `too_late` if the message is not pending any
+  more; `unknown` if no message has the id. Status 202 with `accepted` means that the action will be applied later: look
+  the message up for its result.
+
+## Retrying
+
+A message with an id of your own is scheduled once, even if it is sent several times within the deduplication window. A
+message without an id may have been written although its request timed out. A cancel may be repeated: for a
+cancelled message the answer is `cancelled` again.
+
+## Tokens
+
+A service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and the entry of the
+token needs the role of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
+Payloads and headers are in an answer only for the role `payload`. A token with limits that names a target or an id
+outside them gets status 403; anything else that is not its own is answered as if it did not exist.
 """  # noqa: E501
+
+_ROLES = """
+A call with the role *open* needs no token, one with *any* a token with any role; those of *node*
+are for nodes of the cluster.
+"""
+
+_SHORT = """\
+A running node serves the fields, parameters and answers of every
+call at `/openapi.json` (OpenAPI 3.1); the [site](../index.md) that `./scripts/docs` builds has
+them on this page."""
+
+_LONG = "A running node serves the same description at `/openapi.json` (OpenAPI 3.1)."

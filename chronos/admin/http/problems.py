@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
 from chronos.admin.http.schemas import FAULTS_MAX, PATTERN_TEXTS, Fault, Problem
+from chronos.core.timefmt import DURATION_PATTERN, duration_advice
 from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
 
 _Given = TypeVar("_Given")
@@ -368,17 +369,20 @@ def _convert_error(data: Any, kind: Any, *, strict: bool) -> str | None:
     try:
         msgspec.convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
-        return plain_text(str(error), kind)
+        return plain_text(str(error), kind, data)
     return None
 
 
-def plain_text(error: str, kind: Any) -> str:
-    """The text of a msgspec error without type names of Python, regular expressions and paths."""
+def plain_text(error: str, kind: Any, value: object = None) -> str:
+    """The text of a msgspec error without type names of Python, regular expressions and paths; of
+    a value that is known, with the form in which it can be written."""
     text = _PATH.sub("", error)
     if match := _TYPE.fullmatch(text):
         expected = [JSON_NAMES[name] for name in match[1].split(" | ") if name in JSON_NAMES]
         return f"must be {' or '.join(expected)}, not {JSON_NAMES.get(match[2], match[2])}"
     if match := _PATTERN.fullmatch(text):
+        if match[1] == repr(DURATION_PATTERN) and isinstance(value, str):
+            return f"is not a duration; {duration_advice(value)}"
         return _TEXTS.get(match[1], "has the wrong form")
     if match := _BOUND.fullmatch(text):
         return f"must be {'at least' if match[1] == '>=' else 'at most'} {match[2]}"

@@ -1110,7 +1110,7 @@ def table(context: Context | None) -> list[Route]:
                 200: "One page.",
                 **PAGE_KEY,
                 422: "A parameter is not valid.",
-                501: "`audit.to` is `log`: the trail is in the log lines of the nodes.",
+                501: "`audit.path` is not set: the trail is in the log lines of the nodes.",
                 503: "The file or the topic of the trail cannot be read.",
             },
         ),

@@ -13,7 +13,7 @@ from chronos.core.rates import PATTERN
 from chronos.core.series import CRON_CHARACTERS_MAX
 from chronos.core.shard.parsing import TIMES_MAX
 from chronos.core.shard.rules import ATTEMPTS_MAX, TOPIC_NAME
-from chronos.core.timefmt import BARE_MS_MIN, MS_MAX
+from chronos.core.timefmt import BARE_MS_MIN, DURATION_PATTERN, MS_MAX, duration_advice
 
 BATCH_MAX = 10_000
 """Messages in one request."""
@@ -34,12 +34,6 @@ TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
 """From 1970 on."""
 UNITLESS_PATTERN = "^0*[1-9][0-9]{0,2}$"
 """A delay or a spread that lacks its unit."""
-DURATION_PATTERN = (
-    r"^([0-9]+|[0-9]+(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]+w([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
-    r"|[0-9]+d([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?|[0-9]+h([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
-    r"|[0-9]+m([0-9]+s)?([0-9]+ms)?|[0-9]+s([0-9]+ms)?)$"
-)
-"""Milliseconds, one number with a unit, or several from the largest unit to the smallest."""
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
 """1 to 1,024 bytes."""
@@ -61,7 +55,7 @@ POSITION_PATTERN = r"^[0-9]{1,10}:[0-9]{1,19}$"
 """The position of a record in its topic: partition:offset."""
 
 PATTERN_TEXTS = {
-    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    DURATION_PATTERN: f"is not a duration; {duration_advice('')}",
     BASE64_PATTERN: "is not base64",
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
     RATE_PATTERN: "is not the name of a topic, nor a pattern like orders.*",
@@ -89,7 +83,10 @@ Time = (
         str,
         Meta(
             title="time",
-            description="RFC 3339 with an offset, from 1970 on, such as 2030-01-31T09:00:00+01:00.",
+            description=(
+                "RFC 3339 with an offset, from 1970 on, such as 2030-01-31T09:00:00+01:00. Seconds "
+                "may be left out."
+            ),
             extra_json_schema={"format": "date-time", "pattern": TIME_PATTERN},
         ),
     ]
@@ -102,7 +99,8 @@ Duration = (
             pattern=DURATION_PATTERN,
             title="duration",
             description=(
-                "A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m."
+                "A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m; or ISO "
+                "8601 without years and months: PT1M30.5S."
             ),
         ),
     ]
@@ -126,7 +124,8 @@ Delay = (
             pattern=DURATION_PATTERN,
             title="duration",
             description=(
-                "A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m."
+                "A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m; or ISO "
+                "8601 without years and months: PT1M30.5S."
             ),
             extra_json_schema={"not": {"pattern": UNITLESS_PATTERN}},
         ),
@@ -1441,6 +1440,13 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
+    zone_data: Annotated[
+        str | None,
+        Meta(
+            description="The zone data by which the node computes the times of cron expressions, "
+            "such as `IANA 2026f`; null: the node does not report them."
+        ),
+    ]
     coordinator: Annotated[str, Meta(description="`standalone`, `kafka`, `zookeeper` or `raft`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]

@@ -21,7 +21,7 @@ from msgspec import Struct
 from chronos.core.keys import partition_of
 from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets, producer_headers
 from chronos.core.message import Record
-from chronos.core.query import is_like
+from chronos.core.query.filter import is_like
 from chronos.core.reach import Reach
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable, LogMismatch, LogUnavailable

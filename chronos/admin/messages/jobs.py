@@ -39,7 +39,9 @@ from chronos.core import certificates
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import id_key, parse_generated_id, partition_of
 from chronos.core.message import ACTION, ID, Reason
-from chronos.core.query import Filter, Match, find, pending_between, scan_pending
+from chronos.core.query.filter import Filter
+from chronos.core.query.lookup import find
+from chronos.core.query.scan import Match, pending_between, scan_pending
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.shard.codec import PENDING, unpack_id_state
 from chronos.core.timefmt import format_time

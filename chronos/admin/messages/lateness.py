@@ -7,7 +7,7 @@ from chronos.admin.http.context import Context, without_names
 from chronos.admin.http.schemas import MessageInfo
 from chronos.core.cluster.roles import UNREACHABLE
 from chronos.core.keys import LIMITED, lane_state_key
-from chronos.core.query import FoundMessage
+from chronos.core.query.lookup import FoundMessage
 from chronos.core.rates import rate_text
 from chronos.core.reach import Reach
 from chronos.core.shard.codec import unpack_lane_state

@@ -23,7 +23,9 @@ from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.messages import message_info, tell_failure, tell_pause, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.query import SETTLED, Filter, MessageRow, page, settled
+from chronos.core.query.filter import Filter
+from chronos.core.query.lookup import SETTLED
+from chronos.core.query.pages import MessageRow, page, settled
 from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX, format_time
 

@@ -63,7 +63,7 @@ from chronos.core.cron import next_cron
 from chronos.core.keys import generated_id, parse_generated_id, partition_of
 from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
-from chronos.core.query import FoundMessage, find, holds_for
+from chronos.core.query.lookup import FoundMessage, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.series import expires_ms, format_repetition, is_paused, upcoming
 from chronos.core.shard.codec import Failure

@@ -1,9 +1,9 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names
 the remedy.
 
-the service that was named -> settings -> tokens -> open files -> the cluster, if there is one ->
-data directory -> the service, if it runs here -> disk -> stores -> log -> topics -> targets ->
-clocks
+the service that was named -> settings -> tokens -> open files -> time zones -> the cluster, if
+there is one -> data directory -> the service, if it runs here -> disk -> stores -> log -> topics ->
+targets -> clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and
 while it is stopped. Nothing is created or changed; one probe record is written, which is never
@@ -31,12 +31,14 @@ from chronos.cli.service.findings import (
     of_cluster,
     of_nodes,
     of_shard,
+    of_zone_data,
     ok,
     problem,
     unchecked,
 )
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.errors import ChronosError, ConfigurationError, StoreInUse
+from chronos.zones import VERSION as ZONE_DATA
 
 if TYPE_CHECKING:
     from chronos.config import Config
@@ -59,6 +61,8 @@ def examine(
     uses this machine's data directory."""
     findings = []
     for finding in _findings(path, overrides, server) if tokens is None else examine_tokens(tokens):
+        if finding in findings:
+            continue  # The service and the coordinator show the same.
         findings.append(finding)
         if output is Format.text:
             _print(finding)
@@ -100,6 +104,7 @@ def _findings(path: str | None, overrides: list[str], server: str | None) -> Ite
     if config.admin.tokens is not None:
         yield from examine_tokens(config.admin.tokens)
     yield _open_files(config)
+    yield ok("time zones", f"IANA {ZONE_DATA}, of the package tzdata on this machine")
     from chronos.logs import set_up
     from chronos.node import Node
 
@@ -212,7 +217,7 @@ def _switched_off(node: "Node") -> Iterator[Finding]:
 
 def _open_files(config: "Config") -> Finding:
     """The limit of a process that is started as this one is."""
-    from chronos.node.opening import needed, too_few
+    from chronos.node.descriptors import needed, too_few
 
     if (problem_ := too_few(config)) is not None:
         return problem("open files", problem_, exit_code=2)
@@ -296,7 +301,8 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
 def _embedded(node: "Node", config: "Config") -> Generator[Finding, None, "dict[str, TopicInfo]"]:
     """Read all of the embedded log; return the descriptions of its own topics, empty if one is
     missing."""
-    from chronos.node.opening import open_embedded, own_topics
+    from chronos.node.opening import open_embedded
+    from chronos.node.topics import own_topics
 
     log = yield from guarded("log", lambda: open_embedded(config, node.directory, node.clock))
     if log is None:
@@ -348,6 +354,10 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     for unusual in found.notes:
         yield note(kind, unusual)
     yield from _own_id(config, instance, found)
+    zone_data = {config.node.id: ZONE_DATA} | {
+        node: member.zone_data for node, member in found.members.items()
+    }
+    yield from of_zone_data({node: f"IANA {data}" for node, data in zone_data.items() if data})
     yield from _addresses(config, found)
     for member in found.members.values():
         if member.node != config.node.id:
@@ -595,7 +605,7 @@ def _own_topics(
 ) -> Generator[Finding, None, "dict[str, TopicInfo]"]:
     """Return the descriptions of the topics that are there and have the right settings; empty after
     a problem."""
-    from chronos.node.opening import check_progress_fits, own_topics
+    from chronos.node.topics import check_progress_fits, own_topics
 
     specs = own_topics(config)
     infos = yield from guarded("topics", lambda: log.describe([spec.name for spec in specs]))

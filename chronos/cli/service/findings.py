@@ -79,7 +79,8 @@ def of_nodes(nodes: dict[str, Any]) -> Iterator[Finding]:
         if node["ready"]:
             yield ok(
                 "service",
-                f"node {node['node']} is ready, version {node['version']}, {node['log']} log",
+                f"node {node['node']} is ready, version {node['version']}, "
+                f"{node['zone_data'] or 'unknown zone data'}, {node['log']} log",
             )
         for reason in node["reasons"]:
             yield problem("service", reason if node is asked else f"node {node['node']}: {reason}")
@@ -87,13 +88,27 @@ def of_nodes(nodes: dict[str, Any]) -> Iterator[Finding]:
             yield note("service", text if node is asked else f"node {node['node']}: {text}")
 
 
+def of_zone_data(found: dict[str, str]) -> Iterator[Finding]:
+    """Nodes with different zone data. `found`: node -> its zone data."""
+    if len(set(found.values())) > 1:
+        nodes = ", ".join(f"{node} {data}" for node, data in sorted(found.items()))
+        yield problem(
+            "time zones",
+            f"the nodes have different zone data: {nodes}. The times of cron expressions are those "
+            "of the master's: install the newest version of the package tzdata on every node",
+        )
+
+
 def of_cluster(nodes: dict[str, Any], now: datetime | None = None) -> Iterator[Finding]:
-    """The coordinator and the nodes that are away, from an answer to `/v1/nodes`. `now`: for the
-    time since when."""
+    """The coordinator, different zone data, and the nodes that are away, from an answer to
+    `/v1/nodes`. `now`: for the time since when."""
     if not nodes["sure"]:
         yield problem(
             "service", "the coordinator does not answer; roles stay as they are", exit_code=3
         )
+    yield from of_zone_data(
+        {node["node"]: node["zone_data"] for node in nodes["nodes"] if node["zone_data"]}
+    )
     for away in nodes["away"]:
         shards = ", ".join(map(str, away["shards"]))
         yield note(

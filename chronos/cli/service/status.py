@@ -30,7 +30,7 @@ from chronos.cli.output import (
     wrapped,
 )
 from chronos.client import Client, ServiceFailed, Unreachable, requests
-from chronos.core.values import shards_text
+from chronos.core.texts import shards_text
 
 
 def show_failover(server: str, output: Format) -> None:
@@ -269,7 +269,8 @@ def _screen(found: dict[str, Any]) -> Any:
         parts.append(
             Text.assemble(
                 (printable(node["node"]), "bold"),
-                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
+                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, "
+                f"{node['zone_data'] or 'unknown zone data'}, up ",
                 relative(node["started_at"]).removesuffix(" ago"),
                 "" if free is None else f", {size(free)} free",
                 f"  {', '.join(words)}  " if words else "  ",

@@ -46,7 +46,7 @@ from chronos.cli.service.status import (
     waits_for,
 )
 from chronos.client import Client, ServiceFailed, Unreachable
-from chronos.core.values import shards_text
+from chronos.core.texts import shards_text
 
 if TYPE_CHECKING:
     from rich.text import Text

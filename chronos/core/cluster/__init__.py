@@ -1,6 +1,7 @@
-"""The decisions about a cluster, without I/O: which node serves which shard, and how the nodes
-know.
+"""The decisions about a cluster, without I/O: which node serves which shard, and how nodes and
+clients learn it.
 
-In: reports, heartbeats, probes and times. Out: roles (`roles`), a controller (`controllership`,
-`raft`), judgements (`health`, `replication`), and the registry that clients ask. `assignment.plan`
-is the controller's plan, a pure function. A shard knows nothing of this folder but its role."""
+In: reports of members, observations and times. Out: the roles of all nodes (`roles`, planned by
+`assignment` and `placement`), verdicts on masters (`health`), the followers in sync
+(`replication`), and routes for clients (`registry`). The controller is found by the coordinator on
+Kafka (`kafka`) or on voters (`raft`). A shard knows nothing of this folder but its role."""

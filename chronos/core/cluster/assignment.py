@@ -1,5 +1,6 @@
-"""The assignment of shards to nodes: a pure function from the controller's view of the cluster to
-the roles to publish.
+"""The plan of the controller: a pure function from its view of the cluster to the roles to publish.
+The masters are chosen here; which nodes hold a shard is decided by `placement`, a part of the
+plan.
 
 It keeps liveness (every shard has a master) and moves as little as possible. A mistake costs time,
 never a message: the log fences all masters but one (law 5)."""
@@ -25,7 +26,8 @@ from chronos.core.cluster.health import (
     was_moved,
 )
 from chronos.core.cluster.placement import EXCESS_MIN, Placement
-from chronos.core.cluster.registry import Configuration, Full, configured
+from chronos.core.cluster.registry.configuration import Configuration, configured
+from chronos.core.cluster.registry.values import Full
 from chronos.core.cluster.replication import is_in_sync
 from chronos.core.cluster.reports import LAG_MAX, MASTER, Reports
 from chronos.core.cluster.roles import (
@@ -58,10 +60,11 @@ CUT_OFF = "the log does not answer it"
 
 KEPT = "leads already; the roles were lost, or are older"
 
+FAR_BEHIND = "far behind, and another replica is not"
+"""Reasons in the history of roles."""
+
 CATCHING_UP = frozenset({"starting", "recovering", "restoring"})
 """The roles that a replica reports before it has applied its log to the end."""
-
-FAR_BEHIND = "far behind, and another replica is not"
 
 REASON_CHARS = 200
 """Most characters of a replica's reason in the history of roles, which every node receives."""
@@ -69,14 +72,9 @@ REASON_CHARS = 200
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
 
-REPLAN_MS = 250
-"""Time after which a view is planned again that has not changed, or only in the reports of its
-members: its deadlines are seconds away or more, and a plan for 1,000 shards on 50 nodes takes some
-30 ms."""
-
 
 def refused(request: Request) -> str:
-    """Return how the reason of a change begins that records the refusal of the request."""
+    """Return the beginning of the reason of a change that records the refusal of this request."""
     return f"{request.kind} to {request.node} refused"
 
 
@@ -112,40 +110,7 @@ def plan(view: ClusterView) -> Roles:
         table.spread()  # 5
         if table.decided() == before:
             break
-    return table.roles()  # 6
-
-
-class RolePlanner:
-    """Plans again at once when the view has changed, but only after REPLAN_MS when nothing has
-    changed but the reports of the members and the time: reports change all the time, because they
-    tell progress, and deadlines pass."""
-
-    def __init__(self) -> None:
-        self._last: tuple[ClusterView, Roles] | None = None
-
-    def plan(self, view: ClusterView) -> Roles:
-        """Return the roles to publish now."""
-        if self._last is not None:
-            before, roles = self._last
-            if 0 <= view.now_ms - before.now_ms < REPLAN_MS and _same_but_reports(before, view):
-                return roles
-        roles = plan(view)
-        self._last = view, roles
-        return roles
-
-
-def _same_but_reports(before: ClusterView, view: ClusterView) -> bool:
-    same = replace(
-        view, now_ms=before.now_ms, members=before.members, in_sync_from=before.in_sync_from
-    )
-    return (
-        same == before
-        and view.members.keys() == before.members.keys()
-        and all(
-            replace(member, replicas=before.members[node].replicas) == before.members[node]
-            for node, member in view.members.items()
-        )
-    )
+    return table.roles()
 
 
 class _Table:
@@ -307,7 +272,7 @@ class _Table:
             given = self.shards.get(request.shard, ShardRoles())
             self._record_change(request.shard, given, given.master, f"{refused(request)}: {reason}")
         else:
-            # Whoever asks for a master, also for the current one, has looked at the shard.
+            # The operator has inspected the shard, even if the current master was asked for.
             self.unhealthy_moves.pop(request.shard, None)
             if self.shards[request.shard].master != request.node:
                 self._assign_master(request.shard, request.node, ASKED)

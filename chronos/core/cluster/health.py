@@ -1,15 +1,17 @@
-"""Health of masters: the window of one observer, the quorum of all observers, and the gate before a
-switch.
+"""The health of masters: the window of one observer, the quorum of all observers, and the
+conditions under which an unhealthy master is replaced.
 
 The rules HA-* of DDMQ's NameServer failover. An observer adds one observation of each shard's
-master a period. Its verdict says of which role epoch it is, so a new master starts with a window of
-its own. Safety does not depend on any of this (law 5).
+master in each period. A verdict names its role epoch, so a new master starts with a window of its
+own. The observations are made by `workers.cluster.observer`, and `assignment` replaces the master.
+Safety does not depend on any of this (law 5).
 
-    healthy ──▶ unhealthy for one observer ──▶ unhealthy for a quorum ──▶ gate open ──▶ candidate
-    ──▶ new role epoch
-                7 of 10 failed, or the         ceil(2n/3) of n >= 2       auto, or      the most      the old master is told
-                5 latest                                                  armed         advanced      to follow; fresh windows
-"""  # noqa: E501
+    step                         condition
+    unhealthy for one observer   7 of its latest 10 observations failed, or all of the latest 5
+    unhealthy for a quorum       two thirds of the observers, rounded up; at least 2 observers
+    replacement permitted        the mode is `auto`, or an operator has permitted it (`armed`)
+    new role epoch               there is a candidate; the old master is told to follow
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -26,8 +28,8 @@ ARMED: Final = "armed"
 AUTO: Final = "auto"
 
 AUTO_NODES_MIN = 3
-"""Machines of registered nodes from which on the mode is AUTO if none is set: of two, both would
-have to agree against one of them."""
+"""Least number of machines of registered nodes at which the mode is AUTO if none is set: with two
+machines, both would have to find the master unhealthy, also the one that it runs on."""
 
 UNHEALTHY = "unhealthy by its probes"
 NO_CANDIDATE = "unhealthy by its probes; no replica can take over"
@@ -42,7 +44,7 @@ ARMED_MS = 15_000
 
 MOVED_MS = 300_000
 """Time after a move for ill health in which the shard is not moved for it again without a
-permission: what another master did not cure within half a minute is no fault of the masters."""
+permission: if another master does not help, the trouble is not the master's."""
 
 
 class HealthRules(Struct, frozen=True, kw_only=True):
@@ -102,7 +104,7 @@ class Window:
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What one observer says of the master that has this role epoch."""
+    """The verdict of one observer on the master with this role epoch."""
 
     epoch: int
     healthy: bool
@@ -139,11 +141,11 @@ def quorum(observers: int) -> int:
 
 
 def is_unhealthy(verdicts: Iterable[bool]) -> bool:
-    """Return whether a quorum of observers finds the master unhealthy. `verdicts`: whether it is
-    healthy, by observer: a machine, see `roles.verdicts`. One without a verdict is no observer: a
-    missing report is not counted against a master."""
-    found = list(verdicts)
-    return len(found) >= OBSERVERS_MIN and found.count(False) >= quorum(len(found))
+    """Return whether a quorum of observers finds the master unhealthy. `verdicts`: whether each
+    observer, a machine, finds it healthy (`roles.verdicts`). A machine without a verdict does not
+    count as an observer: a missing report does not count against a master."""
+    healthy = list(verdicts)
+    return len(healthy) >= OBSERVERS_MIN and healthy.count(False) >= quorum(len(healthy))
 
 
 def armed_until(asked_ms: int, now_ms: int) -> int | None:
@@ -154,8 +156,8 @@ def armed_until(asked_ms: int, now_ms: int) -> int | None:
 
 
 def is_armed(until_ms: int, now_ms: int) -> bool:
-    """Return whether a permission that ends at `until_ms` is valid. One that ends later than any
-    that is given now was given by a clock that was ahead, and is over: since when is unknown."""
+    """Return whether a permission that ends at `until_ms` is valid. If it ends later than a
+    permission given now, it was given by a clock that was ahead, and is not valid."""
     return now_ms < until_ms <= now_ms + ARMED_MS
 
 
@@ -168,16 +170,16 @@ def mode_of(setting: Mode | None, registered: int) -> Mode:
 
 
 def was_moved(moved_ms: int | None, now_ms: int) -> bool:
-    """Return whether a move for ill health at `moved_ms` was lately. A later time is of a clock
-    that was ahead, and does not count."""
+    """Return whether an unhealthy master was replaced at `moved_ms`, less than MOVED_MS ago. A time
+    in the future is of a clock that was ahead, and does not count."""
     return moved_ms is not None and 0 <= now_ms - moved_ms < MOVED_MS
 
 
 def may_switch(
     mode: str, armed_until_ms: int | None, now_ms: int, moved_ms: int | None = None
 ) -> bool:
-    """Return whether the gate is open for a shard whose master is unhealthy.
-    `moved_ms`: its last move for that."""
+    """Return whether an unhealthy master may be replaced. `armed_until_ms`: the end of an
+    operator's permission. `moved_ms`: when the shard was last moved for this reason."""
     if armed_until_ms is not None and is_armed(armed_until_ms, now_ms):
         return mode != OFF
     return mode == AUTO and not was_moved(moved_ms, now_ms)
@@ -198,15 +200,19 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def choose(candidates: Iterable[Candidate]) -> str | None:
-    """Return the most advanced candidate in sync, without one in sync the most advanced; None if
-    there is none.
+    """Return the best candidate; None if no progress is known.
 
-    Of those in sync, the steady ones come first. Of equals it is the one with the fewest masters,
-    then the first. Unknown progress never wins, and ties do not depend on the order of a
-    map. Those in sync come first."""
+    Candidates in sync come first, and of these the steady ones; then the most advanced, then the
+    one with the fewest masters, then the first in the order of `candidates`."""
     known = [
-        (each.in_sync, each.in_sync and each.steady, each.applied, -each.masters, each.node)
-        for each in candidates
-        if each.applied is not None
+        (
+            candidate.in_sync,
+            candidate.in_sync and candidate.steady,
+            candidate.applied,
+            -candidate.masters,
+            candidate.node,
+        )
+        for candidate in candidates
+        if candidate.applied is not None
     ]
     return max(known, key=itemgetter(0, 1, 2, 3))[4] if known else None

@@ -1,7 +1,7 @@
 """The placement of replicas: which nodes hold each shard, spread over nodes and machines.
 
-A replica stays where it is, until its node is away for long or retires, or a move makes the spread
-more even. Who is master is not decided here."""
+A replica stays on its node until the node is away for long or retires, or a move makes the spread
+more even. Which replica is the master is decided by `assignment`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ EXCESS_MIN = 2
 
 
 class Placement:
-    """The placement within one plan: what it holds does not change during the plan."""
+    """The placement within one plan, whose view and reports do not change."""
 
     def __init__(self, view: ClusterView, hosts: Mapping[str, str], reports: Reports) -> None:
         """`hosts`: nodes that share their machines with others -> the machine."""
@@ -49,19 +49,19 @@ class Placement:
             for node, since_ms in away.items()
             if now_ms - since_ms >= self._view.replace_after_ms
         }
-        held = _replica_counts(shards)
+        replicas_on = _replica_counts(shards)
         placed = dict(shards)
         for shard, given in shards.items():
             nodes = set(given.replicas).difference(lost)
             lasting = nodes - self._retiring
             if not len(nodes) == len(lasting) == count:
-                nodes = self._with_missing(shard, given, nodes, count, held)
-                drop = self._surplus(shard, given, nodes, count, held)
+                nodes = self._with_missing(shard, given, nodes, count, replicas_on)
+                drop = self._surplus(shard, given, nodes, count, replicas_on)
                 if drop is not None and (drop != given.master or has_successor(shard)):
                     nodes.discard(drop)
             if len(nodes) != len(given.replicas) or not nodes.issuperset(given.replicas):
-                held.subtract(given.replicas)
-                held.update(nodes)
+                replicas_on.subtract(given.replicas)
+                replicas_on.update(nodes)
             placed[shard] = self._on(nodes, shard, given)
         self._even_out(placed, count)
         return placed
@@ -84,11 +84,11 @@ class Placement:
         }
 
     def _with_missing(
-        self, shard: int, given: ShardRoles, nodes: set[str], count: int, held: Counter[str]
+        self, shard: int, given: ShardRoles, nodes: set[str], count: int, replicas_on: Counter[str]
     ) -> set[str]:
         """Return the nodes and as many more as `count` needs besides those that retire, on
-        different machines as far as there are. `held`: the number of replicas that each node
-        has."""
+        different machines as far as there are. `replicas_on`: the number of replicas of
+        each node."""
         lasting = nodes - self._retiring
         order = self._preferred(shard, self._members)
         leader = None if given.epoch else self._reports.leader(shard, order)
@@ -110,7 +110,7 @@ class Placement:
                     node != leader,
                     self._machine(node) in used,
                     self._is_new(shard, node),
-                    held[node],
+                    replicas_on[node],
                 ),
             )
             spare.remove(taker)
@@ -121,7 +121,7 @@ class Placement:
         return self._reports.replica(shard, node).role == NOT_HELD
 
     def _surplus(
-        self, shard: int, given: ShardRoles, nodes: set[str], count: int, held: Counter[str]
+        self, shard: int, given: ShardRoles, nodes: set[str], count: int, replicas_on: Counter[str]
     ) -> str | None:
         """Return the node that is to be dropped because there are more than `count`; None before
         all of them have caught up, and before there is a master."""
@@ -144,7 +144,7 @@ class Placement:
                 node in self._retiring,
                 on[self._machine(node)],
                 node not in self._members,
-                held[node],
+                replicas_on[node],
                 node,
             ),
         )
@@ -162,21 +162,23 @@ class Placement:
         the new one has caught up."""
         if any(len(given.replicas) > count for given in shards.values()):
             return
-        held = _replica_counts(shards)
+        replicas_on = _replica_counts(shards)
         takers = [node for node in sorted(self._members) if self._members[node].stays]
-        if move := self._apart(shards, takers, held) or self._lighter(shards, takers, held):
+        if move := self._apart(shards, takers, replicas_on) or self._lighter(
+            shards, takers, replicas_on
+        ):
             shard, node = move
             given = shards[shard]
             shards[shard] = self._on({*given.replicas, node}, shard, given)
 
     def _apart(
-        self, shards: Mapping[int, ShardRoles], takers: list[str], held: Counter[str]
+        self, shards: Mapping[int, ShardRoles], takers: list[str], replicas_on: Counter[str]
     ) -> tuple[int, str] | None:
         """Return the first shard with two replicas on one machine, and the best node on a machine
         without; None if there is none."""
         if not self._hosts:
             return None
-        on = {node: self._machine(node) for node in {*takers, *held}}
+        on = {node: self._machine(node) for node in {*takers, *replicas_on}}
         free: dict[frozenset[str], str | None] = {}
         for shard, given in shards.items():
             used = frozenset(on[node] for node in given.replicas)
@@ -184,28 +186,28 @@ class Placement:
                 continue
             if used not in free:
                 fit = [node for node in takers if on[node] not in used]
-                free[used] = min(fit, key=lambda node: held[node], default=None)
+                free[used] = min(fit, key=lambda node: replicas_on[node], default=None)
             if (node := free[used]) is not None:
                 return shard, node
         return None
 
     def _lighter(
-        self, shards: Mapping[int, ShardRoles], takers: list[str], held: Counter[str]
+        self, shards: Mapping[int, ShardRoles], takers: list[str], replicas_on: Counter[str]
     ) -> tuple[int, str] | None:
         """Return the shard whose move makes the greatest difference smaller, and the node that
         takes it; None if there is none. Its replicas lie on as many machines as before.
 
         A master is moved only if it holds the only replica, and to a node that has stayed."""
-        fewest = min((held[node] for node in takers), default=0)
+        fewest = min((replicas_on[node] for node in takers), default=0)
         moves = [
-            (held[given_up] - held[node], -shard, node)
+            (replicas_on[given_up] - replicas_on[node], -shard, node)
             for shard, given in shards.items()
             for given_up in given.replicas
-            if held[given_up] - fewest >= EXCESS_MIN
+            if replicas_on[given_up] - fewest >= EXCESS_MIN
             and (given_up != given.master or len(given.replicas) == 1)
             and self._all_present(given)
             for node in takers
-            if held[given_up] - held[node] >= EXCESS_MIN
+            if replicas_on[given_up] - replicas_on[node] >= EXCESS_MIN
             and node not in given.replicas
             and (given_up != given.master or self._view.has_stayed(node))
             and not (self._hosts and self._narrows(given, node, given_up))
@@ -221,8 +223,8 @@ class Placement:
         return len(after) < len(before)
 
     def _all_present(self, given: ShardRoles) -> bool:
-        """Return whether all nodes with a replica are members: the place of one that is away is
-        kept, and moves would take it."""
+        """Return whether all nodes with a replica are members. A node that is away keeps its
+        replica, which a move could take from it."""
         return all(node in self._members for node in given.replicas)
 
     def _machine(self, node: str) -> str:

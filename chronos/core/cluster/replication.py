@@ -1,12 +1,12 @@
-"""Replication modes: which followers of a shard are in sync.
+"""The followers in sync of a shard, and the modes of replication that need them.
 
-The rules RH-* of RocketMQ, for a truth that is in Kafka. A message is durable before any follower
-has it, so a follower in sync is worth time and not safety: it takes a shard over without first
-replaying more than `max_lag` of its log.
+The rules RH-* of RocketMQ, with Kafka as the log. A message is durable before any follower has it,
+so a follower in sync saves time and does not add safety: it takes a shard over without first
+replaying more than `max_lag_ms` of its log.
 
 A replica is in sync if it has applied everything that the most advanced replica had applied
-`max_lag` ago, as Kafka defines it with `replica.lag.time.max.ms`. It joins once it has caught up so
-far and leaves once it lacks something for longer; a single late report changes nothing."""
+`max_lag_ms` ago, as Kafka defines it with `replica.lag.time.max.ms`. It joins once it has caught up
+so far and leaves once it lacks something for longer; a single late report changes nothing."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -26,11 +26,11 @@ WARM = frozenset({"follower", "recovering", "stepped down", "taking over"})
 reports `master` without being assigned may hang."""
 
 SAMPLES = 100
-"""Most samples of one window: the lag is exact to a hundredth of `max_lag`."""
+"""Most samples of one window: the lag is exact to a hundredth of `max_lag_ms`."""
 
 
 class ReplicationRules(Struct, frozen=True, kw_only=True):
-    """The section `replication` as a value, with the lag that it does not name."""
+    """The settings `replication.*` as a value, and the lag, which is not a setting."""
 
     mode: str = ASYNC
     """ASYNC or SYNC."""
@@ -54,13 +54,13 @@ class ReplicationRules(Struct, frozen=True, kw_only=True):
 
 
 class ProgressWindow:
-    """The greatest progress of one shard over the last `max_lag`."""
+    """The greatest progress of one shard over the last `max_lag_ms`."""
 
     def __init__(self, max_lag_ms: int) -> None:
         self._max_lag_ms = max_lag_ms
         self._samples: deque[tuple[int, int]] = deque()
         """`(time, progress)`, oldest first; the first one is the latest that is older than
-        `max_lag`, if there is one."""
+        `max_lag_ms`, if there is one."""
 
     def add(self, applied: int, now_ms: int) -> None:
         """Add the greatest progress known at this time, in ms of a clock that does not step."""
@@ -74,8 +74,8 @@ class ProgressWindow:
 
     @property
     def needed(self) -> int:
-        """The progress that a replica in sync has at the least: that of `max_lag` ago, or the first
-        one that was added."""
+        """The progress that a replica in sync has at the least: that of `max_lag_ms` ago, or the
+        first one that was added."""
         return self._samples[0][1]
 
 
@@ -151,8 +151,8 @@ def too_few(needed: int, missing: int, why: str = "") -> str:
 def machines_in_sync(
     followers: Iterable[str], master: str | None, members: Mapping[str, Member]
 ) -> int:
-    """Return on how many machines besides the master's the followers are, which are members: those
-    of one machine fail together."""
+    """Return on how many machines besides the master's the followers are; they are members. The
+    nodes of one machine fail together."""
     leader = members.get(master or "")
-    found = {members[node].machine for node in followers}
-    return len(found - {None if leader is None else leader.machine})
+    used = {members[node].machine for node in followers}
+    return len(used - {None if leader is None else leader.machine})

@@ -1,5 +1,5 @@
-"""What the members of a cluster report about their replicas: who leads a shard, how far each one
-is, and which role was written last."""
+"""The reports of a cluster's members about their replicas, as an index for one plan: which node
+leads a shard, how far each replica is, and which role was written last. It decides nothing."""
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
@@ -17,8 +17,10 @@ NOT_HELD = "none"
 """The role that a replica reports on a node that does not hold the shard."""
 
 NO_REPORT = ReplicaReport()
+"""The report of a node that reports nothing about a shard."""
 
 last_seen = attrgetter("role_epoch", "role_node", "role_instance")
+"""Return the greatest role epoch that a replica has seen, and its writer."""
 
 
 class Reports:

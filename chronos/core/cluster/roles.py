@@ -1,7 +1,8 @@
-"""The values of a cluster: reports of its members, and the roles that the controller publishes.
+"""The values of a cluster: reports of its members, requests of operators, the roles that the
+controller publishes, and the view from which they are planned.
 
-`assignment.plan` computes the roles from the reports. Safety depends on neither: the log fences
-(law 5)."""
+Values only: `assignment.plan` computes the roles, and a coordinator carries all of them as JSON.
+Safety depends on none of them: the log fences (law 5)."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final
@@ -28,6 +29,12 @@ OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
 never by a DEGRADED one: an outage of the brokers for all nodes therefore moves no role, regardless
 of which node notices it first."""
 
+PROGRESS_EVERY_S = 2.0
+"""Least pause between two publications of roles that differ only in progress: a new controller
+needs it only to tell a replica that lacks records from one that lags by a moment."""
+
+HISTORY_MAX = 50
+"""Most changes in the history of roles."""
 
 NUMBER_MAX: Final = 2**53 - 1
 """Greatest number in a member or in roles: every reader of JSON keeps integers exact up to it, and
@@ -96,6 +103,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retiring: bool = False
     """True: it stops for good as soon as it holds no replica; other nodes get its replicas."""
     replicas: Mapping[int, ReplicaReport] = {}
+    zone_data: str = ""
+    """Version of its zone data, such as `2026f`; empty: not reported."""
 
     @property
     def machine(self) -> str:
@@ -108,14 +117,12 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.leaving and not self.retiring
 
 
-def same_directory(one: Member, other: Member) -> bool:
-    """Return whether two processes use one data directory, which has a lock: then the later one
-    knows that the earlier one has ended.
-
-    A copy of a directory has the same id, and is another place.
-    """
-    return one.instance == other.instance and (
-        one.place == other.place or "" in (one.place, other.place)
+def same_directory(member: Member, other: Member) -> bool:
+    """Return whether two processes use one data directory. A directory is locked by its process, so
+    the later process knows that the earlier one has ended. A copy of a directory has the same id
+    and another `place`."""
+    return member.instance == other.instance and (
+        member.place == other.place or "" in (member.place, other.place)
     )
 
 
@@ -207,7 +214,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def decisions(self) -> "Roles":
-        """These roles without the progress in them, which grows all the time."""
+        """These roles with every progress set to 0: progress grows all the time and is no
+        decision."""
         return replace(
             self, shards={shard: replace(given, applied=0) for shard, given in self.shards.items()}
         )
@@ -228,26 +236,17 @@ def machines(members: Mapping[str, Member], roles: Roles | None) -> frozenset[st
     )
 
 
-PROGRESS_EVERY_S = 2.0
-"""Least pause between two publications of roles that differ only in progress: a new controller
-needs it only to tell a replica that lacks records from one that lags by a moment."""
-
-HISTORY_MAX = 50
-
-
 def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str, bool]:
     """Return the machines that judge the shard's master with this role epoch, and whether each
-    finds it healthy: of several nodes on one machine, one that finds so is enough.
-
-    Verdicts on earlier masters do not count.
-    """
-    found: dict[str, bool] = {}
+    finds it healthy. A machine with several nodes finds it healthy if one of them does. Verdicts on
+    earlier masters do not count."""
+    healthy: dict[str, bool] = {}
     for member in members.values():
         replica = member.replicas.get(shard)
         if replica is not None and 0 < replica.judged == epoch:
             machine = member.machine
-            found[machine] = found.get(machine, False) or not replica.unhealthy
-    return found
+            healthy[machine] = healthy.get(machine, False) or not replica.unhealthy
+    return healthy
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -277,7 +276,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClusterState(Struct, frozen=True, kw_only=True):
-    """The knowledge of the controller's coordinator at one moment."""
+    """The state of the cluster at one moment, as the controller's coordinator knows it."""
 
     now_ms: int
     controller: str
@@ -294,7 +293,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 
 
 class ClusterView(ClusterState, frozen=True, kw_only=True):
-    """That knowledge, with what the node itself knows: the input of `assignment.plan`."""
+    """The state of the cluster, with the settings and observations of the controller's node: the
+    input of `assignment.plan`."""
 
     shards: int
     """Number of shards."""
@@ -310,7 +310,7 @@ class ClusterView(ClusterState, frozen=True, kw_only=True):
     shard without it has none in sync."""
     on_unhealthy: Mode | None = OFF
     """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO
-    of `core.cluster.health`; None: as many nodes as are registered decide."""
+    of `core.cluster.health`; None: the number of registered machines decides."""
     unsteady: Collection[str] = frozenset()
     """Members that the log has not answered for one timeout without a break: they take no shard
     from a master that answers."""

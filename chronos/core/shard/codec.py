@@ -155,15 +155,15 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     """Last minute of the epoch for which the cursor history has a row."""
     totals: Totals = Totals()
     parked: int = 0
-    """Those of the pending messages that are parked in lanes."""
+    """Number of pending messages that are parked in lanes."""
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this broker time (epoch ms) are forgotten."""
     held: int = 0
-    """Refused records that wait for their destination."""
+    """Number of held records: refused records that wait for their destination."""
     held_bytes: int = 0
     """Bytes of their rows."""
     held_forwards: int = 0
-    """Those of the held records that wait for another partition of the delay topic."""
+    """Number of held records that wait for another partition of the delay topic."""
 
     @property
     def cursor(self) -> tuple[int, int]:

@@ -51,7 +51,7 @@ without waiting for it."""
 
 
 class LaneWrites(Struct, frozen=True, kw_only=True):
-    """What one step writes about lanes."""
+    """The rows of lanes that one step writes, and the new state of each lane."""
 
     puts: list[KeyValue]
     deletes: list[bytes]
@@ -121,7 +121,7 @@ class Lanes:
 
     def replay(self, cursors: Iterable[LaneCursor], staged: Staged) -> list[Leaving]:
         """Return the messages that the master let leave when it moved the lanes' cursors."""
-        found = []
+        replayed = []
         for cursor in cursors:
             lane = (cursor.topic, cursor.partition)
             start, _ = self._range(lane)
@@ -133,8 +133,8 @@ class Lanes:
             items = _remaining(items, staged)
             if items:
                 entries = [unpack_entry(data) for _, _, data in items]
-                found.append(Leaving(lane=lane, items=items, entries=entries, is_all=False))
-        return found
+                replayed.append(Leaving(lane=lane, items=items, entries=entries, is_all=False))
+        return replayed
 
     def _read(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[Item]:
         return [

@@ -14,8 +14,9 @@ latest one from any other partition than that.
 
 An id belongs to the partition in which Java producers place it as a key, a generated id to the
 shard it names. A record that arrives elsewhere is forwarded: written on to its own partition with
-its source and first timestamp in one header, which its own shard strips and believes as far as it
-can be true. Nothing is forwarded twice."""  # noqa: E501
+its source and first timestamp in one header. The shard of that partition removes the header, and
+takes the record's own time where the first timestamp is further ahead than two clocks may differ.
+Nothing is forwarded twice."""  # noqa: E501
 
 import re
 from collections.abc import Sequence
@@ -138,12 +139,12 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> list[int]:
     by_length: dict[int, list[int]] = {length: [] for length in lengths}
     for at, key in enumerate(keys):
         by_length[len(key)].append(at)
-    found = [0] * len(keys)
+    computed = [0] * len(keys)
     for length, places in by_length.items():
         together = _partitions_together([keys[at] for at in places], length, partitions)
         for at, partition in zip(places, together, strict=True):
-            found[at] = partition
-    return found
+            computed[at] = partition
+    return computed
 
 
 def _partitions_together(keys: Sequence[bytes], length: int, partitions: int) -> list[int]:

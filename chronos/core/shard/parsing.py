@@ -1,11 +1,11 @@
-"""The parser: makes a command of one record of the delay topic, from its headers, its key and its
-value. It never raises.
+"""The parser: makes a command, or a rejection, of one record of the delay topic, from its headers,
+its key and its value.
 
 A master checks what depends on its settings, on the zone data and on the cron library; replay
 repeats none of it (law 9).
 
 Parsing is stateless: `shard` knows whether an id is taken or a message is still pending.
-Keeps its part of law 1: every record becomes a command, and parsing never raises.
+Keeps its part of law 1: every record becomes a command or a rejection, and parsing never raises.
 """
 
 from collections.abc import Mapping
@@ -185,12 +185,12 @@ def _parse_repetition(
             if not 0 < len(zone) <= ZONE_CHARACTERS_MAX:
                 raise ValueError(f"{zone[:80]!r} is not a time zone")
         if (name := LATE_POLICY) in control:
-            found = LATE_POLICIES.get(control[LATE_POLICY] or b"")
-            if found is None:
+            named = LATE_POLICIES.get(control[LATE_POLICY] or b"")
+            if named is None:
                 raise ValueError(
                     f"{shown(control[LATE_POLICY])} is not one of {names(LATE_POLICIES)}"
                 )
-            policy = found
+            policy = named
     except ValueError as error:
         return bad_value(name, error)
     return replace(repetition, times=times, until_ms=until_ms, zone=zone, late_policy=policy)

@@ -8,8 +8,8 @@ below. A replica that does not know the version or the rules stops before it dec
 Rules are everything that a replay computes: how a record is parsed, where a message is placed, what
 an id state notes. A change of any of it takes the next number.
 
-Only messages with a decision have one. Every replica computes it from the progress record alone
-(law 9)."""
+Only a message with a decision has a failure, which every replica computes from the progress record
+alone (law 9)."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -59,7 +59,7 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     repeated, or an occurrence of its series was skipped, expired or dead-lettered; otherwise 0. A
     parked message keeps its time."""
     occurrence: int = 1
-    """That of the message from now on."""
+    """The occurrence that the message is from now on."""
     attempt: int = 1
     """The attempt that comes next; of a dead-lettered or expired message, the last one."""
     lane: int = 0
@@ -97,10 +97,10 @@ class Written(Struct, frozen=True, array_like=True, gc=False):
 
     destination: int
     offset: int
-    """That of the last one."""
+    """Source offset of the last one."""
     too_large: tuple[int, ...] = ()
-    """Offsets of those among them that the partition would not take any more: they went to the
-    rejected topic, or to its queue, if they are among `Progress.held`."""
+    """Offsets of the records among them that are too large for the partition: they went to the
+    rejected topic, or, if `Progress.held` has them, to its queue."""
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -143,9 +143,9 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this
     step, whether or not the delete worker has removed them yet."""
     held: tuple[Hold, ...] = ()
-    """Those of the refused records that wait for their destination. A record that is to be
-    forwarded has the reason `HELD`, a rejected one its own. In a step with `written`: those that
-    went from the queue of a partition to that of the rejected topic."""
+    """The refused records that wait for their destination. A record that is to be forwarded has the
+    reason `HELD`, a rejected one its own. In a step with `written`: the records that went from the
+    queue of a partition to that of the rejected topic."""
     written: tuple[Written, ...] = ()
     """The queues of held records of which the beginning was written on; such a step pulls and
     delivers nothing."""
@@ -285,32 +285,32 @@ def failure_of(decision: Decision, details: Sequence[str]) -> Failure | None:
     return Failure(decision.reason, attempts, 0, detail)
 
 
-def fails_alike(one: Decision, other: Decision) -> bool:
+def fails_alike(decision: Decision, other: Decision) -> bool:
     """Return whether two decisions of one step have equal failures."""
     return (
-        one.outcome == other.outcome
-        and one.reason == other.reason
-        and one.detail == other.detail
-        and one.attempt == other.attempt
+        decision.outcome == other.outcome
+        and decision.reason == other.reason
+        and decision.detail == other.detail
+        and decision.attempt == other.attempt
     )
 
 
 def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, IdState]:
     """Return the id states of the decisions of one step whose progress record has this time (epoch
     ms)."""
-    found: dict[bytes, IdState] = {}
+    dated_states: dict[bytes, IdState] = {}
     undated = failure = None
     for message_id, id_state in id_states.items():
         state = id_state.state
         if id_state.failure is None and state == PENDING:
-            found[message_id] = id_state
+            dated_states[message_id] = id_state
             continue
         if id_state.failure is not undated:
             undated = failure = id_state.failure
             if undated is not None:
                 failure = Failure(undated.reason, undated.attempts, timestamp_ms, undated.detail)
         settled_ms = 0 if state == PENDING else timestamp_ms
-        found[message_id] = IdState(
+        dated_states[message_id] = IdState(
             state,
             id_state.due_ms,
             id_state.offset,
@@ -319,4 +319,4 @@ def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, 
             id_state.first_ms,
             id_state.order,
         )
-    return found
+    return dated_states

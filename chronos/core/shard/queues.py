@@ -1,5 +1,5 @@
-"""Queues of held records: refused records that wait for the partition or topic they are written to,
-in the store.
+"""Queues of held records, in the store: records that wait until the partition they are forwarded
+to, or the rejected topic, takes them.
 
 A record whose id belongs to a partition that takes none at the moment is held, and so is every
 later one for that partition while the queue is not empty: the records of an id keep their order.
@@ -52,7 +52,7 @@ SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
 
 
 class QueueWrites(Struct, frozen=True, kw_only=True):
-    """What one step writes about queues."""
+    """The rows of queues that one step writes, and the new state of each queue."""
 
     puts: list[KeyValue]
     deletes: list[bytes]
@@ -95,24 +95,26 @@ class Queues:
     def replay(self, written: Iterable[Written]) -> list[Prefix]:
         """Return the held records that the master wrote on. Raises LogMismatch if they are not
         there."""
-        found = []
-        for each in written:
-            destination, state = each.destination, self.states.get(each.destination)
+        prefixes = []
+        for named in written:
+            destination, state = named.destination, self.states.get(named.destination)
             start = held_key(destination, 0 if state is None else state.offset)
-            stop = held_key(destination, each.offset) + b"\0"
+            stop = held_key(destination, named.offset) + b"\0"
             rows: list[tuple[bytes, bytes]] = []
             while part := self._view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
                 rows += part
                 start = part[-1][0] + b"\0"
-            prefix = Prefix(destination=destination, rows=_unpacked(rows), too_large=each.too_large)
+            prefix = Prefix(
+                destination=destination, rows=_unpacked(rows), too_large=named.too_large
+            )
             offsets = {offset for offset, _, _ in prefix.rows}
-            if not {each.offset, *each.too_large} <= offsets:
+            if not {named.offset, *named.too_large} <= offsets:
                 raise LogMismatch(
-                    f"a progress record names held records up to offset {each.offset} that this "
+                    f"a progress record names held records up to offset {named.offset} that this "
                     "replica does not hold: remove the shard's store to rebuild it from the logs"
                 )
-            found.append(prefix)
-        return found
+            prefixes.append(prefix)
+        return prefixes
 
     def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
         """Return what the step writes about queues."""

@@ -111,13 +111,17 @@ def _commands(records: Sequence[Record], rules: Rules) -> list[Command]:
     commands: list[Command] = []
     checks = 0
     for at in range(0, len(records), PARSED_AT_ONCE):
-        found = [parse(record, rules) for record in records[at : at + PARSED_AT_ONCE]]
-        commands += found
+        parsed = [parse(record, rules) for record in records[at : at + PARSED_AT_ONCE]]
+        commands += parsed
         # Almost all records are plain messages.
         checks += sum(
             map(
                 has_cron,
-                [each for each in found if type(each) is not Entry or each.options is not None],
+                [
+                    command
+                    for command in parsed
+                    if type(command) is not Entry or command.options is not None
+                ],
             )
         )
         if checks >= CRON_CHECKS_MAX:
@@ -554,7 +558,7 @@ class Shard:
                     for decision in progress.decisions
                 ]
             )
-        for subject, recorded, found in (
+        for subject, recorded, own in (
             ("settled messages", progress.selected, len(selection.items)),
             (
                 "their outcomes",
@@ -573,10 +577,10 @@ class Shard:
             ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
             ("decisions about messages that were not selected", 0, unselected),
         ):
-            if recorded != found:
+            if recorded != own:
                 raise LogMismatch(
                     f"shard {self.rules.shard}: the progress record at offset {offset} records "
-                    f"{recorded} for {subject}, this replica finds {found}. Its store or its logs "
+                    f"{recorded} for {subject}, this replica finds {own}. Its store or its logs "
                     "are not those of the master: remove the shard's store to rebuild it from "
                     "the logs."
                 )

@@ -197,16 +197,16 @@ class _Staging:
             if (position := parse_generated_id(message_id, self.rules.shards)) is not None
         ]
         rows = self.view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in generated])
-        found = {}
+        id_states = {}
         for (message_id, (_, due_ms, offset)), data in zip(generated, rows, strict=True):
             # An entry with an id was moved here or has a key: the generated id of this position is
             # not its id.
             if data is not None and (entry := unpack_entry(data)).id is None:
                 state = DELIVERED if (due_ms, offset) <= self.state.cursor else PENDING
-                found[message_id] = IdState(
+                id_states[message_id] = IdState(
                     state, due_ms, offset, 0, None, entry.timestamp_ms, entry.order
                 )
-        return found
+        return id_states
 
     def _note_clock(self, record: Record) -> None:
         """Note a hop whose first timestamp is further ahead than the clocks of two brokers may

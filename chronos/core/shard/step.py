@@ -93,8 +93,8 @@ class Prefix(Struct, frozen=True, kw_only=True):
     rows: list[tuple[int, HeldRecord, int]]
     """Offset, record, and bytes of the row of each, in order, at least one."""
     too_large: tuple[int, ...] = ()
-    """Offsets of those that go to the rejected topic or to its queue instead, because the partition
-    would not take them any more."""
+    """Offsets of the records that are too large for the partition, and go to the rejected topic or
+    to its queue instead."""
 
 
 class Staged(Struct, kw_only=True):
@@ -127,10 +127,10 @@ class Staged(Struct, kw_only=True):
     """Records that go on to another partition of the delay topic, and its number, of this step or
     held; empty on replay."""
     held: list[Held] = msgspec.field(default_factory=list)
-    """Those of the refused records that wait for their destination, as many as the progress record
-    has, in its order; in a step with `written`, those that go to another queue."""
+    """The refused records that wait for their destination, in the order of `Progress.held`; in a
+    step with `written`, the records that go to another queue."""
     written: list[Prefix] = msgspec.field(default_factory=list)
-    """What leaves the queues of held records; such a step stages no record."""
+    """The first records of queues, which are written on; such a step stages no record."""
     accepted: int = 0
     cancelled: int = 0
     replaced: int = 0

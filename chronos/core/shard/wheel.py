@@ -97,16 +97,16 @@ class Wheel:
     def peek(self, until_ms: int, messages_max: int, after: Position = (-1, 0)) -> list[Item]:
         """Return the first entries after `after` that are due at or before `until_ms`, in order, at
         most `messages_max`."""
-        found: list[Item] = []
+        items: list[Item] = []
         after_ms, after_offset = after
         for due_ms in islice(self._order, bisect_left(self._order, after_ms), None):
-            if due_ms > until_ms or len(found) >= messages_max:
+            if due_ms > until_ms or len(items) >= messages_max:
                 break
             slot = self._slots[due_ms]
             offsets = sorted(slot)
             start = bisect_right(offsets, after_offset) if due_ms == after_ms else 0
-            found += [slot[offset] for offset in offsets[start : start + messages_max - len(found)]]
-        return found
+            items += [slot[offset] for offset in offsets[start : start + messages_max - len(items)]]
+        return items
 
     def advance(self, cursor: Position) -> None:
         """Drop every entry at or before the cursor."""

@@ -1,35 +1,17 @@
-"""Membership: reports this node's replicas to the coordinator, reads their assignments, and, on the
-controller, plans roles. And the followers in sync, as this node sees them.
+"""The membership of a node in its cluster: reports this node's replicas to the coordinator, reads
+their assignments, and, on the controller, publishes the planned roles.
 
-What `core.cluster.replication` decides from the reports of all members. Every node knows it,
-because each accepts messages for all shards. Reports that the coordinator has not confirmed for
-`max_lag` count for nothing: no failover is possible then, whatever they say.
+It decides nothing about a shard: the plan is `core.cluster.assignment`, and a replica acts on its
+assignment (`workers.replica.replica`). Safety does not depend on it: the log keeps law 5, and a
+mistake costs time."""
 
-After an outage of the brokers one node reaches them before the others, and reports from before may
-still say that all is well: a member is steady once every report of one timeout said that the log
-answers it. Roles that are lost, or older than the progress logs, are not decided anew before the
-members could report which of them leads.
-
-Safety does not depend on it (the log keeps law 5); a mistake costs time.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
-from msgspec.structs import replace
 
-from chronos.core.cluster.replication import (
-    ProgressWindows,
-    ReplicationRules,
-    followers_in_sync,
-    machines_in_sync,
-    too_few,
-)
 from chronos.core.cluster.roles import (
-    OK,
     UNREACHABLE,
     ClusterState,
-    ClusterView,
     Member,
     ReplicaReport,
     Request,
@@ -38,171 +20,11 @@ from chronos.core.cluster.roles import (
 )
 from chronos.core.shard.codec import check_rules
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable, LogMismatch
-from chronos.ports import Clock, ClusterSnapshot, Coordinator, steady_ms
-from chronos.workers.replica.state import NOT_READABLE, Assignment, ReplicaState
+from chronos.ports import Clock, ClusterSnapshot, Coordinator
+from chronos.workers.replica.leadership import Assignment
+from chronos.workers.replica.state import NOT_READABLE, ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
-
-OBSERVE_MS = 200
-"""Time between two looks at the reports, which come at least every 500 ms."""
-
-
-class InSyncWatch:
-    """One thread calls `step`; any thread may call the rest."""
-
-    def __init__(
-        self,
-        rules: ReplicationRules,
-        *,
-        node: str,
-        clock: Clock,
-        snapshot: Callable[[], ClusterSnapshot],
-    ) -> None:
-        self.rules = rules
-        self._node = node
-        self._clock = clock
-        self._snapshot = snapshot
-        self._windows = ProgressWindows(rules.max_lag_ms)
-        self._observed_ms: int | None = None
-        self._confirmed_ms: int | None = None
-        """When the coordinator last confirmed what the members report; None before the first
-        time."""
-        self._short: frozenset[int] = frozenset()
-        """Shards of this node that had too few followers in sync at the last look: only changes are
-        logged."""
-
-    @property
-    def needed(self) -> Mapping[int, int]:
-        """Shard -> progress that a replica in sync has at the least."""
-        return self._windows.needed
-
-    def step(self) -> None:
-        """Look at what the members report, at most every OBSERVE_MS."""
-        now_ms = steady_ms(self._clock)
-        if self._observed_ms is not None and now_ms - self._observed_ms < OBSERVE_MS:
-            return
-        self._observed_ms = now_ms
-        snapshot = self._snapshot()
-        self._windows.observe(snapshot.members, snapshot.roles, now_ms)
-        if snapshot.confirmed:
-            self._confirmed_ms = now_ms
-        if self.rules.needed:
-            self._log_changes(snapshot)
-
-    def _log_changes(self, snapshot: ClusterSnapshot) -> None:
-        own = (
-            []
-            if snapshot.roles is None
-            else [n for n, given in snapshot.roles.shards.items() if given.master == self._node]
-        )
-        short = frozenset(shard for shard in own if self.shortage(shard) is not None)
-        for shard in sorted(short - self._short):
-            log.warning(
-                "too few followers in sync",
-                shard=shard,
-                in_sync=self.counted(shard),
-                needed=self.rules.needed,
-            )
-        for shard in sorted((self._short - short).intersection(own)):
-            log.info(
-                "enough followers in sync",
-                shard=shard,
-                in_sync=self.counted(shard),
-                needed=self.rules.needed,
-            )
-        self._short = short
-
-    def followers(self, shard: int) -> tuple[str, ...]:
-        """Return the nodes with a follower in sync, by name; none of them is known without roles or
-        a coordinator that answers."""
-        return self._look(shard)[0]
-
-    def counted(self, shard: int) -> int:
-        """Return how many of them count: one for each machine but the master's."""
-        return machines_in_sync(*self._look(shard))
-
-    def _look(self, shard: int) -> tuple[tuple[str, ...], str | None, Mapping[str, Member]]:
-        """Return the followers in sync, the master, and the members."""
-        snapshot = self._snapshot()
-        if snapshot.roles is None or not self._is_current():
-            return (), None, {}
-        given = snapshot.roles.shards.get(shard)
-        master = None if given is None else given.master
-        found = followers_in_sync(
-            snapshot.members, shard, master=master, needed=self.needed.get(shard)
-        )
-        return found, master, snapshot.members
-
-    def shortage(self, shard: int) -> str | None:
-        """Return that the shard has too few followers in sync, for people; None if it has enough or
-        needs none."""
-        needed, missing = self.rules.needed, self.missing(shard)
-        if not missing:
-            return None
-        why = ""
-        if not self._is_current():
-            why = "; the coordinator does not answer"
-        elif len(self.followers(shard)) > needed - missing:
-            why = "; of those on one machine one counts, and of the master's none"
-        return too_few(needed, missing, why)
-
-    def missing(self, shard: int) -> int:
-        """Return how many followers in sync the shard has too few; 0 if it needs none."""
-        needed = self.rules.needed
-        return max(0, needed - self.counted(shard)) if needed else 0
-
-    def _is_current(self) -> bool:
-        confirmed_ms = self._confirmed_ms
-        return (
-            confirmed_ms is not None
-            and steady_ms(self._clock) - confirmed_ms < self.rules.max_lag_ms
-        )
-
-
-class Steadiness:
-    """One node's memory of the reports of all members. One thread calls `step` and `completed`."""
-
-    def __init__(self, *, timeout_ms: int, clock: Clock) -> None:
-        """`timeout_ms`: time without an answer of the log after which a master is replaced."""
-        self._timeout_ms = timeout_ms
-        self._clock = clock
-        self._since_ms: dict[tuple[str, int], int] = {}
-        """Process of a member -> since when every report of it said that the log answers it."""
-        self._stepped_ms = 0
-        self._known: tuple[int, bool] | None = None
-        """The epoch of the controller at its last plan, and whether there were roles."""
-        self._known_ms = 0
-        """Since when, without a pause."""
-        self._planned_ms = 0
-
-    def step(self, snapshot: ClusterSnapshot) -> None:
-        """Note what the members report; all are counted from here if the reports may be from before
-        a pause."""
-        now_ms = steady_ms(self._clock)
-        if not snapshot.confirmed or now_ms - self._stepped_ms > self._timeout_ms // 2:
-            self._since_ms = {}
-        self._stepped_ms = now_ms
-        answered = [
-            (node, each.started_ms) for node, each in snapshot.members.items() if each.log == OK
-        ]
-        self._since_ms = {process: self._since_ms.get(process, now_ms) for process in answered}
-
-    def completed(self, view: ClusterView) -> ClusterView:
-        """Return the view of the controller with the members that are not steady, and whether lost
-        or older roles wait for reports."""
-        now_ms = steady_ms(self._clock)
-        known = view.controller_epoch, view.roles.are_empty
-        if known != self._known or now_ms - self._planned_ms > self._timeout_ms:
-            self._known, self._known_ms = known, now_ms
-        self._planned_ms = now_ms
-        unsteady = frozenset(
-            node
-            for node, member in view.members.items()
-            if now_ms - self._since_ms.get((node, member.started_ms), now_ms) < self._timeout_ms
-        )
-        awaits_reports = now_ms - self._known_ms < self._timeout_ms
-        return replace(view, unsteady=unsteady, awaits_reports=awaits_reports)
-
 
 STEP_MS = 50
 """Longest time between two steps; a change in the cluster ends the wait earlier."""
@@ -212,7 +34,8 @@ REPORT_MS = 500
 once."""
 
 DESCRIBE_MS = 200
-"""How often this node looks at all its shards for changes of which none has told."""
+"""How often this node compares the state of all its shards with its last report, even if no change
+was signalled."""
 
 FULL_PAUSE_MS = 1_000
 """Pause after roles or a report that the coordinator cannot store: only requests of an operator
@@ -225,12 +48,12 @@ PREDECESSOR_MS = 500
 def holders(
     snapshot: ClusterSnapshot, shard: int, *, besides: str, order: Sequence[ReplicaState]
 ) -> list[tuple[Member, ReplicaReport]]:
-    """Return the members that can answer for a shard, each with its replica: by state in this
-    order, then the furthest first.
+    """Return the members that can answer for a shard, each with its replica: in the order of their
+    states, then the furthest first.
 
-    `besides`: a node to leave out. States that are not in `order` come after those that are.
+    `besides`: a node to leave out. `order`: of the states; other states come after these.
     """
-    found = []
+    ranked = []
     for member in snapshot.members.values():
         replica = member.replicas.get(shard)
         if (
@@ -241,8 +64,8 @@ def holders(
         ):
             continue
         rank = order.index(ReplicaState(replica.role)) if replica.role in order else len(order)
-        found.append((rank, -replica.applied, member, replica))
-    return [(member, replica) for *_, member, replica in sorted(found, key=lambda each: each[:2])]
+        ranked.append((rank, -replica.applied, member, replica))
+    return [(member, replica) for *_, member, replica in sorted(ranked, key=lambda row: row[:2])]
 
 
 class Membership:
@@ -260,8 +83,9 @@ class Membership:
         changed: Callable[[], bool] = lambda: True,
     ) -> None:
         """`describe`: returns the report of this node. `plan`: returns the roles that the
-        controller publishes in a state. `changed`: whether `describe` is called now; else it is
-        called once DESCRIBE_MS have passed, because it looks at every shard."""
+        controller publishes in a state. `changed`: returns whether `describe` is called now;
+        otherwise it is called once DESCRIBE_MS have passed, because it reads the state of every
+        shard."""
         self.controls = False
         """True if this node was the controller at the last step."""
         self._coordinator = coordinator
@@ -281,7 +105,8 @@ class Membership:
 
     @property
     def full(self) -> str | None:
-        """What the coordinator cannot store, so that no role changes; None if it stores all."""
+        """The error of a coordinator that cannot store roles or a report because of their size, so
+        that no role changes; None if it stores them."""
         return str(self._unavailable) if isinstance(self._unavailable, CoordinatorFull) else None
 
     def join(self) -> None:
@@ -299,7 +124,7 @@ class Membership:
         try:
             snapshot = self._coordinator.look()
             if snapshot.roles is not None:
-                check_rules(snapshot.roles.rules, "the record of the roles", LogMismatch)
+                _check(snapshot.roles)
             if snapshot.roles is None and not snapshot.confirmed:
                 self.controls = False
                 self.join()
@@ -319,7 +144,7 @@ class Membership:
     def _checked_plan(self, state: ClusterState) -> Roles:
         """Return the roles to be published. Raises LogMismatch instead of publishing over those of
         a newer version."""
-        check_rules(state.roles.rules, "the record of the roles", LogMismatch)
+        _check(state.roles)
         return self._plan(state)
 
     def _report(self, now_ms: int) -> None:
@@ -390,6 +215,11 @@ class Membership:
             return False  # it cannot finish its step
         replica = previous.replicas.get(shard)
         return replica is not None and replica.role == ReplicaState.MASTER
+
+
+def _check(roles: Roles) -> None:
+    """Raise LogMismatch if the roles allow rules that this version does not know."""
+    check_rules(roles.rules, "the record of the roles", LogMismatch)
 
 
 def _without_positions(member: Member) -> object:

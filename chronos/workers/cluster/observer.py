@@ -1,12 +1,13 @@
-"""The observer: looks every few seconds whether each shard's master works, end to end, and judges
-it by `core.cluster.health`.
+"""The observer of masters: checks every few seconds whether each shard's master works, end to end.
+The verdicts are computed by `core.cluster.health`, and what follows from them is decided by the
+controller (`core.cluster.assignment`).
 
-A master whose cursor or pull position has moved since the last look works, and costs nothing more.
-To one that has not, a record with the action `probe` is sent, which is staged, counted in a
-progress record and never delivered; it must have passed through the shard after a time-out. What
-another observer sends moves the shard too: a shard without messages sees one probe a period,
-however many nodes observe it. Positions are read from this node's own replica, so a node judges the
-shards that it holds.
+A master whose cursor or pull position has moved since the last observation works, and costs nothing
+more. To one that has not, a record with the action `probe` is sent, which is staged, counted in a
+progress record and never delivered; it must have passed through the shard after a timeout. Probes
+of other observers move the shard too: a shard without messages gets one probe in a period, however
+many nodes observe it. Positions are read from this node's own replica, so a node judges the shards
+that it holds.
 
 A probe that the master could not read yet, because a producer has an open transaction before it,
 says nothing about the master, and a master that still takes over is not judged by failures."""
@@ -29,14 +30,14 @@ APPEND_S = 15.0
 """How long the brokers may take to acknowledge a probe."""
 
 TAKE_OVER_MS = 30_000
-"""How long a new master may take over, by its own report, before failures count: as long as a
-master that is stuck needs to be found."""
+"""How long a new master may report that it takes over before failures count: as long as it takes to
+find that a master is stuck."""
 
 PROBE_HEADERS: Mapping[str, bytes] = {"chronos-action": b"probe"}
 
 
-class Look(Struct, frozen=True, kw_only=True):
-    """How far a shard's master has come, as one replica shows it."""
+class MasterPosition(Struct, frozen=True, kw_only=True):
+    """The position of a shard's master in its work, as one replica shows it."""
 
     cursor: Position
     pull_offset: int
@@ -49,7 +50,7 @@ class _Probe(Struct, frozen=True, kw_only=True):
     epoch: int
     offset: int
     """Its offset in the delay partition."""
-    before: Look
+    before: MasterPosition
 
 
 class ProbedTopic(Struct, frozen=True, kw_only=True):
@@ -74,10 +75,10 @@ class HealthObserver:
         *,
         clock: Clock,
         snapshot: Callable[[], ClusterSnapshot],
-        look: Callable[[int, str], Look | None],
+        position_of: Callable[[int, str], MasterPosition | None],
     ) -> None:
-        """`look`: how far this node's replica of a shard with this master shows it to be; None: it
-        does not show that now."""
+        """`position_of`: returns the position of a shard's master as this node's replica shows it;
+        None: the replica does not show it now. Called with the shard and the master's node."""
         self.rules = rules
         self._log = probed.log
         self._appender = probed.appender
@@ -85,15 +86,15 @@ class HealthObserver:
         self._delay_topic = probed.topic
         self._clock = clock
         self._snapshot = snapshot
-        self._look = look
+        self._position_of = position_of
         self._observations = Observations(rules)
         self._slots = rules.slots
         self._steps = 0
         self._probes: list[_Probe] = []
         self._seen: dict[int, tuple[int, int]] = {}
         """Shard -> the role epoch of its master, and when this observer first saw it."""
-        self._before: dict[int, tuple[int, Look]] = {}
-        """Shard -> role epoch and look of the last observation."""
+        self._before: dict[int, tuple[int, MasterPosition]] = {}
+        """Shard -> role epoch and position of the last observation."""
         self._verdicts: Mapping[int, Verdict] = {}
         self._stepped_ms = steady_ms(self._clock)
         self._is_unwritten = False
@@ -109,15 +110,12 @@ class HealthObserver:
         return self._verdicts.get(shard)
 
     def step(self) -> None:
-        """1. See which probes have passed, 2. look at the next shards, 3. judge. Call it once a
-        time-out."""
+        """1. Check which probes have passed, 2. observe the next shards, 3. judge. Call it once in
+        each timeout."""
         snapshot = self._snapshot()
         roles, now_ms = snapshot.roles, steady_ms(self._clock)
-        epochs = (
-            {}
-            if roles is None
-            else {n: (each.epoch, each.master) for n, each in roles.shards.items() if each.master}
-        )
+        shards = {} if roles is None else roles.shards
+        epochs = {n: (given.epoch, given.master) for n, given in shards.items() if given.master}
         self._seen = {
             shard: known
             if (known := self._seen.get(shard, (0, 0)))[0] == epoch
@@ -133,7 +131,7 @@ class HealthObserver:
         still = []
         for probe in probes:
             epoch, master = masters.get(probe.shard, (0, ""))
-            now = self._look(probe.shard, master) if epoch == probe.epoch else None
+            now = self._position_of(probe.shard, master) if epoch == probe.epoch else None
             if now is None:
                 continue
             if _has_moved(probe, now):
@@ -146,7 +144,7 @@ class HealthObserver:
             except Retry:
                 return  # Each further request could take as long again.
             # The request may have taken seconds, in which the master may have moved.
-            now = self._look(probe.shard, master)
+            now = self._position_of(probe.shard, master)
             if is_readable and now is not None:
                 self._add(probe.shard, probe.epoch, now, healthy=_has_moved(probe, now))
 
@@ -161,15 +159,15 @@ class HealthObserver:
         return self._log.stable_end(self._delay_topic, probe.shard) > probe.offset
 
     def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
-        """Look at the shards of this step; those that have not moved are sent a probe, all in one
+        """Observe the shards of this step; a probe is sent to those that have not moved, all in one
         request."""
         self._steps += 1
         if self._closed and self._steps % self._slots == 0:
-            self._look_for_closed()
+            self._find_closed()
         still = []
         for shard in range(self._steps % self._slots, self._shards, self._slots):
             epoch, master = masters.get(shard, (0, ""))
-            now = self._look(shard, master) if epoch else None
+            now = self._position_of(shard, master) if epoch else None
             if now is None:
                 self._before.pop(shard, None)
                 continue
@@ -191,7 +189,7 @@ class HealthObserver:
             self._is_unwritten = True
             # One partition that takes nothing must not keep the probes of the others from being
             # written.
-            self._look_for_closed()
+            self._find_closed()
             return  # the log does not take it: that says nothing about a master
         self._is_unwritten = False
         self._probes = [
@@ -199,21 +197,21 @@ class HealthObserver:
             for (shard, epoch, before), written in zip(still, appended, strict=True)
         ]
 
-    def _look_for_closed(self) -> None:
+    def _find_closed(self) -> None:
         try:
             info = self._log.describe([self._delay_topic])[self._delay_topic]
         except Retry:
             return
         self._closed = frozenset() if info is None else info.closed
 
-    def _add(self, shard: int, epoch: int, now: Look, *, healthy: bool) -> None:
+    def _add(self, shard: int, epoch: int, now: MasterPosition, *, healthy: bool) -> None:
         self._observations.add(shard, epoch, healthy=healthy, now_ms=steady_ms(self._clock))
         self._before[shard] = (epoch, now)
 
     def _judge(self) -> None:
         now_ms, before = steady_ms(self._clock), self._verdicts
-        found = {shard: self._observations.verdict(shard, now_ms) for shard in range(self._shards)}
-        self._verdicts = {shard: verdict for shard, verdict in found.items() if verdict is not None}
+        verdicts = {n: self._observations.verdict(n, now_ms) for n in range(self._shards)}
+        self._verdicts = {n: verdict for n, verdict in verdicts.items() if verdict is not None}
         self._stepped_ms = now_ms
         for shard, verdict in self._verdicts.items():
             known = before.get(shard)
@@ -223,6 +221,6 @@ class HealthObserver:
                 log.info("master healthy again", shard=shard, epoch=verdict.epoch)
 
 
-def _has_moved(probe: _Probe, now: Look) -> bool:
+def _has_moved(probe: _Probe, now: MasterPosition) -> bool:
     """Return whether the shard has moved since the probe was sent, or passed it."""
     return now.pull_offset > probe.offset or now != probe.before

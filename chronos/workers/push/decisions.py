@@ -88,7 +88,7 @@ class StepTarget(Struct, frozen=True, kw_only=True):
     set_aside: SetAside | None = None
     """Its state if it refuses messages."""
     waits: bool = False
-    """It is set aside, and this step does not attempt it."""
+    """True if the target is set aside, and this step does not attempt it."""
     ready_ms: int = 0
     """When the rate of a target that is set aside allows a message (epoch ms)."""
 
@@ -164,7 +164,7 @@ class Keep(Decided, frozen=True, gc=False):
     """The message, or its series, stays pending."""
 
     takes_token: bool = False
-    """It leaves its lane for another place, which takes a token if the lane was that of a rate."""
+    """True if the message leaves its lane, which takes a token if the lane was that of a rate."""
 
 
 def target_refusal(topic: str, target: Target, rules: Rules) -> tuple[Reason, str] | None:

@@ -174,7 +174,7 @@ class ShardRates:
         by_topic: dict[str, list[Lane]] = {}
         for lane in opened:
             by_topic.setdefault(lane[0], []).append(lane)
-        found: set[Lane] = set()
+        open_now: set[Lane] = set()
         allowed: dict[str, int] = {}
         waiting: Counter[str] = Counter()
         next_ms = None
@@ -193,9 +193,11 @@ class ShardRates:
                     next_ms = ready_ms if next_ms is None else min(next_ms, ready_ms)
                     continue
                 allowed[topic] = int(bucket.tokens + _ROUNDING)
-            found.update(first)
+            open_now.update(first)
         reported = dict(waiting.most_common(REPORTED_MAX))
-        return Openings(lanes=frozenset(found), allowed=allowed, waiting=reported, next_ms=next_ms)
+        return Openings(
+            lanes=frozenset(open_now), allowed=allowed, waiting=reported, next_ms=next_ms
+        )
 
     def _filled(self, topic: str, rate: Rate, now_ms: int) -> tuple[Bucket, float]:
         """Return the topic's bucket, filled, and the rate in messages per second at which it fills
@@ -321,12 +323,12 @@ class LaneTurns:
         """Return the first messages of the lane within both limits and its topic's rate; None if
         there are none."""
         allowed = self._left.get(lane[0])
-        found = self._shard.lanes.select(
+        leaving = self._shard.lanes.select(
             lane, staged, messages_max, bytes_max, allowed, bounds.now_ms
         )
-        if found is not None and allowed is not None:
-            self._left[lane[0]] = allowed - count_live(found.entries, bounds.now_ms)
-        return found
+        if leaving is not None and allowed is not None:
+            self._left[lane[0]] = allowed - count_live(leaving.entries, bounds.now_ms)
+        return leaving
 
     def _select_one(
         self,
@@ -377,18 +379,18 @@ class LaneTurns:
             if messages_left <= 0 or bytes_left <= 0:
                 break
             share = len(lanes) - at
-            found = self._select_lane(
+            chosen = self._select_lane(
                 lane, staged, bounds, -(-messages_left // share), -(-bytes_left // share)
             )
-            if found is None:
+            if chosen is None:
                 continue
-            if found.entries[0].attempt > 1:
+            if chosen.entries[0].attempt > 1:
                 if lane == first:
-                    return self._joined(self._no_due(), [found])
+                    return self._joined(self._no_due(), [chosen])
                 continue
-            leaving.append(found)
-            messages_left -= len(found.items)
-            bytes_left -= sum(len(data) for _, _, data in found.items)
+            leaving.append(chosen)
+            messages_left -= len(chosen.items)
+            bytes_left -= sum(len(data) for _, _, data in chosen.items)
         if not due.items and not leaving:
             return self._select_one(order, staged, bounds, select_due)
         return self._joined(due, leaving)

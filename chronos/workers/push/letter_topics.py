@@ -1,10 +1,10 @@
-"""Whether the rejected and the dead-letter topic take records at the moment, and the other
-partitions forwarded ones.
+"""Whether the rejected topic, the dead-letter topic and the partitions that records are forwarded
+to take records at the moment.
 
 Keeps its part of law 8: one of them that takes no records stops only what would go there. Records
-for the rejected topic, or for another partition, are held meanwhile (`queues`; by rules 1 no
-further record is pulled); messages that would go to the dead-letter topic are deferred. Everything
-else is delivered. Outlives a leadership, because a refusal may cost the producer."""
+for the rejected topic, or for another partition, are held meanwhile (`core.shard.queues`); messages
+that would go to the dead-letter topic are deferred. Everything else is delivered. Outlives a
+leadership, because a refusal may cost the producer."""
 
 from collections.abc import Iterable
 
@@ -43,12 +43,12 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     why: str
     passing: bool
-    """It may end by itself within ELECTION_MS."""
+    """True if the reason may end by itself within ELECTION_MS."""
 
 
 class LetterTopicState(Struct, kw_only=True):
-    """One of the two topics, as one shard finds it, or a partition that records are forwarded
-    to."""
+    """The state of one of the two topics, or of a partition that records are forwarded to, as one
+    shard finds it."""
 
     problem: str | None = None
     """Why it takes no records; None as long as it is not known to refuse any."""
@@ -120,13 +120,14 @@ class LetterTopicState(Struct, kw_only=True):
         )
 
     def judge(self, now_ms: int, *, failed: bool) -> None:
-        """The transaction after `suspect` failed without records for this topic, or succeeded."""
+        """Note that the transaction after `suspect`, without records for this topic, failed or
+        succeeded."""
         why, self.suspected_why = self.suspected_why, None
         if why is not None and not failed:
             self.fail(now_ms, why, self.suspected_bytes)
 
     def took(self) -> None:
-        """It took records, or is not known to refuse any."""
+        """Note that it took records, or is not known to refuse any."""
         self.problem, self.suspected_why = None, None
         self.until_ms = self.patient_until_ms = self.failures = 0
 
@@ -137,10 +138,10 @@ class LetterTopics(Struct, kw_only=True):
     rejected: LetterTopicState = field(default_factory=LetterTopicState)
     dead_letter: LetterTopicState = field(default_factory=LetterTopicState)
     homes: dict[int, LetterTopicState] = field(default_factory=dict)
-    """Those of the other partitions that records were forwarded to."""
+    """The states of the other partitions that records were forwarded to."""
 
     def of(self, destination: int) -> LetterTopicState:
-        """Return that of a destination of held records."""
+        """Return the state of a destination of held records."""
         return (
             self.rejected
             if destination == REJECTED

@@ -88,7 +88,7 @@ class Forwards:
         LogUnavailable."""
         info = self._describe(now_ms)
         topic_max = UNBOUNDED if info is None else info.bytes_max
-        found = {}
+        too_large = {}
         for record, partition in forwards:
             limit = min(bytes_max[partition], topic_max)
             if (
@@ -97,8 +97,10 @@ class Forwards:
             ):
                 size = batch_bytes(record.key, record.value, self._headers(record))
                 if size > limit:
-                    found[record.offset] = f"{size} bytes with its hop; {self.topic} takes {limit}"
-        return found
+                    too_large[record.offset] = (
+                        f"{size} bytes with its hop; {self.topic} takes {limit}"
+                    )
+        return too_large
 
     def forget(self) -> None:
         """Drop the description of the topic: after a failure it is not trusted."""

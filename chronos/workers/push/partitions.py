@@ -41,7 +41,8 @@ class Turn(dict[str, int]):
     def __init__(self, partitions: "Partitions", now_ms: int) -> None:
         super().__init__()
         self.changes = partitions.changes
-        """Those that it knows: with a later change the choices are outdated."""
+        """`Partitions.changes` when the turn began: after a later change its choices are
+        outdated."""
         self._partitions = partitions
         self._now_ms = now_ms
 
@@ -78,7 +79,7 @@ class Partitions:
 
     @property
     def changes(self) -> int:
-        """How often the selector was told of a broker that has become slower or faster."""
+        """How often a report to the selector changed the penalty of a broker."""
         return self._selector.changes
 
     def turn(self, now_ms: int) -> Turn:
@@ -100,7 +101,7 @@ class Partitions:
 
     @contextmanager
     def following(self, writer: Writer, clock: Clock) -> Iterator[None]:
-        """Follow a transaction from before its first record; at its end, the selector is told how
+        """Follow a transaction from before its first record; at its end, report to the selector how
         the brokers answered.
 
         A ProducerLost for the transaction names the partitions that did not acknowledge.

@@ -1,5 +1,5 @@
-"""The bounds of one step of a master, from the configuration, and the contents of its transaction,
-as the push worker plans it."""
+"""The values of the push: the bounds of one step of a master (`Limits`), the inputs of a plan, and
+the planned transaction with its counts of letters. `push` makes the plan."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -117,7 +117,7 @@ class StepInputs(Struct, frozen=True, kw_only=True):
     poison: Attempt | None = None
     """An attempt that failed a transaction on its own: its message is retried or dead-lettered."""
     lanes: Set[Lane] = frozenset()
-    """Those that were not empty before the step."""
+    """The lanes that were not empty before the step."""
     defers_dead_letters: bool = False
     """Messages that would be dead-lettered are deferred."""
     rejected_bytes_max: int = UNBOUNDED
@@ -142,7 +142,7 @@ class PlannedTransaction(Struct, kw_only=True):
     dead_letters: int = 0
     """Number of dead letters among the messages."""
     dead: LetterCounts = field(default_factory=LetterCounts)
-    """The same by reason and target."""
+    """The dead letters by reason and target."""
     defers_dead_letters: bool = False
     """The dead-letter topic takes no records: messages that would go there are deferred."""
     dead_letter_bytes: int = 0

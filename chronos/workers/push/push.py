@@ -84,8 +84,8 @@ class PushSettings(Struct, frozen=True, kw_only=True):
     """Target topics that are missing are created."""
     retries: Retries
     own_topics: Sequence[TopicSpec] = ()
-    """Those of the rejected and the dead-letter topic that are created again where they are
-    missing."""
+    """The specifications of the rejected and the dead-letter topic, if they are to be created again
+    when they are missing."""
 
 
 class Pusher:
@@ -218,9 +218,8 @@ class Pusher:
         }
 
     def openings(self, refusals: Refusals, lanes: Mapping[Lane, int], now_ms: int) -> Openings:
-        """Return the lanes that messages may leave, of these with their lengths: what keeps a
-        message there is not so any more, and the rate of the topic allows it. Raises
-        LogUnavailable."""
+        """Return which of these lanes messages may leave: the reason that keeps them there is over,
+        and the rate of the topic allows it. `lanes`: with their lengths. Raises LogUnavailable."""
         targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
         forbidden = {topic for topic in targets if not self.rules.allows(topic)}
         opened = {

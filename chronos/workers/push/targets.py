@@ -23,7 +23,8 @@ from msgspec import Struct, field
 
 from chronos.core.keys import STATE_KEY
 from chronos.core.message import Entry
-from chronos.core.query import Filter, page
+from chronos.core.query.filter import Filter
+from chronos.core.query.pages import page
 from chronos.core.shard.codec import FRESH, unpack_state
 from chronos.core.shard.step import Selection, StoreView
 from chronos.core.shard.wheel import Item
@@ -200,8 +201,8 @@ COUNTED_MAX = 1_000
 
 Attempt = tuple[int, int, int, int]
 """One attempt of a message: source offset, due time of its position (epoch ms), occurrence, number.
-An action that moves the message ends the attempt, and so does a decision of another master: what
-was refused then says nothing about the message any more."""
+An action that moves the message ends the attempt, and so does a decision of another master: an
+earlier refusal then says nothing about the message."""
 
 
 def attempt_of(due_ms: int, offset: int, entry: Entry) -> Attempt:

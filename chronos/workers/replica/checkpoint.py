@@ -1,10 +1,10 @@
-"""The checkpoint worker: copies a shard's store to another location every hour, and trims the logs
-up to those copies.
+"""The checkpoint worker: copies a shard's store to another location at intervals, and trims the two
+logs up to those copies.
 
-Trimming is the one thing Chronos does that cannot be undone: the logs are the only other copy of
-the pending messages. So a log is trimmed only up to the first position that may still be read, and
-not at all while such a position is unknown. A checkpoint of a large store takes minutes: the worker
-runs in a thread of its own, never in that of its shard."""
+Trimming cannot be undone: what is trimmed remains in stores and checkpoints only. So a log is
+trimmed only up to the first position that may still be read, and not at all while such a position
+is unknown. A checkpoint of a large store takes minutes: the worker runs in a thread of its own,
+never in that of its shard. Restoring a checkpoint is done in `node.checkpoints`."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -123,9 +123,8 @@ class Trimming(Struct, frozen=True, kw_only=True):
     """Returns the positions of all registered replicas of the shard, this one included; None: not
     known."""
     archived: Callable[[str, int], int | None] = lambda topic, partition: None
-    """Returns up to which offset a topic's partition is archived, as far as the log knows; None
-    without an archive, and when the log has forgotten it, so that the position is kept with the
-    checkpoints."""
+    """Returns the offset up to which a topic's partition is archived, as the log knows it; None
+    without an archive, and once the log has forgotten it: therefore the checkpoints keep it too."""
     trims: Callable[[], bool] = lambda: True
     """Returns True if this node trims the shard's logs: its master does, except on the embedded
     log, which is trimmed at the flush."""
@@ -178,9 +177,8 @@ class Checkpointer:
             return now_ms + RETRY_MS
         if self._asked:
             self._asked, self._wanted = False, True
-        elif (
-            0 < self._wake_ms - now_ms <= CHECK_EVERY_MS
-        ):  # a later time was set by a clock that was ahead
+        elif 0 < self._wake_ms - now_ms <= CHECK_EVERY_MS:
+            # A time beyond that was set by a clock that was ahead.
             return self._wake_ms
         self._wake_ms = now_ms + RETRY_MS
         try:
@@ -221,9 +219,8 @@ class Checkpointer:
         return max(made_ms) + self._settings.every_ms if made_ms else now_ms
 
     def _trim(self, now_ms: int) -> None:
-        archived = (
-            self._archived_to()
-        )  # also before there is anything to trim, while Kafka still has the offsets
+        # Also before there is anything to trim, while Kafka still has the offsets of the archive.
+        archived = self._archived_to()
         intact = [checkpoint for checkpoint in self.kept if self._checkpoints.is_intact(checkpoint)]
         if len(intact) < CHECKPOINTS_MIN:
             return
@@ -254,14 +251,14 @@ class Checkpointer:
                 self._log.trim(topic, self._shard, to)
 
     def _archived_to(self) -> Mapping[str, int]:
-        """By topic, up to which offset the shard is archived, as the archive committed last;
-        without an archive empty."""
+        """Return, by topic, the offset up to which the shard is archived, as the archive committed
+        it last; empty without an archive."""
         kept = self._checkpoints.archived(self._shard, self._identity)
-        found = dict(kept)
+        offsets = dict(kept)
         for topic in (self._identity.delay_topic, self._identity.progress_topic):
             offset = self._trimming.archived(topic, self._shard)
             if offset is not None:
-                found[topic] = offset
-        if found != kept:
-            self._checkpoints.keep_archived(self._shard, self._identity, found)
-        return found
+                offsets[topic] = offset
+        if offsets != kept:
+            self._checkpoints.keep_archived(self._shard, self._identity, offsets)
+        return offsets

@@ -1,7 +1,7 @@
-"""The follower: applies the progress records of masters without deciding. A new master recovers in
-the same way.
+"""The follower: applies the progress records of masters to a shard's store, and decides nothing. A
+replica that becomes the master, or restarts, catches up in the same way.
 
-It consumes a shard's two partitions. For each progress record it stages the delay records up to the
+It reads the shard's two partitions. For each progress record it stages the delay records up to the
 pull offset that the record names, except those listed as refused, and applies the outcomes and the
 cursor. It never runs ahead of the progress log (law 9)."""
 
@@ -58,13 +58,13 @@ class ForeignRecords:
     """The records of other programs in one progress partition, which are stepped over."""
 
     def __init__(self, topic: str, partition: int) -> None:
-        self._place = f"{topic}/{partition}"
+        self._partition_name = f"{topic}/{partition}"
         self._named_ms: int | None = None
         self._records = 0
 
     def stepped_over(self, first: Record, records: int) -> None:
-        """Name the first of them in the log, at most once in NAMED_EVERY_MS, with the number since
-        then."""
+        """Log the first of them, at most once in NAMED_EVERY_MS, with the number of all since the
+        last log line."""
         self._records += records
         if self._named_ms is not None and first.timestamp_ms < self._named_ms + NAMED_EVERY_MS:
             return
@@ -73,7 +73,7 @@ class ForeignRecords:
         )
         log.warning(
             "records of another program stepped over: allow only Chronos to write to this topic",
-            partition=self._place,
+            partition=self._partition_name,
             records=self._records,
             offset=first.offset,
             key=f"{first.key!r:.80}",
@@ -169,18 +169,18 @@ class Follower:
         if there is none among the last offsets, or if they cannot be read at once. Nothing may have
         been read before. Raises LogMismatch."""
         reader, position = self._progress, self._progress.position
-        found: list[Record] = []
+        tail: list[Record] = []
         reader.seek(max(position, stable - TAIL_OFFSETS))
         try:
             for _ in range(TAIL_READS_MAX):
-                found += reader.read(TAIL_OFFSETS, PROGRESS_BYTES)
+                tail += reader.read(TAIL_OFFSETS, PROGRESS_BYTES)
                 if reader.position >= stable:
                     break
                 reader.wait(WAIT_S)
             is_whole = reader.position >= stable
         finally:
             reader.seek(position)
-        own = [record for record in found if not is_foreign(record)]
+        own = [record for record in tail if not is_foreign(record)]
         return unpack_progress(own[-1].value, self._shards) if own and is_whole else None
 
     @property
@@ -270,12 +270,12 @@ class Follower:
         # that record.
         while not records or records[-1].offset < pull_offset - 1:
             try:
-                found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
+                more = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
             except BatchUnreadable as error:
-                found = self._read_alone(self._delay, error)
-            records += found
+                more = self._read_alone(self._delay, error)
+            records += more
             # A reader that waits for its turn has not asked for records yet.
-            if not found and not self._delay.wait(WAIT_S) and self._delay.delayed is None:
+            if not more and not self._delay.wait(WAIT_S) and self._delay.delayed is None:
                 self._check_end(pull_offset)
         upto = next(
             (at for at, record in enumerate(records) if record.offset >= pull_offset), len(records)
@@ -297,9 +297,9 @@ class Follower:
         waits = 0
         try:
             while reader.position <= last:
-                found = reader.read(DELAY_RECORDS, DELAY_BYTES)
-                records += found
-                if not found and not reader.wait(WAIT_S):
+                more = reader.read(DELAY_RECORDS, DELAY_BYTES)
+                records += more
+                if not more and not reader.wait(WAIT_S):
                     waits += 1
                     if waits > WAITS_MAX:
                         raise error

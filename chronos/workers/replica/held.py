@@ -1,9 +1,8 @@
-"""Held records: which records of a step have to wait for their destination, and when they are
-written on.
+"""Held records: which records of a step have to wait for their destination, and when a step writes
+them on. The queues themselves, in the store, are `core.shard.queues`.
 
 Keeps laws 6 and 8 together: a partition, or the rejected topic, that takes no records delays only
-what goes there, and the records behind those are executed. By rules 1 nothing was pulled meanwhile.
-"""
+the records for it; the records behind those in the delay partition are executed."""
 
 from collections.abc import Set
 
@@ -53,8 +52,8 @@ class HeldQueues:
             staged.hold_rejections()
 
     def _closed(self, destinations: Set[int], now_ms: int) -> Set[int]:
-        """Return those of the destinations that take no records of this step: they take none, or
-        others wait for them."""
+        """Return those of the destinations that take no records of this step: they take none at
+        all, or earlier records wait for them."""
         open_now = {
             destination
             for destination in destinations - self._shard.queues.states.keys()
@@ -80,10 +79,10 @@ class HeldQueues:
     # --- a step that writes on
 
     def write_on(self, staged: Staged, now_ms: int) -> bool:
-        """Stage the first records of a queue whose destination takes some now; False if there is
-        none. Raises LogUnavailable."""
+        """Stage the first records of a queue whose destination takes records now; return False if
+        there is no such queue. Raises LogUnavailable."""
         queues = self._shard.queues
-        for destination in sorted(queues.states, key=lambda each: (each <= self._last, each)):
+        for destination in sorted(queues.states, key=lambda at: (at <= self._last, at)):
             letter = self._letters.of(destination)
             if not letter.is_open(now_ms):
                 continue
@@ -128,9 +127,9 @@ class HeldQueues:
     # --- in between
 
     def pausing(self, now_ms: int) -> list[LetterTopicState] | None:
-        """Return the destinations for which nothing is pulled until they take records; empty if
-        they take some, and nothing is pulled until enough is written on; None if records are
-        pulled."""
+        """Return the destinations because of which nothing is pulled: the queues are full, and none
+        of these destinations takes records. Empty if one does: nothing is pulled until enough
+        records are written on. None if records are pulled."""
         if not is_full(self._shard.state):
             return None
         destinations = self._shard.queues.states.keys()
@@ -138,8 +137,8 @@ class HeldQueues:
         return closed if len(closed) == len(destinations) else []
 
     def next_look_ms(self, now_ms: int) -> int | None:
-        """Return when a destination of held records is to be looked at next (epoch ms); None if
-        none are held."""
+        """Return when a destination of held records is asked for again (epoch ms); None if no
+        records are held."""
         letters = [self._letters.of(destination) for destination in self._shard.queues.states]
         return min(
             (now_ms if letter.is_open(now_ms) else letter.until_ms for letter in letters),
@@ -147,7 +146,7 @@ class HeldQueues:
         )
 
     def degraded(self) -> list[str]:
-        """Return which records wait, and why, for people."""
+        """Return the texts for people about the records that wait."""
         shard, texts = self._shard, []
         for destination, queue in sorted(shard.queues.states.items()):
             why = self._letters.of(destination).problem or "they are written now"

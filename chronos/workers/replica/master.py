@@ -43,12 +43,12 @@ from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher
 from chronos.workers.replica.follow import ForeignRecords
 from chronos.workers.replica.held import HeldQueues
+from chronos.workers.replica.horizon import Horizon
+from chronos.workers.replica.leadership import Assignment, WriterEpoch
 from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
-from chronos.workers.replica.retention import Horizon
-from chronos.workers.replica.state import Assignment, WriterEpoch
 
 log = structlog.get_logger("chronos.master")
 
@@ -451,7 +451,7 @@ class Master:
         if not self._is_blind or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled
-        # (`retention`).
+        # (`horizon.reached_ms`).
         last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
         return replace(selection, cursor=last)
 

@@ -1,7 +1,9 @@
-"""The search for a poison record: a message that makes its transaction fail.
+"""The search for a poison record, which is a message that makes its transaction fail: the selection
+is halved until the message is alone.
 
-Keeps its part of law 8: the master halves the selection until the message is alone.
-"""
+Keeps its part of law 8: only that message is retried or dead-lettered, by the next plan; all others
+are delivered. Records for the rejected or the dead-letter topic, and forwarded ones, that may have
+failed a transaction are found without halving (`letter_topics`)."""
 
 import msgspec
 import structlog
@@ -37,7 +39,7 @@ class PoisonSearch(Struct, kw_only=True):
     failure may cost the producer."""
 
     messages_max: int
-    """Messages that the next step selects: halved by a failure, duplicated by a success."""
+    """Messages that the next step selects: halved by a failure, doubled by a success."""
     alone: Attempt | None = None
     """The attempt that was alone in the last transaction that failed."""
     failures: int = 0

@@ -1,8 +1,8 @@
-"""The pull worker: gives a master's steps the records of a delay partition, and keeps them until
-they are applied.
+"""The pull worker: reads the delay partition for a master's steps, and keeps the records until they
+are applied. It does not parse them, and decides about none.
 
-Keeps its part of law 6: it reports whether the end of the log was reached *after* a moment in time.
-"""
+Keeps its part of law 6: `batch_to` says whether everything up to an end of the partition, which was
+asked for before, is among the records."""
 
 from collections.abc import Callable
 from itertools import accumulate

@@ -1,8 +1,7 @@
-"""Recovery: checks that the two logs still hold everything that a store has to replay, and computes
-the cost of it.
+"""The start of a replay: the state that it starts from, its cost, and the check that the two logs
+still have everything that the store needs. The replay itself is `follow`.
 
-Keeps law 1: a store that is ahead of its logs, or older than their start, is an error with a name.
-"""
+Keeps law 1: a store that is ahead of its logs, or older than their start, raises LogMismatch."""
 
 import structlog
 from msgspec import Struct
@@ -22,15 +21,14 @@ not repeat it."""
 LOG_MS = 1_000
 """How often a long replay logs its position."""
 
-
 FIRST_RECORDS, FIRST_BYTES = 100, 1_000_000
-"""Records and bytes read at once while the first progress record is looked for."""
+"""Records and bytes read at once in search of the first progress record."""
 
 WAITS_MAX = 50
-"""How often to wait for that record."""
+"""Most waits for that record."""
 
 WAIT_S = 0.1
-"""How long to wait for it each time."""
+"""Length of one wait."""
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ class Replay:
 
     @property
     def needs_flush(self) -> bool:
-        """It took long enough that the next process must not repeat it."""
+        """True if the replay took so long that the next process must not repeat it."""
         return self.records >= FLUSH_RECORDS
 
     def log_position(self, shard: int, state: State, now_ms: int) -> None:
@@ -110,12 +108,12 @@ def begun(
     progress: Watermarks,
     delay: Watermarks,
 ) -> State:
-    """Return the state to start from: that of the store, or that of an empty shard whose delay log
-    begins above 0.
+    """Return the state to start from: that of the store, or, if the store is empty and the delay
+    partition begins above offset 0, one with another pull offset.
 
-    Such a shard begins where its first progress record says: records that were deleted before
-    Chronos first ran were never accepted. Before one is committed, it begins where the delay
-    partition does. Raises LogUnavailable, LogMismatch."""
+    That is the pull offset of the first progress record, or, before one is committed, the start of
+    the delay partition: records that were deleted before Chronos first ran were never accepted.
+    Raises LogUnavailable, LogMismatch."""
     if state.applied or progress.start or not delay.start:
         return state
     first = _first(log_port, progress_topic, shard, shards, progress) if progress.high else None

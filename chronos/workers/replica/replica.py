@@ -1,6 +1,7 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-Every property reads each attribute once: the replica may open and close what it has at any moment.
+Other threads may read its properties during a step, which opens and closes parts: so a property
+reads each attribute once.
 
 A step machine: `step(now_ms)` does one turn of the phase that follows from what is open, and
 returns its next time:
@@ -42,6 +43,8 @@ from chronos.ports import READING_BOUNDED, Watermarks, Writer
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
+from chronos.workers.replica.horizon import Horizon
+from chronos.workers.replica.leadership import Assignment, Claim, WriterEpoch
 from chronos.workers.replica.master import SURE_MS, Master, MasterParts, ReplicaContext
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
@@ -52,14 +55,8 @@ from chronos.workers.replica.recovery import (
     check_positions,
 )
 from chronos.workers.replica.report import StepReport
-from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter, Horizon
-from chronos.workers.replica.state import (
-    TRANSITIONS,
-    Assignment,
-    Claim,
-    ReplicaState,
-    WriterEpoch,
-)
+from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter
+from chronos.workers.replica.state import TRANSITIONS, ReplicaState
 
 PAUSE_MS = 500
 """Pause after a failure that an immediate retry cannot fix."""
@@ -262,9 +259,9 @@ class Replica:
             return now_ms + self._backoff.take()
 
     def _turn_or_restore(self, now_ms: int) -> int:
-        """Do one turn. A Retry, and with it a new start that restores a checkpoint, if a log was
-        trimmed ahead of the store: the master that trims it may not have heard of this replica yet,
-        or may have given it up."""
+        """Do one turn. Raises Retry if a log was trimmed ahead of the store, so that the next start
+        restores a checkpoint: the node that trims the logs may not know this replica yet, or may
+        have given it up."""
         try:
             return self._turn(now_ms)
         except LogMismatch as error:

@@ -1,7 +1,8 @@
 """The report of one committed step, for the log, the metrics, and requests that wait.
 
-Deliveries are counted by target from numbers that the step has anyway; more costs only a step that
-delivers late messages of several targets."""
+Deliveries are counted by target from numbers that the step already has. Only a step that delivers
+late messages of several targets needs a pass over its messages. The report says what happened; it
+decides nothing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ LATE_MS = 1_000
 
 
 class StepReport(Struct, frozen=True, kw_only=True):
-    """What one step committed."""
+    """The records and messages of one committed step."""
 
     pulled: int
     due_ms: list[int]

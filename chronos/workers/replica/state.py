@@ -1,4 +1,4 @@
-"""The states of a replica, and which of them may follow which.
+"""The states of a replica, and which state may follow which.
 
     state          may become
     starting       none, restoring, recovering, stopped, failed
@@ -21,19 +21,8 @@ A replica that meets a Retry before it is master keeps its state, closes what it
 again from its store; `Replica.paused` holds the reason meanwhile. So none of the states promises
 that anything is open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
-
-import structlog
-from msgspec import Struct
-
-from chronos.core.shard.codec import State
-from chronos.core.shard.lanes import cursors
-from chronos.core.shard.progress import Decision, Progress, count_outcomes
-from chronos.core.shard.queues import holds, written
-from chronos.core.shard.step import Selection, Staged
-from chronos.errors import Deposed, LogUnavailable, RoleStale
 
 
 class ReplicaState(StrEnum):
@@ -126,136 +115,3 @@ IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.N
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
 """States of a replica whose store must not be queried."""
-
-
-class Assignment(Struct, frozen=True, kw_only=True):
-    """The role of a replica at the moment, as the controller wants it."""
-
-    kind: Literal["master", "follower", "none"]
-    """`none`: this node does not hold the shard."""
-    epoch: int | None = None
-    """The role epoch of the shard as of the roles that were read; 0: they know no master, or none
-    were read. None: the node is standalone."""
-    confirmed: bool = True
-    """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
-    predecessor_active: bool = False
-    """The previous master may still be finishing its step; do not fence it yet."""
-
-    def continues(self, other: "Assignment | None") -> bool:
-        """Return whether a leadership that began under `other` goes on.
-
-        It is still assigned, or the roles are older than it: the coordinator lost them, was
-        restored to an older state, or gave none to this session yet."""
-        if other is None:
-            return False
-        if self.epoch is not None and other.epoch is not None and self.epoch < other.epoch:
-            return True
-        return self.kind == other.kind and self.epoch == other.epoch
-
-
-STANDALONE = Assignment(kind="master")
-"""The assignment of every replica of a standalone node."""
-
-
-class WriterEpoch(Struct, frozen=True, kw_only=True):
-    """The part of a progress record that names its writer."""
-
-    cluster: str
-    node: str
-    instance: str
-    shards: int
-    role_epoch: int
-    log_epoch: int
-
-    def progress(
-        self,
-        staged: Staged,
-        selection: Selection,
-        decisions: Sequence[Decision] = (),
-        details: Sequence[str] = (),
-        *,
-        held_forwards: int = 0,
-    ) -> Progress:
-        """Return the progress record of a step; `details`: the texts that the decisions number.
-
-        `held_forwards`: held records that wait for another partition before this step.
-        """
-        texts = list(details)
-        held = holds(staged.held, texts)
-        return Progress(
-            role_epoch=self.role_epoch,
-            log_epoch=self.log_epoch,
-            cluster=self.cluster,
-            node=self.node,
-            instance=self.instance,
-            shards=self.shards,
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
-            decisions=tuple(decisions),
-            probes=staged.probes,
-            unreadable=tuple(staged.unreadable),
-            lanes=cursors(selection.leaving),
-            details=tuple(texts),
-            horizon_ms=staged.horizon_ms,
-            held=held,
-            written=written(staged.written),
-            held_forwards=held_forwards + staged.held_forwards,
-        )
-
-
-log = structlog.get_logger("chronos.shard")
-
-FOREIGN_SILENCE_MS = 90_000
-"""A standalone node takes over from another one after this long without a progress record: one and
-a half heartbeats."""
-
-
-class Claim(Struct, frozen=True, kw_only=True):
-    """One node's claim to one shard."""
-
-    shard: int
-    node: str
-    instance: str
-    """Id of this node's data directory."""
-    led_epoch: int | None
-    """The log epoch of this process's last leadership; None before the first."""
-    ended: str | None = None
-    """Why that leadership ended, for people; None: no error ended it."""
-
-    def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
-        """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
-        Deposed."""
-        is_own = state.instance in ("", self.instance)
-        if assignment.epoch is not None:
-            # Its own role it takes again after a restart, and no earlier one.
-            if state.role_epoch >= assignment.epoch + is_own:
-                raise RoleStale(
-                    f"node {state.node} was master of shard {self.shard} with role epoch "
-                    f"{state.role_epoch}, and this node was given {assignment.epoch}: it waits "
-                    "for a later role"
-                )
-            return 0
-        if is_own:
-            return 0
-        if self.led_epoch is not None and state.log_epoch > self.led_epoch:
-            why = "" if self.ended is None else f" (here the leadership ended: {self.ended})"
-            raise Deposed(
-                f"node {state.node} (instance {state.instance}) took over shard {self.shard} from "
-                f"this one{why}: two standalone nodes serve the same cluster. Stop one of them, or "
-                "give each its own `cluster` and topics."
-            )
-        left_ms = state.progress_ms + FOREIGN_SILENCE_MS - now_ms
-        if left_ms <= 0:
-            log.warning("taking over from a silent node", shard=self.shard, node=state.node)
-        return max(0, left_ms)
-
-    def waiting(self, state: State, wait_ms: int) -> LogUnavailable:
-        """Return the reason for the wait, for people."""
-        return LogUnavailable(
-            f"node {state.node} (instance {state.instance}) was master of shard {self.shard} until"
-            f" {FOREIGN_SILENCE_MS - wait_ms} ms ago; this node takes over once it was silent for"
-            f" {FOREIGN_SILENCE_MS // 1_000} s"
-        )

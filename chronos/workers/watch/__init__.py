@@ -1,5 +1,8 @@
-"""Watches beside the shards: whether a replica stands still, the log answers, topics changed, or a
-transaction stays open.
+"""The watches beside the shards: whether a replica stands still (`stall`), the log answers
+(`reachability`), Chronos's topics have changed (`topics`), or a transaction stays open
+(`transactions`).
 
-In: looks at replicas and brokers at intervals. Out: a reason that people read in `/readyz`,
-`chronos status` and the log. No decision about a message depends on them."""
+In: the state of replicas, and answers of the brokers, at intervals. Out: reasons for people in
+`/readyz`, `chronos status` and the log, the verdict on the log for the cluster, and an error that
+ends the process if the topics are no longer the same. No decision about a message depends on
+them."""

@@ -19,8 +19,8 @@ JUDGE_EVERY_MS = 1_000
 """Time between two judgements."""
 
 INTERVAL_MS_MAX = 5_000
-"""Longest time that counts between two judgements: a process that was frozen could not have
-moved."""
+"""Most time that counts between two judgements: a replica could not have moved while its process
+was frozen."""
 
 STEP_MS_MAX = 5_000
 """A step that has been running for longer is named as the reason of a stall."""
@@ -54,15 +54,15 @@ WORK_DUE = "messages are due"
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What one judgement is based on."""
+    """The facts for one judgement."""
 
     role: ReplicaState
     now_ms: int
     """Wall clock (epoch ms)."""
     cursor: Position
     due_ms: int | None
-    """Due time (epoch ms) of the next message as of the master's last look; None: nothing is
-    pending, or not known."""
+    """Due time (epoch ms) of the next message as of the master's last step; None: nothing is
+    pending, or it is not known."""
     watermark_ms: int
     """Greatest broker timestamp that was pulled (epoch ms)."""
     pulled: int
@@ -182,14 +182,14 @@ class StallJudge:
 
 
 def _in_time(facts: Facts, waiting: bool | None) -> bool | None:
-    """Return whether a master has this work now; None while it is not decided whether the replica
-    is one."""
+    """Return whether a master has this work now; None while it is undecided whether the replica is
+    the master."""
     return None if facts.role in UNDECIDED else facts.role == ReplicaState.MASTER and waiting
 
 
 def _is_due(facts: Facts) -> bool:
-    """Return whether a message is due by the watermark, which is now once the end of the delay
-    partition was reached."""
+    """Return whether a message is due at the watermark; once everything in the delay partition is
+    pulled, the watermark is the current time."""
     if facts.due_ms is None or not facts.pushes:
         return False
     at_end = not facts.pulls or facts.delay_end is None or facts.pulled >= facts.delay_end

@@ -61,7 +61,7 @@ export function showState() {
   if (nodes !== null) {
     const node = nodes.nodes[0];
     $("about").textContent = `${node.node} · cluster ${node.cluster} · ${node.log} log${isCluster() ? "" : " · standalone"}`;
-    $("version").textContent = `Chronos ${node.version}`;
+    $("version").textContent = `Chronos ${node.version}${node.zone_data ? `, ${node.zone_data}` : ""}`;
   }
   const lines = silentSince !== null ? [silence(silentSince)] : refused !== null ? [refusal(refused)] : wrong.map(line);
   const next = JSON.stringify(lines.map(({ text }) => gist(text)));

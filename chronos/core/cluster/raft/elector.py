@@ -184,7 +184,8 @@ class Elector(Struct, kw_only=True):
     # ---------------------------------------------------------------------------------------- roles
 
     def _become_candidate(self, term: int) -> None:
-        """Know no leader any more; `term` is known, and not adopted yet."""
+        """Become a candidate, without a leader. `term` is the greatest term seen; it is not adopted
+        here."""
         assert term >= self.term
         self.known_term = max(self.known_term, term)
         self.leader = self.transferee = None

@@ -238,7 +238,7 @@ class RegisterVoter:
             self._effects.append(Proposal(sender=self.elector.me, to=peer, entry=self.latest))
 
     def _on_heartbeat_response(self, response: HeartbeatResponse) -> None:
-        """A follower tells with each heartbeat which entry it has."""
+        """Take the entry that a follower has, which it names in each answer to a heartbeat."""
         if (response.to, response.incarnation) != (self.elector.node, self.elector.me.number):
             return
         if response.result is not HeartbeatResult.SUCCESS or self.elector.role is not Role.LEADER:

@@ -2,10 +2,10 @@
 roles and open requests.
 
 Members are in the memory of the leader only. Each reports to the leader it knows, several times in
-a session timeout; one that was not heard for that time is gone, and its incarnation never counts
-again. A new leader begins without members, and they come to it with their registration numbers, so
-that their order stays the same. `Sessions` has no clock: time is an argument, in ms that never go
-back."""
+a session timeout; a member that sends no report for that time is gone, and its incarnation never
+counts again. A new leader begins without members; they report to it with their registration
+numbers, so that their order stays the same. `Sessions` has no clock: time is an argument, in ms
+that never go back."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class VoterSession(Struct, kw_only=True):
     member: Member
     heard_ms: int
     since_ms: int
-    """When the leader first heard of this incarnation (epoch ms)."""
+    """When the leader received the first message of this incarnation (epoch ms)."""
     joined: bool
-    """It registered with this leader, not with an earlier one."""
+    """True if it registered with this leader, not with an earlier one."""
 
 
 class Sessions:
@@ -87,11 +87,11 @@ class Sessions:
         self._settled = False
 
     def begin(self, term: int, now_ms: int, previous: str) -> None:
-        """This node leads from now on. `previous`: the leader before, which need not be waited for.
+        """Begin without members, because this node now leads. `previous`: the leader before; it is
+        not waited for.
 
-        It may have led in this term before: revisions and registration numbers go on, so that none
-        is given twice.
-        """
+        If this node has led in this term before, revisions and registration numbers go on, so that
+        no number is given twice."""
         if self.revision[0] == term:
             self._changed()
         else:
@@ -109,7 +109,7 @@ class Sessions:
 
     @property
     def since_ms(self) -> Mapping[str, int]:
-        """Member -> when it was first heard of (epoch ms)."""
+        """Member -> when the leader received its first message (epoch ms)."""
         return {node: session.since_ms for node, session in sorted(self._sessions.items())}
 
     @property
@@ -130,7 +130,7 @@ class Sessions:
         return (0, 0) if session is None else session.registration_number
 
     def is_ended(self, incarnation: str) -> bool:
-        """Return whether an incarnation has lost its place."""
+        """Return whether the session of this incarnation has ended: it never counts again."""
         return incarnation in self._ended
 
     def settled(self, roles: Roles | None, now_ms: int) -> bool:
@@ -148,8 +148,8 @@ class Sessions:
     # --- what happens
 
     def tick(self, now_ms: int) -> None:
-        """End the sessions of members that were not heard; time in which this process stood still
-        does not count."""
+        """End the sessions of members that sent no report for a session timeout; time in which this
+        process stood still does not count."""
         stood_still_ms = now_ms - self._ticked_ms
         if stood_still_ms > self._timeout_ms // 3:
             for session in self._sessions.values():
@@ -225,7 +225,7 @@ class Sessions:
         return is_early and known.joined and not same_directory(known.member, member)
 
     def leave(self, incarnation: str) -> None:
-        """End a session at the wish of its member."""
+        """End the session of a member that leaves."""
         node = next(
             (
                 node

@@ -1,11 +1,8 @@
 """The values of an election: messages between nodes, the events and effects of the state machine,
-and the counts of votes and heartbeats.
+and the counts of votes and heartbeats, with the outcomes that follow from them.
 
 Messages are tagged, so that JSON or MessagePack restores them: `msgspec.json.decode(data,
-type=Message)`.
-
-The order of the comparisons matters.
-"""
+type=Message)`. What a node does after an outcome is decided in `elector`."""
 
 from __future__ import annotations
 

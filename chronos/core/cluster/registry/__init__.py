@@ -1,0 +1,7 @@
+"""The registry: which node serves which shard, for clients, after the rules of RocketMQ's
+NameServer.
+
+In: registrations of nodes (`registration`), and the configuration (`configuration`). Out: routes,
+nodes, topics and values for clients (`registry`). Nodes register with every registry; registries
+store no registrations and exchange nothing. Safety never depends on them: a stale route costs a
+forwarded request, because the log fences (law 5)."""

@@ -1,0 +1,151 @@
+"""The leadership of a shard: the role that a replica is assigned (`Assignment`), when it may lead
+(`Claim`), and how its progress records name it (`WriterEpoch`).
+
+Keeps its part of law 5: a replica leads only under a role that is later than every role of another
+node in the progress log, and a standalone node only after another one was silent. Earlier masters
+are fenced by `replica`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.shard.codec import State
+from chronos.core.shard.lanes import cursors
+from chronos.core.shard.progress import Decision, Progress, count_outcomes
+from chronos.core.shard.queues import holds, written
+from chronos.core.shard.step import Selection, Staged
+from chronos.errors import Deposed, LogUnavailable, RoleStale
+
+log = structlog.get_logger("chronos.shard")
+
+FOREIGN_SILENCE_MS = 90_000
+"""A standalone node takes over from another one after this long without a progress record: one and
+a half heartbeats."""
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """The role that the controller gives to a replica at the moment."""
+
+    kind: Literal["master", "follower", "none"]
+    """`none`: this node does not hold the shard."""
+    epoch: int | None = None
+    """The role epoch of the shard as of the roles that were read; 0: they know no master, or none
+    were read. None: the node is standalone."""
+    confirmed: bool = True
+    """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
+    predecessor_active: bool = False
+    """The previous master may still be finishing its step; do not fence it yet."""
+
+    def continues(self, other: "Assignment | None") -> bool:
+        """Return whether a leadership that began under `other` goes on.
+
+        It is still assigned, or the roles are older than it: the coordinator lost them, was
+        restored to an older state, or gave none to this session yet."""
+        if other is None:
+            return False
+        if self.epoch is not None and other.epoch is not None and self.epoch < other.epoch:
+            return True
+        return self.kind == other.kind and self.epoch == other.epoch
+
+
+STANDALONE = Assignment(kind="master")
+"""The assignment of every replica of a standalone node."""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """The claim of one node to the leadership of one shard."""
+
+    shard: int
+    node: str
+    instance: str
+    """Id of this node's data directory."""
+    led_epoch: int | None
+    """The log epoch of this process's last leadership; None before the first."""
+    ended: str | None = None
+    """Why that leadership ended, for people; None: no error ended it."""
+
+    def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
+        """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
+        Deposed."""
+        is_own = state.instance in ("", self.instance)
+        if assignment.epoch is not None:
+            # After a restart this node may take its own role again, and no earlier one.
+            if state.role_epoch >= assignment.epoch + is_own:
+                raise RoleStale(
+                    f"node {state.node} was master of shard {self.shard} with role epoch "
+                    f"{state.role_epoch}, and this node was given {assignment.epoch}: it waits "
+                    "for a later role"
+                )
+            return 0
+        if is_own:
+            return 0
+        if self.led_epoch is not None and state.log_epoch > self.led_epoch:
+            why = "" if self.ended is None else f" (here the leadership ended: {self.ended})"
+            raise Deposed(
+                f"node {state.node} (instance {state.instance}) took over shard {self.shard} from "
+                f"this one{why}: two standalone nodes serve the same cluster. Stop one of them, or "
+                "give each its own `cluster` and topics."
+            )
+        left_ms = state.progress_ms + FOREIGN_SILENCE_MS - now_ms
+        if left_ms <= 0:
+            log.warning("taking over from a silent node", shard=self.shard, node=state.node)
+        return max(0, left_ms)
+
+    def waiting(self, state: State, wait_ms: int) -> LogUnavailable:
+        """Return the reason for the wait, for people."""
+        return LogUnavailable(
+            f"node {state.node} (instance {state.instance}) was master of shard {self.shard} until"
+            f" {FOREIGN_SILENCE_MS - wait_ms} ms ago; this node takes over once it was silent for"
+            f" {FOREIGN_SILENCE_MS // 1_000} s"
+        )
+
+
+class WriterEpoch(Struct, frozen=True, kw_only=True):
+    """The fields of a progress record that name its writer."""
+
+    cluster: str
+    node: str
+    instance: str
+    shards: int
+    role_epoch: int
+    log_epoch: int
+
+    def progress(
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Sequence[Decision] = (),
+        details: Sequence[str] = (),
+        *,
+        held_forwards: int = 0,
+    ) -> Progress:
+        """Return the progress record of a step; `details`: the texts that the decisions number.
+
+        `held_forwards`: number of held records that wait for another partition before this step.
+        """
+        texts = list(details)
+        held = holds(staged.held, texts)
+        return Progress(
+            role_epoch=self.role_epoch,
+            log_epoch=self.log_epoch,
+            cluster=self.cluster,
+            node=self.node,
+            instance=self.instance,
+            shards=self.shards,
+            cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1],
+            pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions),
+            refused=tuple(staged.refused),
+            decisions=tuple(decisions),
+            probes=staged.probes,
+            unreadable=tuple(staged.unreadable),
+            lanes=cursors(selection.leaving),
+            details=tuple(texts),
+            horizon_ms=staged.horizon_ms,
+            held=held,
+            written=written(staged.written),
+            held_forwards=held_forwards + staged.held_forwards,
+        )
