@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from chronos.adapters.embedded.log import EmbeddedLog
@@ -56,7 +56,7 @@ class Node:
         self.store = store or MemoryStore()
         self.failures: list[ChronosError] = []
         shared = Shared(
-            config=load(None, {}, [f"shards={shards}", f"node.id={name}", *case.settings]),
+            config=load(None, {}, [f"shards={shards}", f"node.id={name}"]),
             log=case.log,
             clock=case.clock,
             instance=name,
@@ -100,11 +100,8 @@ class SharedShard:
         *,
         limits: RateLimits | None = None,
         log_type: type[EmbeddedLog] = EmbeddedLog,
-        settings: Sequence[str] = (),
     ) -> None:
         self.clock = HandClock()
-        self.settings = settings
-        """Of both nodes."""
         self.limits = limits
         config = load(None, {}, ["shards=1"])
         self.delay, self.progress = config.topics.delay, config.topics.progress

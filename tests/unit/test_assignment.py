@@ -32,6 +32,7 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 NOW_MS = 1_800_000_000_000
@@ -487,9 +488,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("reason", "request_"), REFUSED.items(), ids=[reason[:60] for reason in REFUSED]
-)
+@table(("reason", "request_"), REFUSED.items())
 def test_a_refused_request_is_in_the_history_and_changes_nothing(
     reason: str, request_: Request
 ) -> None:
@@ -557,7 +556,7 @@ def test_an_unhealthy_master_is_replaced_under_the_next_epoch_and_told_to_follow
     assert plan(replace(before, roles=roles)) == roles
 
 
-@pytest.mark.parametrize(
+@table(
     ("reports", "moves"),
     [
         ((report(), report(), report(bad=False)), True),

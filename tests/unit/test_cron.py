@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from chronos.core import cron
 from chronos.core.cron import next_cron
 from chronos.core.timefmt import MS_MAX, parse_time_ms
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 # Zone, expression, a time, and the times of the occurrences that follow it, with their offsets
@@ -89,7 +90,7 @@ TABLE = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("zone", "expression", "after", "expected"), TABLE)
+@table(("zone", "expression", "after", "expected"), TABLE)
 def test_the_occurrences_of_an_expression_are_those_of_the_table(
     zone: str, expression: str, after: str, expected: list[str]
 ) -> None:
@@ -109,7 +110,7 @@ def test_the_table_has_six_zones_that_change() -> None:
     assert len({zone for zone, *_ in TABLE} - {"", "Asia/Kolkata"}) >= 6
 
 
-@pytest.mark.parametrize(
+@table(
     "expression",
     [
         "",

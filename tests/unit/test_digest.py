@@ -48,6 +48,7 @@ from chronos.core.shard.shard import Shard
 from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Horizon
 from chronos.workers.replica.retention import Deleter, id_states_kept_ms
 from tests.harness.memory import MemoryStore
+from tests.harness.table import table
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
 from tests.unit.model import SHARD, Rows
@@ -239,7 +240,7 @@ def found(changes: dict[bytes, bytes | None]) -> str:
     return digest(Rows(rows), remembered_ms=100)
 
 
-@pytest.mark.parametrize(
+@table(
     "changes",
     [
         {STATE_KEY: pack_state(replace(STATE, applied=8))},

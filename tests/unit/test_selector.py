@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.selector import FAILED_MS, Selector, penalty_ms
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 NOW_MS = 1_800_000_000_000
@@ -16,7 +17,7 @@ NONE_CLOSED: frozenset[int] = frozenset()
 SECOND_MS = 1_000
 
 
-@pytest.mark.parametrize(
+@table(
     ("latency_ms", "penalty_s"),
     [
         (0, 0),
