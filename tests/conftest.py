@@ -8,6 +8,7 @@ waits for a session to expire the other uses the processor."""
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import re
 import uuid
@@ -24,11 +25,15 @@ from tests.harness import profile, reruns, stale_seeds, tiers
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
-from tests.unit.settings import CHOSEN
+from tests.unit.settings import CHOSEN, FEW
+
+# Each node, client and command would read the authorities of the system, which takes 50 ms of
+# processor time, and no test needs them.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "harness" / "authorities.pem"))
 
 # No deadlines: on two cores with a broker beside them, a slow example proves nothing.
 _no_deadline = settings(
-    max_examples=30 if CHOSEN == "fast" else 100,
+    max_examples=FEW if CHOSEN == "fast" else 100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
@@ -49,9 +54,6 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 Service.forked = True
-
-SERVICES = "tests/node/"
-"""Tests of these are requests to a service: they wait for most of their time."""
 
 SPARK_SECOND = {
     "test_archive_end.py",
@@ -82,21 +84,6 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2
     does not read."""
-
-    def _assign_work_unit(self, node: Any) -> None:
-        """Give every other worker tests of services first, and the other ones tests that compute;
-        then what is left.
-
-        A service's test waits more than it computes, so that the processor would idle while all
-        workers run them. A full run keeps its order, in which the longest tests are the first."""
-        if tiers.chosen(self.config) == "fast":
-            serves = self.nodes.index(node) % 2 == 0
-            preferred = next(
-                (scope for scope in self.workqueue if scope.startswith(SERVICES) == serves), None
-            )
-            if preferred is not None:
-                self.workqueue.move_to_end(preferred, last=False)
-        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
@@ -173,11 +160,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is captured yet."""
+    # Almost nothing that is made before the first test is garbage.
+    gc.disable()
     config.stash[_stderr] = os.dup(2)
     tiers.begin(config)
     stale_seeds.begin(config)
     profile.begin(config)
     reruns.begin(config)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was made until now out of all later collections of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -87,6 +87,7 @@ def test_a_page_loads_nothing_from_other_servers(project: Path) -> None:
         assert [each for each in loads if re.match(r"(https?:)?//", each)] == []
 
 
+@pytest.mark.slow
 def test_the_site_has_every_call_and_every_verb_in_full(project: Path) -> None:
     """In the repository stand tables only; here each has a section, and so has each type."""
     reference = project / "site/docs/reference"
@@ -101,6 +102,7 @@ def test_the_site_has_every_call_and_every_verb_in_full(project: Path) -> None:
     assert "<code>--token-file</code>" in verbs
 
 
+@pytest.mark.slow
 def test_the_navigation_has_the_sections_of_the_index(project: Path) -> None:
     """Each section of docs/index.md is a tab."""
     sections = re.findall("^## (.+)$", (DOCS / "index.md").read_text(), re.MULTILINE)

@@ -23,6 +23,7 @@ from chronos.node.topics import cluster_topic, own_topics
 from chronos.ports import READING_BOUNDED, TopicSpec
 from tests.contract.implementations import connected, read_until
 from tests.harness.broker import Broker
+from tests.harness.table import table
 from tests.harness.waiting import check_deadline, wait_until
 from tests.integration.foreign import Sent, alter_topic, produce
 
@@ -92,7 +93,7 @@ class Client:
         return answers
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "raised"),
     [
         (KafkaError._UNKNOWN_PARTITION, LogUnavailable),
@@ -108,8 +109,8 @@ class Client:
         (KafkaError._FAIL, LogUnavailable),
     ],
 )
-@pytest.mark.parametrize("before", [[], [KafkaError._PARTITION_EOF]], ids=["", "eof"])
-@pytest.mark.parametrize("at", [0, 1, 7])
+@table("before", [[], [KafkaError._PARTITION_EOF]])
+@table("at", [0, 1, 7])
 def test_an_error_among_records_costs_none_of_them(
     at: int, before: list[int], code: int, raised: type[ChronosError] | None
 ) -> None:

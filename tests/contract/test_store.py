@@ -368,6 +368,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("steps", [21, 22, 150, 311])
+@pytest.mark.process
 def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     """It holds what was flushed, whole writes only, and each with all writes before it."""
     killed = subprocess.run(
@@ -552,7 +553,7 @@ def test_a_write_during_a_write_stall_waits_outside_rocksdb(tmp_path):
 def test_a_store_can_be_closed_while_other_threads_read(tmp_path):
     """A reader never keeps the directory locked: it reads everything, or gets Retry."""
     path = tmp_path / "s"
-    for _ in range(20):
+    for _ in range(5):
         store = rocks_store(path)
         store.write([(b"%05d" % n, b"v") for n in range(5_000)], [])
 

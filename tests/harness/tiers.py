@@ -107,17 +107,24 @@ def begin(config: pytest.Config) -> None:
 
 
 def is_left_out(path: Path, config: pytest.Config) -> bool:
-    """Return whether the tier has no test of a module, so that its import, which may take a second,
-    is saved: all its tests have a resource, or none is a smoke test."""
+    """Return whether the tier has no test of a module or a folder, so that its import, which may
+    take a second, is saved: all its tests have a resource, or none is a smoke test."""
     tier = chosen(config)
-    if tier not in ("fast", "smoke") or not path.name.startswith("test_"):
+    if tier not in ("fast", "smoke"):
+        return False
+    if path.is_dir():
+        modules = list(path.rglob("test_*.py"))
+        return bool(modules) and all(is_left_out(module, config) for module in modules)
+    if not path.name.startswith("test_"):
         return False
     text = path.read_text()
     if tier == "smoke":
         # `cases` of tests/sim/conftest.py gives the mark too.
         return "mark.smoke" not in text and " cases\n" not in text
     marks = re.search(r"^pytestmark = (.*)$", text, re.MULTILINE)
-    return marks is not None and any(f"mark.{name}" in marks[1] for name in RESOURCES)
+    return marks is not None and any(
+        f"mark.{name}" in marks[1] for name in (*RESOURCES, "campaign")
+    )
 
 
 class Watch:
@@ -154,11 +161,13 @@ class Watch:
         if report.skipped and marks & SERVERS.keys() and not hasattr(report, "wasxfail"):
             report.outcome = "failed"
             report.longrepr = f"tests on servers must not be skipped: {report.longrepr}"
+        if report.when != "teardown" or marks:
+            return report
         used_s = time.process_time() - self._began_s
         # With the examples of a full run any generated test is slow.
         is_generated = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
         is_exempt = is_generated and chosen(item.config) != "fast"
-        if report.when == "teardown" and used_s > SLOW_S and not marks and not is_exempt:
+        if used_s > SLOW_S and not is_exempt:
             report.user_properties.append((_SLOW, used_s))
         return report
 

@@ -600,6 +600,7 @@ def test_a_time_in_the_past_is_accepted_with_a_warning_or_refused_if_it_is_long_
         ),
     ],
 )
+@pytest.mark.process
 def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
     """Exit code 2 and the command that installs it."""
     module, arguments = {
@@ -639,6 +640,7 @@ def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_shell_completion_can_be_installed():
     """The option shows a script for the shell."""
     program = "import os, sys; os.environ['_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION'] = '1'; "

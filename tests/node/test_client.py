@@ -595,6 +595,7 @@ def test_the_package_lists_what_it_offers():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+@pytest.mark.process
 def test_importing_the_client_imports_nothing_of_the_service():
     """A program that only schedules loads nothing else."""
     program = (

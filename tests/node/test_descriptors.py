@@ -47,6 +47,7 @@ def test_a_limit_that_is_too_low_is_raised_to_what_the_system_allows(
 
 
 @pytest.mark.parametrize("verb", ["serve", "doctor"])
+@pytest.mark.process
 def test_a_limit_that_cannot_be_raised_is_named_with_what_is_needed(
     tmp_path: Path, verb: str
 ) -> None:

@@ -438,6 +438,7 @@ DIGITS = [
 """Python refuses to convert more than 4,300 digits."""
 
 
+@pytest.mark.slow
 def test_no_number_in_a_path_or_a_query_is_an_error_of_the_service(service):
     """Of any route, in any parameter."""
     with capture_logs() as logs:

@@ -98,6 +98,7 @@ def values(log: EmbeddedLog, topic: str, partition: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.process
 def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing(tmp_path, kills):
     """The same log over many kills: acknowledged records stay at their offsets, transactions are
     whole."""

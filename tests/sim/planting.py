@@ -2,7 +2,8 @@
 
 A change names the text alone, wherever in `chronos` it stands, so that code can be moved and
 renamed without an edit of the tables; line breaks within brackets do not matter. When the text
-itself is gone, planting fails, and the table has to be adapted."""
+itself is gone, planting fails, and the table has to be adapted. Packages that no simulator runs are
+not looked through."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -29,6 +31,8 @@ class Change(NamedTuple):
     """Name of the class, the function or both (`Master._pull`) that the text is looked for in,
     where it stands in others as well."""
 
+
+NOT_SIMULATED = ("admin", "cli", "spark")
 
 Faults = Mapping[str, Sequence[Change]]
 """The changes of each fault, by its name."""
@@ -76,14 +80,22 @@ class Place(NamedTuple):
 
 
 @cache
-def _places() -> list[Place]:
-    found = []
-    for path in sorted((ROOT / "chronos").rglob("*.py")):
-        source = path.read_text()
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for name, node in _functions(parsed(source)):
-            lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-            found.append(Place(module, name, textwrap.dedent("\n".join(lines))))
+def _sources() -> dict[Path, str]:
+    return {
+        path: path.read_text()
+        for path in sorted((ROOT / "chronos").rglob("*.py"))
+        if path.relative_to(ROOT).parts[1] not in NOT_SIMULATED
+    }
+
+
+@cache
+def _places(path: Path) -> list[Place]:
+    source = _sources()[path]
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    lines, found = source.splitlines(), []
+    for name, node in _functions(parsed(source)):
+        text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        found.append(Place(module, name, textwrap.dedent(text)))
     return found
 
 
@@ -101,9 +113,13 @@ def _functions(
 def place_of(change: Change) -> Place:
     """Return the function that has the text. Raises LookupError if there is none or several."""
     pattern = re.compile(_pattern(change.text), re.DOTALL)
+    # Only modules with the longest word of the text are parsed and searched.
+    word = max(re.findall(r"\w+", change.text), key=len, default="")
     found = [
         place
-        for place in _places()
+        for path, source in _sources().items()
+        if word in source
+        for place in _places(path)
         if f".{change.within}." in f".{place.name}." or not change.within
         for _ in pattern.finditer(place.source)
     ]

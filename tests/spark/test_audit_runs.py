@@ -32,6 +32,8 @@ from tests.integration.mixture import MixedFlow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.campaign
+
 RUNS = int(os.environ.get("AUDIT_RUNS", "1"))
 """Runs, each with a seed of its own."""
 
@@ -263,7 +265,6 @@ def first_seed() -> int:
     return seed
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("number", range(RUNS))
 def test_a_run_with_kills_is_audited_as_clean(
     spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int

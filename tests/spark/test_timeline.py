@@ -128,7 +128,7 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
 
 
 @given(histories)
-@examples(60, 400)
+@examples(400)
 def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each
     occurrence once; else it is pending."""
@@ -182,7 +182,7 @@ def check_ends(master: Master) -> None:
 
 
 @given(histories)
-@examples(40, 200)
+@examples(200)
 def test_settled_messages_may_be_left_out_of_the_events(history: Sequence[Step]) -> None:
     """An action on a message that is not among the events has no effect on messages settled when it
     was staged."""

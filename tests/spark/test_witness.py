@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
+pytestmark = pytest.mark.campaign
+
 RUNS = int(os.environ.get("WITNESS_RUNS", "1"))
 """Runs, each with a seed of its own."""
 
@@ -139,7 +141,6 @@ def drill(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Drill
     made.brokers.close()
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("number", range(RUNS))
 def test_no_audit_contradicts_what_readers_found(
     drill: Drill, monkeypatch: pytest.MonkeyPatch, number: int

@@ -1,6 +1,6 @@
-"""How many examples Hypothesis generates: `@examples(150, 1_500)`.
+"""How many examples Hypothesis generates: `@examples(1_500)` in a full run, and few in a fast one.
 
-`TEST_EXAMPLES` chooses: unset or `fast` takes the first number, `whole` the second, a number
+`TEST_EXAMPLES` chooses: unset or `fast` takes a few, `whole` the number of the test, a number
 replaces both (`TEST_EXAMPLES=20000 pytest tests/unit` searches longer)."""
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from hypothesis import settings
 
 CHOSEN = os.environ.get("TEST_EXAMPLES", "fast")
 
+FEW = 15
 
-def examples(fast: int, whole: int) -> settings:
+
+def examples(whole: int) -> settings:
     """A decorator that sets the number of examples of a test."""
-    number = {"fast": fast, "whole": whole}.get(CHOSEN)
+    number = {"fast": FEW, "whole": whole}.get(CHOSEN)
     return settings(max_examples=int(CHOSEN) if number is None else number)

@@ -32,6 +32,7 @@ from chronos.core.cluster.roles import (
     Roles,
     ShardRoles,
 )
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 NOW_MS = 1_800_000_000_000
@@ -487,9 +488,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("reason", "request_"), REFUSED.items(), ids=[reason[:60] for reason in REFUSED]
-)
+@table(("reason", "request_"), REFUSED.items())
 def test_a_refused_request_is_in_the_history_and_changes_nothing(
     reason: str, request_: Request
 ) -> None:
@@ -557,7 +556,7 @@ def test_an_unhealthy_master_is_replaced_under_the_next_epoch_and_told_to_follow
     assert plan(replace(before, roles=roles)) == roles
 
 
-@pytest.mark.parametrize(
+@table(
     ("reports", "moves"),
     [
         ((report(), report(), report(bad=False)), True),
@@ -783,7 +782,7 @@ def as_reported(roles: Roles, nodes: str = "abc") -> list[Member]:
     ]
 
 
-@examples(40, 300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20),
     st.sampled_from((None, 2)),
@@ -809,7 +808,7 @@ def test_masters_stay_where_they_are_when_the_roles_are_lost(
     assert plan(view(*as_reported(roles), roles=found, **settings)).shards == found.shards
 
 
-@examples(40, 300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.sampled_from("abc")), max_size=20),
     st.integers(0, 20),
@@ -1230,7 +1229,7 @@ PROCESSES = st.lists(st.tuples(st.sampled_from("xyz"), st.booleans()), min_size=
 """Nodes of machines: which one, and whether it was there from the start."""
 
 
-@examples(20, 200)
+@examples(200)
 @given(PROCESSES, st.none() | st.integers(2, 3))
 def test_replicas_lie_apart_and_evenly_in_the_end(
     processes: list[tuple[str, bool]], replication: int | None
@@ -1336,14 +1335,14 @@ VIEWS = st.builds(
 )
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_a_master_is_alive_or_there_is_none(before: ClusterView) -> None:
     for shard, given_roles in plan(before).shards.items():
         assert given_roles.master is None or given_roles.master in before.members, shard
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterView) -> None:
     for shard, given_roles in plan(before).shards.items():
@@ -1353,7 +1352,7 @@ def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterVie
             assert before.members[given_roles.master].eligible
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(
     before: ClusterView,
@@ -1374,7 +1373,7 @@ def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(
         assert not ready or given_roles.master in ready
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -> None:
     for shard, given_roles in plan(before).shards.items():
@@ -1400,7 +1399,7 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
             assert given_roles.epoch > max(old.epoch, *seen, 0)
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> None:
     """Without requests, at most one of them moves, to spread them evenly; and those that a quorum
@@ -1429,7 +1428,7 @@ def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> Non
     assert moved <= 1
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_a_shard_has_a_master_when_any_available_replica_is_up_to_date(before: ClusterView) -> None:
     roles = plan(before)
@@ -1448,7 +1447,7 @@ def test_a_shard_has_a_master_when_any_available_replica_is_up_to_date(before: C
         assert given_roles.master is not None or not able or drained_only
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS, st.integers(1, 9))
 def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None:
     """Also for the next controller, and after a way through JSON."""
@@ -1461,7 +1460,7 @@ def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None
     )
 
 
-@examples(40, 300)
+@examples(300)
 @given(VIEWS)
 def test_masters_are_spread_evenly_to_within_one_in_the_end(before: ClusterView) -> None:
     """All nodes are present and up to date: each plan moves one shard until the spread is even."""

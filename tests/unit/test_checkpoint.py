@@ -31,6 +31,7 @@ from chronos.workers.replica.checkpoint import (
 )
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
+from tests.harness.table import table
 
 HOUR_MS = 3_600_000
 KEEP_LOGS_MS = 7 * 24 * HOUR_MS
@@ -39,7 +40,7 @@ RECORDS = 40
 # ----------------------------------------------------------------------------------------- The rule
 
 
-@pytest.mark.parametrize(
+@table(
     ("checkpoints", "replicas", "archived", "by_age", "expected"),
     [
         ([30, 20, 10], [50], None, 90, 10),
@@ -103,7 +104,7 @@ MINE = LogPosition(applied=9, pull_offset=5)
 OTHER = LogPosition(applied=7, pull_offset=3)
 
 
-@pytest.mark.parametrize(
+@table(
     ("reports", "registered", "away_ms", "expected"),
     [
         pytest.param(

@@ -21,6 +21,7 @@ from chronos.core.cluster.kafka.records import (
     unpack_roles,
 )
 from chronos.core.cluster.roles import Member, ReplicaReport, Request, Roles, ShardRoles
+from tests.harness.table import table
 
 MEMBER = Member(
     node="a",
@@ -124,7 +125,7 @@ def test_fields_of_a_newer_version_are_ignored(
     assert unpack(newer) == record
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "why"),
     [
         (None, "has no value"),

@@ -26,6 +26,7 @@ from chronos.core.shard.codec import (
     Totals,
 )
 from chronos.errors import LogMismatch, StoreCorrupt
+from tests.harness.table import table
 
 ENTRY = Entry(
     id=b"order-7",
@@ -196,13 +197,13 @@ def split(name: str, data: bytes) -> tuple[bytes, bytes]:
 HEADS = {name: split(name, bytes.fromhex(data))[0] for name, _, data in GOLDEN}
 
 
-@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+@table(("name", "value", "data"), GOLDEN)
 def test_values_have_the_bytes_of_existing_stores(name: str, value: Any, data: str) -> None:
     assert packer(name)(value).hex() == data
     assert unpacker(name)(bytes.fromhex(data)) == value
 
 
-@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+@table(("name", "value", "data"), GOLDEN)
 def test_truncated_bytes_are_a_named_error(name: str, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
@@ -212,7 +213,7 @@ def test_truncated_bytes_are_a_named_error(name: str, value: Any, data: str) -> 
         unpacker(name)(whole + b"\x00")
 
 
-@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+@table(("name", "value", "data"), GOLDEN)
 def test_an_unknown_version_is_named_with_what_to_do(name: str, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for version in {*range(256)} - {whole[0]}:
@@ -234,14 +235,14 @@ def test_a_state_of_newer_rules_is_named_before_anything_of_it_is_decoded(number
         codec.unpack_state(head[:1] + b"\0" + fields)
 
 
-@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+@table(("name", "value", "data"), GOLDEN)
 def test_the_fields_of_a_newer_version_are_ignored(name: str, value: Any, data: str) -> None:
     head, fields = split(name, bytes.fromhex(data))
     newer = [*msgspec.msgpack.decode(fields), {"new": 1}]
     assert unpacker(name)(head + msgspec.msgpack.encode(newer)) == value
 
 
-@pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
+@table(("name", "value", "data"), GOLDEN)
 def test_a_value_without_its_last_fields_has_their_defaults(
     name: str, value: Any, data: str
 ) -> None:

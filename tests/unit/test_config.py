@@ -18,6 +18,7 @@ from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret,
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 from chronos.errors import ConfigurationError
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 ROOT = Path(__file__).parents[2]
@@ -189,12 +190,12 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "ms"), DURATIONS)
+@table(("text", "ms"), DURATIONS)
 def test_a_duration_is_a_number_and_a_unit_or_several_of_them(text: str, ms: int) -> None:
     assert duration_ms(text) == ms
 
 
-@pytest.mark.parametrize(("text", "size"), SIZES)
+@table(("text", "size"), SIZES)
 def test_a_size_is_bytes_or_a_number_and_a_unit(text: str, size: int) -> None:
     assert size_bytes(text) == size
 
@@ -220,7 +221,7 @@ WRONG_DURATIONS = {
 }
 
 
-@pytest.mark.parametrize(("text", "hint"), WRONG_DURATIONS.items())
+@table(("text", "hint"), WRONG_DURATIONS.items())
 def test_the_error_for_an_invalid_duration_says_what_to_write(text: str, hint: str) -> None:
     line = f'--set: limits.max_delay: "{text}" is not a duration; {hint}'
     assert problems(None, None, f"limits.max_delay={text}") == [line]
@@ -372,7 +373,7 @@ WRONG_VALUES = {
 }
 
 
-@pytest.mark.parametrize(("override", "words"), WRONG_VALUES.items())
+@table(("override", "words"), WRONG_VALUES.items())
 def test_the_error_for_a_wrong_flag_says_what_is_wrong_and_what_to_write(
     override: str, words: str | None
 ) -> None:
@@ -397,7 +398,7 @@ UNKNOWN_PATHS = {
 }
 
 
-@pytest.mark.parametrize(("path", "hint"), UNKNOWN_PATHS.items())
+@table(("path", "hint"), UNKNOWN_PATHS.items())
 def test_the_error_for_an_unknown_key_names_similar_keys(path: str, hint: str) -> None:
     assert problems(None, None, f"{path}=1") == [f"--set: {path}: unknown key; {hint}"]
 
@@ -471,7 +472,7 @@ WRONG_FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "lines"), WRONG_FILES.items())
+@table(("text", "lines"), WRONG_FILES.items())
 def test_the_error_for_a_wrong_file_names_the_line(text: str, lines: list[str]) -> None:
     assert problems(text) == lines
 
@@ -683,7 +684,7 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "words"), CONFLICTS.items())
+@table(("overrides", "words"), CONFLICTS.items())
 def test_conflicting_settings_are_refused(overrides: tuple[str, ...], words: str | None) -> None:
     if words is None:
         load(None, {}, overrides)
@@ -852,7 +853,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@examples(20, 200)
+@examples(200)
 @given(SETTINGS)
 def test_a_shown_configuration_reads_back_as_the_same_one(
     tmp_path_factory: Any, settings: dict[str, Any]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from chronos.core import cron
 from chronos.core.cron import next_cron
 from chronos.core.timefmt import MS_MAX, parse_time_ms
+from tests.harness.table import table
 from tests.unit.settings import examples
 
 # Zone, expression, a time, and the times of the occurrences that follow it, with their offsets
@@ -89,7 +90,7 @@ TABLE = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("zone", "expression", "after", "expected"), TABLE)
+@table(("zone", "expression", "after", "expected"), TABLE)
 def test_the_occurrences_of_an_expression_are_those_of_the_table(
     zone: str, expression: str, after: str, expected: list[str]
 ) -> None:
@@ -109,7 +110,7 @@ def test_the_table_has_six_zones_that_change() -> None:
     assert len({zone for zone, *_ in TABLE} - {"", "Asia/Kolkata"}) >= 6
 
 
-@pytest.mark.parametrize(
+@table(
     "expression",
     [
         "",
@@ -170,7 +171,7 @@ _field = st.one_of(
 )
 
 
-@examples(200, 2_000)
+@examples(2_000)
 @given(
     st.lists(_field, min_size=4, max_size=7),
     st.sampled_from(["", "Europe/Lisbon"]),
@@ -186,7 +187,7 @@ def test_any_text_has_a_later_time_or_none_or_is_refused(
     assert found is None or (found > after_ms and found % 1_000 == 0)
 
 
-@examples(60, 600)
+@examples(600)
 @given(
     st.sampled_from(
         ["30 1 * * *", "15,45 2 * * *", "0 0 * * *", "*/20 1-2 * * *", "30 30 2 * * 0"]
@@ -261,7 +262,7 @@ def test_a_rare_time_is_found(expression: str, after: str, expected: str) -> Non
 _part = st.sampled_from(["*", "*/7", "3", "0", "1-4", "5,9", "*/13"])
 
 
-@examples(300, 2_000)
+@examples(2_000)
 @given(
     st.lists(_part, min_size=3, max_size=3),
     st.sampled_from(["*", "L", "LW", "1", "29", "30,31", "*/31", "15,L", "1-7", "LW,3"]),

@@ -48,6 +48,7 @@ from chronos.core.shard.shard import Shard
 from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Horizon
 from chronos.workers.replica.retention import Deleter, id_states_kept_ms
 from tests.harness.memory import MemoryStore
+from tests.harness.table import table
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
 from tests.unit.model import SHARD, Rows
@@ -77,7 +78,7 @@ class Cleaned(Replica):
 
 
 @pytest.mark.slow
-@examples(60, 500)
+@examples(500)
 @given(
     history=histories,
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
@@ -195,7 +196,7 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     assert store.starts == [EXPIRY], "the next pass does not begin at the first row"
 
 
-@examples(40, 300)
+@examples(300)
 @given(history=histories, chunk=st.sampled_from([1, 2, 3, 7]))
 def test_the_digest_does_not_depend_on_how_the_store_is_read(
     history: list[Step], chunk: int
@@ -239,7 +240,7 @@ def found(changes: dict[bytes, bytes | None]) -> str:
     return digest(Rows(rows), remembered_ms=100)
 
 
-@pytest.mark.parametrize(
+@table(
     "changes",
     [
         {STATE_KEY: pack_state(replace(STATE, applied=8))},

@@ -117,7 +117,7 @@ def test_a_window_without_recent_observations_gives_no_verdict_and_starts_again(
     assert window.verdict(NOW_MS + 4 + 25_000) is True
 
 
-@examples(60, 500)
+@examples(500)
 @given(
     st.integers(4, 8),
     st.integers(1, 8),

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from chronos.core.keys import (
     parse_generated_id,
     partition_of,
 )
+from tests.harness.table import table
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, OFFSET_MAX))
 positions = st.tuples(numbers, numbers)
@@ -137,7 +137,7 @@ def test_a_generated_id_names_shard_time_and_offset(shard: int, due_ms: int, off
     assert parse_generated_id(generated_id(shard, due_ms, offset), shard) is None
 
 
-@pytest.mark.parametrize(
+@table(
     "message_id",
     [
         b"",
@@ -178,7 +178,7 @@ def test_a_parsed_generated_id_is_written_the_same_way_and_fits_a_key(message_id
         assert entry_position(entry_key(*parsed[1:])) == parsed[1:]
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "signed"),
     [
         (b"21", -973932308),

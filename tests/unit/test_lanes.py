@@ -27,6 +27,7 @@ from chronos.workers.push import lanes
 from chronos.workers.push.lanes import LaneTurns, Openings, SelectionBounds, is_open, lane_for
 from chronos.workers.push.targets import NOT_YET, Target
 from tests.harness.memory import MemoryStore
+from tests.harness.table import table
 
 NOW_MS = 1_000
 KEY = b"k"
@@ -162,7 +163,7 @@ def test_one_message_at_a_time_comes_from_each_queue_in_turn():
     assert [queues.step() for _ in range(4)] == [[0], [1], [2], [0]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("info", "partition", "opened"),
     [
         (ORDERS, 0, True),
@@ -190,7 +191,7 @@ def test_the_lanes_of_a_deleted_topic_open_after_the_second_description():
     assert is_open(0, Target(info=None, described_ms=6_000, missing_since_ms=4_000))
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "leaderless", "occupied", "lane"),
     [
         (KEY, set(), set(), None),

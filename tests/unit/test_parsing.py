@@ -24,6 +24,7 @@ from chronos.core.message import (
 )
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import NAMES_SEEN_MAX, UNITLESS_TARGETS_MAX, Rules
+from tests.harness.table import table
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, RULES, TO, action, message, parsed
 from tests.unit.settings import examples
 
@@ -100,7 +101,7 @@ def test_every_header_of_a_message_is_kept() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("header", "due_ms"),
     [
         (("chronos-deliver-at", b"1700000000001"), NOW_MS + 1),
@@ -140,11 +141,9 @@ def test_a_replace_replaces() -> None:
     assert (result.verb, result.on_conflict) == (Verb.REPLACE, OnConflict.REPLACE)
 
 
-@pytest.mark.parametrize("named_by", ["key", "header", "both"])
-@pytest.mark.parametrize(
-    ("verb", "extra"), [("cancel", []), ("fire-now", []), ("reschedule", [AT])]
-)
-@pytest.mark.parametrize("message_id", [b"order-7", GENERATED_ID, b"\xff\xfe", b"x" * 1024])
+@table("named_by", ["key", "header", "both"])
+@table(("verb", "extra"), [("cancel", []), ("fire-now", []), ("reschedule", [AT])])
+@table("message_id", [b"order-7", GENERATED_ID, b"\xff\xfe", b"x" * 1024])
 def test_an_action_names_its_message_by_key_or_by_header(
     message_id: bytes, verb: str, extra: list[tuple[str, bytes]], named_by: str
 ) -> None:
@@ -250,7 +249,7 @@ def test_a_header_means_the_same_in_any_case_and_with_underscores(spelling: int)
     assert parsed(*cancel) == Action(Verb.CANCEL, b"order-7")
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULING | RECEIPT))
+@table("name", sorted(SCHEDULING | RECEIPT))
 def test_a_name_that_is_one_edit_away_from_a_header_is_refused_with_the_right_name(
     name: str,
 ) -> None:
@@ -568,9 +567,7 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
     ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "headers", "key"), _refusals(), ids=lambda value: str(value)[:70]
-)
+@table(("reason", "headers", "key"), _refusals())
 def test_a_malformed_record_is_refused_with_the_right_reason(
     reason: Reason, headers: Sequence[tuple[str, bytes | None]], key: bytes | None
 ) -> None:
@@ -623,7 +620,7 @@ _values = st.one_of(
 )
 
 
-@examples(150, 1_500)
+@examples(1_500)
 @given(
     st.one_of(st.none(), st.lists(st.tuples(_names, _values), max_size=6)),
     st.one_of(st.none(), st.binary(max_size=6), st.sampled_from([GENERATED_ID, b"x" * 1025])),

@@ -27,6 +27,7 @@ from chronos.core.shard.progress import Progress, count_outcomes
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import nothing_selected
+from tests.harness.table import table
 from tests.unit.model import Rows
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, WRITER, action
 
@@ -53,7 +54,7 @@ def test_many_keys_have_the_partitions_that_each_has_alone(
     assert partitions_of(keys, partitions) == [partition_of(key, partitions) for key in keys]
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 21, 36, 1024])
+@table("length", [1, 2, 3, 4, 5, 8, 21, 36, 1024])
 def test_keys_of_one_length_are_hashed_together_to_the_same_partitions(length: int) -> None:
     keys = [bytes((at * 31 + place * 7) % 256 for place in range(length)) for at in range(100)]
     assert partitions_of(keys, 7) == [partition_of(key, 7) for key in keys]
@@ -160,7 +161,7 @@ REPLACE = [AT, TO, action("replace")]
 UNKNOWN, TOO_LATE, IGNORED = Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED
 
 
-@pytest.mark.parametrize(
+@table(
     ("sent", "refused"),
     [
         # Within 0.5 s, in two partitions: the cancel wins in any order of arrival.
@@ -273,8 +274,8 @@ UNKNOWN, TOO_LATE, IGNORED = Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED
         ),
     ],
 )
-@pytest.mark.parametrize("hop_ms", [0, 7, -400])
-@pytest.mark.parametrize("steps", [1, 4])
+@table("hop_ms", [0, 7, -400])
+@table("steps", [1, 4])
 def test_the_order_of_records_of_one_id_that_came_to_several_partitions(
     sent: list[tuple[int, int, Headers]], refused: dict[int, Reason], hop_ms: int, steps: int
 ) -> None:

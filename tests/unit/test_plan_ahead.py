@@ -27,6 +27,7 @@ from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import SECOND_LOOK_MS, Refusals, Retries, SetAside
 from tests.harness.memory import MemoryStore
+from tests.harness.table import table
 
 NOW_MS = 1_800_000_000_000
 DUE_MS = NOW_MS - 60_000
@@ -153,11 +154,9 @@ MIXED = (
 """Delivered, too large, expired, not expired yet, and nearly too large."""
 
 
-@pytest.mark.parametrize(
-    "message_id", [None, b"order-7", b"3-1700000000000-9"], ids=["none", "own", "generated"]
-)
-@pytest.mark.parametrize("key", [None, b"key"])
-@pytest.mark.parametrize(
+@table("message_id", [None, b"order-7", b"3-1700000000000-9"])
+@table("key", [None, b"key"])
+@table(
     ("target", "reason"),
     [
         ("orders", Reason.EXPIRED),
@@ -307,7 +306,7 @@ CHANGES: dict[str, Callable[[Bench], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@table("name", CHANGES)
 def test_a_prepared_step_does_not_hold_after(name: str) -> None:
     """The step is then decided as if nothing had been prepared."""
     bench, other, selection = Bench(), Bench(), selected(*MIXED)

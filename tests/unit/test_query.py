@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from chronos.core.reach import Reach
 from chronos.core.shard.progress import Decision, Outcome
 from tests.unit.model import Rows
 from tests.unit.played import MINUTE_MS, NOW_MS, SHARD, SHARDS, Played, parked
+from tests.unit.settings import examples
 
 EVERYTHING = Filter()
 
@@ -430,7 +431,7 @@ class Moving(Rows):
         return self._behind.scan(start, stop, count_max, bytes_max)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     dues=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     moves=st.lists(

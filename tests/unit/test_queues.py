@@ -20,7 +20,6 @@ from chronos.core.query.lookup import holds_for
 from chronos.core.shard import queues
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Progress, unpack_progress
-from chronos.core.size import STEP_MESSAGES
 from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.node.topics import own_topics
@@ -40,6 +39,8 @@ IDS = [
 ]
 """Partition -> ids that belong to it."""
 SECOND = 1_000
+STEP_MESSAGES = 500
+"""Fewer than a node has, so that few records fill a step."""
 
 
 class Refusing(AroundWriter):
@@ -209,7 +210,8 @@ class Service:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr("chronos.node.shards.STEP_MESSAGES", STEP_MESSAGES)
     service = Service(tmp_path)
     yield service
     service.close()

@@ -43,6 +43,7 @@ from chronos.core.cluster.raft.values import (
     VoteTally,
     heartbeat_outcome,
 )
+from tests.harness.table import table
 
 A, B, C, D = (Incarnation(name, 1) for name in "abcd")
 TIMING = ElectionTiming()
@@ -144,7 +145,7 @@ def only(effects: list[Effect], kind: type) -> list:
 # -------------------------------------------------------------------------------------------- voter
 
 
-@pytest.mark.parametrize(
+@table(
     ("state", "request_", "result"),
     [
         (lambda: candidate(5), ask(5, sender=D), VoteResult.UNKNOWN_LEADER),
@@ -172,10 +173,6 @@ def only(effects: list[Effect], kind: type) -> list:
         ),
         (lambda: taking(5), ask(6, sender=C), VoteResult.TAKING_LEADERSHIP),
         (lambda: taking(5), ask(6, sender=C, end=LogEnd(0, 1)), VoteResult.ACCEPT),
-    ],
-    ids=[
-        f"DL-16.{each}"
-        for each in ("1", "2", "3", "4", "5", "6", "6 as leader", "7", "8", "9", "10", "11", "12")
     ],
 )
 def test_a_vote_request_is_judged_in_the_order_of_the_rules(state, request_, result) -> None:
@@ -280,7 +277,7 @@ YES, NO, LEADS, LATER, UNREADY = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     ("answers", "outcome"),
     [
         (
@@ -299,10 +296,6 @@ YES, NO, LEADS, LATER, UNREADY = (
         (responses(YES, YES, YES, LATER, UNREADY), VoteOutcome.PASSED),
         (responses(YES, YES, UNREADY, NO, LATER), VoteOutcome.NOT_READY),
         (responses(YES, YES, NO, VoteResult.TAKING_LEADERSHIP), VoteOutcome.LOST),
-    ],
-    ids=[
-        f"DL-18.{each}"
-        for each in ("1", "1 of a log", "2", "2 first", "3", "4", "4 of an epoch", "5", "6", "7")
     ],
 )
 def test_the_outcome_of_a_vote_is_determined_in_the_order_of_the_rules(answers, outcome) -> None:

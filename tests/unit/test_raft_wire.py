@@ -33,6 +33,7 @@ from chronos.adapters.raft.wire import (
 from chronos.core.cluster.raft.sessions import Content
 from chronos.core.cluster.raft.values import LogEnd, VoteResponse, VoteResult
 from chronos.core.cluster.roles import Member, ReplicaReport, Request, Roles, ShardRoles
+from tests.harness.table import table
 
 MEMBER = Member(
     node="a",
@@ -139,10 +140,9 @@ def newer(value: Any) -> Any:
     return {"a field of a newer version": ["new"], **found} if of_fields else found
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "fields"),
     [*CALLS, *ANSWERS],
-    ids=lambda each: "" if isinstance(each, dict) else type(each).__name__,
 )
 def test_a_message_has_the_names_of_the_code_and_is_read_from_them(
     message: Call | Answer, fields: dict[str, Any]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.rates import Rate, RateTable, check_pattern, parse_rate, rate_text
 from chronos.workers.push.lanes import BUCKETS_MAX, REPORTED_MAX, RateLimits, ShardRates
+from tests.harness.table import table
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_no_window_has_more_messages_than_the_rate_and_one_burst(
             assert total <= rate.per_s * (to_ms - from_ms) / 1_000 + rate.burst + 1e-3
 
 
-@pytest.mark.parametrize("text", ["3/s", "100/s", "1000/s", "5000/s burst 500"])
-@pytest.mark.parametrize("step_ms", [1, 7, 90])
+@table("text", ["3/s", "100/s", "1000/s", "5000/s burst 500"])
+@table("step_ms", [1, 7, 90])
 def test_a_backlog_leaves_at_the_rate_to_within_five_percent_over_ten_seconds(
     text: str, step_ms: int
 ) -> None:

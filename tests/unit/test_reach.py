@@ -15,11 +15,12 @@ from chronos.admin.messages.listing import to_filter
 from chronos.admin.messages.scheduling import Planner
 from chronos.core.query.lookup import find
 from chronos.core.reach import EVERYTHING, Reach, is_made
+from tests.harness.table import table
 
 OWN = Reach(targets=("mine", "mine.*"), ids=("mine-*",))
 
 
-@pytest.mark.parametrize(
+@table(
     ("message_id", "target", "is_own"),
     [
         (b"mine-1", "mine", True),

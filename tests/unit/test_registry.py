@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -33,6 +33,7 @@ from chronos.core.cluster.registry.values import (
     Registration,
     TopicConfig,
 )
+from tests.unit.settings import examples
 
 TOPICS = {
     "delay": TopicConfig(partitions=4, permissions=READ | WRITE),
@@ -406,8 +407,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(STEPS)
 def test_a_registry_agrees_with_the_model(steps: list[tuple[Any, ...]]) -> None:
     """Whatever registers, leaves and expires; and when all have left, nothing is left over."""

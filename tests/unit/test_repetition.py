@@ -22,6 +22,7 @@ from chronos.core.series import (
     spread_shift_ms,
 )
 from chronos.core.shard.rules import Rules
+from tests.harness.table import table
 from tests.unit.records import AT, NOW_MS, TO, action, parsed
 from tests.unit.settings import examples
 
@@ -63,7 +64,7 @@ def test_the_texts_of_repetitions(text: str, kind: Repeat, values: tuple[int, ..
     assert parse_repetition(format_repetition(repetition)) == repetition
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "",
@@ -98,7 +99,7 @@ def test_other_texts_are_refused(text: str) -> None:
         parse_repetition(text)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "fields"),
     [
         ("@hourly", "0 * * * *"),
@@ -118,7 +119,7 @@ def test_the_shorthands_of_cron_and_the_question_mark_of_quartz(given: str, fiel
     assert next_cron(fields, "UTC", T) is not None
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "says"),
     [
         ("@every 1h", "write every and the interval"),
@@ -152,7 +153,7 @@ series = st.one_of(
 )
 
 
-@examples(200, 2_000)
+@examples(2_000)
 @given(series, st.integers(1, 9), st.integers(0, 400_000), st.sampled_from([0, 30_000]))
 def test_the_next_and_the_last_time_are_those_found_one_by_one(
     repetition: Repetition, occurrence: int, later_ms: int, lasts_ms: int
@@ -219,7 +220,7 @@ def test_the_spread_of_a_position_stays_as_it_is() -> None:
 SERIES = ("chronos-repeat", b"every 30s")
 
 
-@pytest.mark.parametrize(
+@table(
     ("reason", "headers"),
     [
         (Reason.BAD_VALUE, [AT, TO, ("chronos-repeat", b"every 99ms")]),

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.selector import FAILED_MS, Selector, penalty_ms
+from tests.harness.table import table
+from tests.unit.settings import examples
 
 NOW_MS = 1_800_000_000_000
 NONE_CLOSED: frozenset[int] = frozenset()
 SECOND_MS = 1_000
 
 
-@pytest.mark.parametrize(
+@table(
     ("latency_ms", "penalty_s"),
     [
         (0, 0),
@@ -234,7 +236,7 @@ def histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int | No
     return leaders, draw(st.lists(event, max_size=30))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(history=histories())
 def test_every_choice_is_one_that_the_rules_allow_and_all_of_those_take_turns(
     history: tuple[list[int], list[tuple[int, int, int | None, set[int]]]],

@@ -26,7 +26,7 @@ from tests.unit.model import MINUTE_MS, SKEW_MS
 from tests.unit.settings import examples
 
 
-@examples(40, 500)
+@examples(500)
 @given(
     history=histories,
     chunk=st.sampled_from([1, 2, 3, 1_000_000]),
@@ -48,7 +48,7 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
     assert len(master.delivered) + len(master.model.left) == master.shard.state.totals.delivered
 
 
-@examples(40, 500)
+@examples(500)
 @given(
     history=histories,
     start=st.integers(0, 12),
@@ -80,7 +80,7 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
         check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
 
 
-@examples(40, 300)
+@examples(300)
 @given(
     history=histories,
     at=st.integers(0, 12),

@@ -17,6 +17,7 @@ from chronos.workers.watch.stall import (
     Facts,
     StallJudge,
 )
+from tests.harness.table import table
 
 S = ReplicaState
 NOW_MS = 1_800_000_000_000
@@ -82,7 +83,7 @@ def test_work_without_a_move_for_thirty_seconds_is_a_stall(facts: Facts) -> None
     assert judged.judge.since_ms == NOW_MS + 1_000
 
 
-@pytest.mark.parametrize(
+@table(
     "facts",
     [
         IDLE,
@@ -96,19 +97,6 @@ def test_work_without_a_move_for_thirty_seconds_is_a_stall(facts: Facts) -> None
         replace(DUE, role=S.TAKING_OVER),
         replace(DUE, role=S.NONE),
         replace(FOLLOWING, role=S.WAITING),
-    ],
-    ids=[
-        "idle",
-        "due-later",
-        "end-not-known",
-        "push-off",
-        "pull-off",
-        "follower-of-a-late-master",
-        ("follower"),
-        "restoring",
-        "taking-over",
-        "not-held",
-        "waiting",
     ],
 )
 def test_a_replica_without_work_of_its_own_is_not_stalled(facts: Facts) -> None:

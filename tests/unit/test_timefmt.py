@@ -25,9 +25,10 @@ from chronos.core.timefmt import (
     parse_duration_ms,
     parse_time_ms,
 )
+from tests.harness.table import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "ms"),
     [
         ("0", 0),
@@ -81,7 +82,7 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
     assert parse_duration_ms(text) == ms
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "",
@@ -193,9 +194,7 @@ def test_a_small_number_without_a_unit_lacks_it(text: str) -> None:
         check_unit(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["0", "000", "1000", "90000", "5ms", "30s", "1h30m", "٣", "", "soon"]
-)
+@table("text", ["0", "000", "1000", "90000", "5ms", "30s", "1h30m", "٣", "", "soon"])
 def test_other_texts_do_not_lack_a_unit(text: str) -> None:
     assert not lacks_unit(text)
     check_unit(text)
@@ -277,7 +276,7 @@ def test_a_duration_is_less_than_a_millisecond_above_the_exact_one(
     assert 0 <= parse_duration_ms(f"{whole}.{shown}{unit}") - exact < 1
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "ms"),
     [
         ("0", 0),
@@ -321,7 +320,7 @@ def test_a_time_is_epoch_milliseconds_rounded_up(text: str, ms: int) -> None:
     assert parse_time_ms(text) == ms
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "",

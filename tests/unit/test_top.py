@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer.main
 
 from chronos.cli.app import app
 from chronos.cli.service import top
 from chronos.cli.service.top import View, answered, failed, growth, recent_lateness_ms, screen
+from tests.harness.table import table
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2030, 1, 31, 12, 3, 4, tzinfo=UTC)
@@ -254,7 +254,7 @@ TROUBLES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("of_shard", "of_nodes", "told", "command"), TROUBLES)
+@table(("of_shard", "of_nodes", "told", "command"), TROUBLES)
 def test_a_trouble_is_told_with_the_next_command(
     of_shard: dict[str, Any], of_nodes: dict[str, Any], told: str, command: str
 ) -> None:

@@ -15,6 +15,7 @@ import tzdata
 from chronos import headers, zones
 from chronos.core.cron import next_cron
 from chronos.core.timefmt import parse_time_ms
+from tests.harness.table import table
 
 NOON_MS = parse_time_ms("2026-07-01T12:00:00Z")
 
@@ -55,7 +56,7 @@ def test_every_name_of_the_list_but_factory_is_a_zone() -> None:
     assert tzdata.IANA_VERSION == zones.VERSION
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "hint"),
     [
         ("europe/lisbon", "did you mean Europe/Lisbon?"),
