@@ -78,6 +78,14 @@ entry_position = _position_alone.unpack
 us a message."""
 
 
+def position_before(key: bytes) -> tuple[int, int]:
+    """Return the last position `(due_ms, offset)` that an entry before this key can have."""
+    due_ms, offset = entry_position(key[:17])
+    if len(key) > 17:
+        return due_ms, offset
+    return (due_ms, offset - 1) if offset else (due_ms - 1, OFFSET_MAX)
+
+
 def id_key(message_id: bytes) -> bytes:
     """Return the key of the state of an id."""
     return ID_STATE + message_id

@@ -33,7 +33,7 @@ from chronos.core.shard.codec import (
     unpack_state,
 )
 from chronos.core.shard.order import kept_from_ms
-from chronos.core.shard.step import StoreView
+from chronos.core.shard.step import StoreView, portions
 
 VERSION = b"\x01"
 
@@ -90,6 +90,4 @@ def _beyond(space: bytes) -> bytes:
 
 
 def _portions(view: StoreView, start: bytes, stop: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-    while rows := view.scan(start, stop, PORTION_ROWS, PORTION_BYTES):
-        yield rows
-        start = rows[-1][0] + b"\0"
+    return portions(view, start, stop, PORTION_ROWS, PORTION_BYTES)
