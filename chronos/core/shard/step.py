@@ -43,6 +43,10 @@ class StoreView(Protocol):
 KeyValue = tuple[bytes, bytes]
 """Key and value, as the store takes them."""
 
+CREATED, UNCHANGED, CHANGED = "created", "unchanged", "changed"
+"""What an upsert did: it became a new message, or found the same one pending, or took the place of
+the pending one."""
+
 Placed = tuple[int, bytes]
 """Due time (epoch ms) and packed entry of a message that is to be put into the store."""
 
@@ -114,6 +118,9 @@ class Staged(Struct, kw_only=True):
     unparked: dict[int, tuple[int, Lane]] = msgspec.field(default_factory=dict)
     """Source offset -> due time (epoch ms) and lane of parked messages that leave their lane by an
     action."""
+    relaned: dict[int, tuple[int, Lane, bytes]] = msgspec.field(default_factory=dict)
+    """Source offset -> due time (epoch ms), lane and packed entry of messages that take the place
+    of a parked one in its lane."""
     cancels: dict[int, bytes | None] = msgspec.field(default_factory=dict)
     """Source offset -> packed entry of messages that were cancelled; None for one that is in the
     store, at the position it leaves."""
@@ -138,6 +145,8 @@ class Staged(Struct, kw_only=True):
     ignored: int = 0
     forwarded: int = 0
     probes: int = 0
+    upserts: dict[int, str] = msgspec.field(default_factory=dict)
+    """Offset of an upsert -> CREATED, UNCHANGED or CHANGED."""
     unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with
     them."""
