@@ -198,7 +198,7 @@ def message(
     `id`            a name of your choice, to find, cancel or replace the message by
     `key`           the Kafka key of the delivered message
     `headers`       passed through to the target
-    `on_conflict`   the policy if the id is taken: `reject` (default), `replace` or `ignore`
+    `on_conflict`   the policy if the id is taken: `reject` (default), `replace`, `ignore`, or `upsert`, with which a pending message keeps its time
     `expire_at`     time after which the message is not delivered
     `attempts`      delivery attempts while the target refuses the message, at most the service's `delivery.attempts_max`
     `repeat`        makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0 9 * * 1-5`, which needs no time
@@ -571,7 +571,12 @@ def confirm(
     result = found.result
     if result == "conflict" and on_conflict == "ignore":
         result = "ignored"  # as the service says itself, unless it was restarted since
-    known = msgspec.structs.replace(scheduled, result=result, detail=found.detail)
+    known = msgspec.structs.replace(
+        scheduled,
+        result=result,
+        detail=found.detail,
+        due_at=found.due_at or scheduled.due_at,
+    )
     if result in ("conflict", "rejected"):
         raise Rejected(f"{scheduled.id} was rejected: {found.detail}", known)
     return known

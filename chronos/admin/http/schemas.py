@@ -292,12 +292,13 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     on_conflict: Annotated[
-        Literal["reject", "replace", "ignore"] | UnsetType,
+        Literal["reject", "replace", "ignore", "upsert"] | UnsetType,
         Meta(
             description=(
                 "What happens to this message when its id is pending, or was delivered within the "
                 "deduplication window: it is rejected (`reject`, the default), replaces the other "
-                "one, or is dropped (`ignore`). Needs `id`."
+                "one, or is dropped (`ignore`). `upsert` is for a message that is scheduled again "
+                "at every start of an application: a pending one keeps its time. Needs `id`."
             )
         ),
     ] = UNSET
@@ -560,14 +561,25 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 """What the schemas say besides: which fields go together."""
 
 
-ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
+ScheduleOutcome = Literal[
+    "accepted",
+    "scheduled",
+    "conflict",
+    "ignored",
+    "rejected",
+    "created",
+    "unchanged",
+    "changed",
+]
 """What is known of a record that schedules a message."""
 
 _OUTCOME = Meta(
     description=(
         "`accepted`: it is in the log, and the shard has not applied it yet. After a wait: "
         "`scheduled`; `conflict`, if the id is taken; `ignored`, if it is taken and `on_conflict` "
-        "is `ignore`; `rejected` for another reason, in `detail`."
+        "is `ignore`; `rejected` for another reason, in `detail`. Of an `upsert`: `created`, if "
+        "no message with the id was pending; `unchanged`, if the same one is; `changed`, if it "
+        "took the place of the pending one."
     )
 )
 
@@ -603,6 +615,10 @@ class Outcome(Struct, kw_only=True):
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the record in the delay topic.")]
     detail: Annotated[str | UnsetType, Meta(description="Why it is not scheduled.")] = UNSET
+    due_at: Annotated[
+        Instant | UnsetType,
+        Meta(description="Of an `upsert`: when the message that has the id is due."),
+    ] = UNSET
 
 
 class ActionResult(Struct, kw_only=True):

@@ -380,7 +380,7 @@ class Planner:
             is_delay=is_delay,
             bytes=size,
             target=target.topic,
-            replaces=message.on_conflict == "replace",
+            replaces=message.on_conflict in ("replace", "upsert"),
             first=first,
         )
 

@@ -524,9 +524,9 @@ def _with_id(
                 f"{names(CONFLICT_POLICIES)}"
             ),
         )
-    return (
-        entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, Verb.SCHEDULE, policy)
-    )
+    if policy is OnConflict.REJECT:
+        return entry
+    return ConditionalSchedule(entry, Verb.SCHEDULE, policy, DELIVER_AT in control)
 
 
 def _replay(
