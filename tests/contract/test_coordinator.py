@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from chronos.adapters.kafka.cluster_topic import ClusterTopic, TopicEntry
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
-from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.adapters.kafka.writer import KafkaWriter, Throttling
 from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
 from chronos.adapters.zookeeper import ZooKeeperCoordinator, ZooKeeperServers
 from chronos.core.cluster.heartbeats import (
@@ -284,7 +284,7 @@ class KafkaCluster(RealCluster):
             transactional_id=f"chronos-{topic.id}-controller",
             progress_topic=topic.name,
             shard=partition,
-            timeout_s=PATIENCE_S,
+            throttling=Throttling(PATIENCE_S),
             small_batch_topics={},
         )
         writer.send([], value)

@@ -40,6 +40,7 @@ from chronos.ports import (
     Outgoing,
     ReaderMode,
     Sent,
+    Throttle,
     TopicInfo,
     TopicSpec,
     Verify,
@@ -256,6 +257,9 @@ class EmbeddedWriter:
 
     sent: Sequence[Sent] = ()
     """There are no brokers."""
+
+    throttle: Throttle | None = None
+    """There are no quotas."""
 
     def __init__(self, records: RecordWriter, progress_topic: str, shard: int) -> None:
         self._records = records

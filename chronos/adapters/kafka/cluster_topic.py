@@ -28,7 +28,7 @@ from chronos.adapters.kafka.connection import (
 )
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
 from chronos.adapters.kafka.topics import KafkaTopics, public_operations
-from chronos.adapters.kafka.writer import KafkaWriter, discard
+from chronos.adapters.kafka.writer import KafkaWriter, Throttling, discard
 from chronos.core.cluster.controllership import Controllership, Stage
 from chronos.core.cluster.heartbeats import (
     HEARTBEATS,
@@ -500,7 +500,7 @@ class RolesWriter:
                 transactional_id=f"chronos-{self._topic.id}-controller",
                 progress_topic=self._topic.name,
                 shard=ROLES,
-                timeout_s=self._timeout_s,
+                throttling=Throttling(self._timeout_s),
                 small_batch_topics={},
                 failure=(
                     "becoming controller: the last transaction of the controller before was not "
