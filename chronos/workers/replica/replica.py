@@ -218,6 +218,13 @@ class Replica:
         pusher = self._pusher
         return None if pusher is None else pusher.partitions.waits_for(now_ms)
 
+    @property
+    def quota_rate(self) -> int:
+        """Bytes a second to which a quota of the brokers slows a master down; 0: none does."""
+        master = self._master
+        throttle = None if master is None else master.throttle
+        return 0 if throttle is None else throttle.rate
+
     def target_partitions(self, topic: str) -> int | None:
         """Return the number of partitions that a master last found the target to have; None if it
         is not known."""
