@@ -352,6 +352,10 @@ class Store(StoreView, Protocol):
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete `start <= key < stop` with one range tombstone."""
 
+    def compact(self) -> bool:
+        """Compact the ranges in which more than 10,000 rows were deleted one by one since the last
+        time, and return whether there were any. Other threads may read and write meanwhile."""
+
     def snapshot(self) -> StoreSnapshot:
         """Return a view of the rows as they are now; later writes do not change it. Close it
         soon."""

@@ -40,12 +40,13 @@ from rocksdict import (
     DBRecoveryMode,
     Options,
     Rdict,
-    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteOptions,
 )
 
+from chronos.adapters.rocksdb_scan import SKIPPED_MAX, DatabaseSnapshot, KeyValue, Scan
+from chronos.core.keys import EXPIRY, ID_STATE
 from chronos.errors import (
     ChronosError,
     ConfigurationError,
@@ -123,75 +124,6 @@ def _table_entry(byte: int) -> int:
 _TABLE = [_table_entry(byte) for byte in range(256)]
 
 
-class DatabaseSnapshot:
-    """See `ports.StoreSnapshot`. The database closes it before it closes itself."""
-
-    def __init__(
-        self,
-        iterator: RdictIter,
-        lock: threading.Lock,
-        translated: Callable[[Exception, str], Exception],
-    ) -> None:
-        """`lock`: that of the database, held while it is closed."""
-        self._iterator: RdictIter | None = iterator
-        self._lock = lock
-        self._translated = translated
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of the keys, in their order; None for a missing key."""
-        values: list[bytes | None] = []
-        for key in keys:
-            rows = self.scan(key, key + b"\0", 1, 0)
-            values.append(rows[0][1] if rows else None)
-        return values
-
-    def scan(
-        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
-        """Return rows with `start <= key < stop` in order, within both limits but at least one if
-        there is one."""
-        try:
-            with self._lock:
-                return self._scan(start, stop, count_max, bytes_max)
-        except Exception as error:
-            raise self._translated(error, "reading") from error
-
-    def _scan(
-        self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
-        iterator = self._iterator
-        if iterator is None:
-            raise DbClosedError
-        rows: list[tuple[bytes, bytes]] = []
-        size = 0
-        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
-        iterator.seek(start)
-        while valid():
-            key = key_of()
-            if key >= stop or len(rows) >= count_max:
-                return rows
-            value = value_of()
-            size += len(key) + len(value)
-            if size > bytes_max and rows:
-                return rows
-            rows.append((key, value))
-            step()
-        # It ends at a damaged block as it does after the last row.
-        iterator.status()
-        return rows
-
-    def close(self) -> None:
-        """Release the iterator."""
-        with self._lock:
-            self.release()
-
-    def release(self) -> None:
-        """Close it; the caller holds the lock."""
-        self._iterator = None
-
-
-KeyValue = tuple[bytes, bytes]
-
 KEYS_MAX = 1_000
 """Keys of one multi-get, which holds the GIL for 0.7 µs a key."""
 
@@ -241,6 +173,7 @@ NOT_WRITABLE = (
     "Operation not permitted",
 )
 TOO_MANY_FILES = "Too many open files"
+SHUTDOWN = "Shutdown in progress"
 STALLED = "Write stall"
 
 
@@ -445,41 +378,31 @@ class Database:
         bytes_max: int,
         *,
         fill_cache: bool = True,
-    ) -> list[KeyValue]:
-        """Return rows with `start <= key < stop` in order, within both limits but at least one if
-        there is one."""
-        bounds = ReadOptions()
-        bounds.fill_cache(fill_cache)  # type: ignore[call-arg]
-        if stop is not None:
-            bounds.set_iterate_upper_bound(stop)
+    ) -> tuple[list[KeyValue], bytes | None]:
+        """See `ports.Store`."""
         try:
             with self._lock:
-                return self._scan(start, bounds, count_max, bytes_max)
+                return Scan(self._db, start, stop, count_max, bytes_max, fill_cache).run()
         except Exception as error:
             raise self._translated(error, "reading") from error
 
-    def _scan(
-        self, start: bytes, bounds: ReadOptions, count_max: int, bytes_max: int
+    def rows(
+        self,
+        start: bytes,
+        stop: bytes | None,
+        count_max: int,
+        bytes_max: int,
+        *,
+        fill_cache: bool = True,
     ) -> list[KeyValue]:
-        rows: list[KeyValue] = []
-        size = 0
-        while True:
-            # Twice as fast as the raw iterator, but it ends at a damaged block as it does after the
-            # last row.
-            for row in self._db.items(from_key=start, read_opt=bounds):
-                size += len(row[0]) + len(row[1])  # type: ignore[arg-type]
-                if len(rows) >= count_max or (size > bytes_max and rows):
-                    return rows
-                rows.append(row)  # type: ignore[arg-type]
+        """Return the first rows with `start <= key < stop` in order, within both limits, at least
+        one if there is one; other calls come in between while it passes over deleted rows."""
+        position: bytes | None = start
+        while position is not None:
+            rows, position = self.scan(position, stop, count_max, bytes_max, fill_cache=fill_cache)
             if rows:
-                start = rows[-1][0] + b"\0"
-            last = self._db.iter(bounds)
-            last.seek(start)
-            if not last.valid():
-                last.status()
                 return rows
-            # A row was added just now, or the error is gone: read on.
-            start = last.key()
+        return []
 
     def snapshot(self) -> DatabaseSnapshot:
         """Return a view of the rows as they are now. It keeps files and memory until it is
@@ -514,7 +437,7 @@ class Database:
         """Read every row, check every checksum without filling the cache, and return the number of
         rows."""
         count, start = 0, b""
-        while rows := self.scan(start, None, VERIFY_ROWS, VERIFY_BYTES, fill_cache=False):
+        while rows := self.rows(start, None, VERIFY_ROWS, VERIFY_BYTES, fill_cache=False):
             count += len(rows)
             start = rows[-1][0] + b"\0"
         return count
@@ -616,7 +539,14 @@ class Database:
         return size
 
     def close(self) -> None:
-        """Flush and close; closed even if this raises. A second call does nothing."""
+        """Flush and close; closed even if this raises. A second call does nothing. A compaction
+        that is running is cancelled, after the flush: RocksDB refuses to flush then."""
+        is_cancelled = self._compact_lock.locked()
+        if is_cancelled:
+            with suppress(ChronosError):
+                self.flush()
+            with suppress(DbClosedError):
+                self._db.cancel_all_background(False)
         with self._compact_lock, self._sync_lock, self._lock:
             for snapshot in self._snapshots:
                 snapshot.release()
@@ -625,7 +555,8 @@ class Database:
             except DbClosedError:
                 return
             except Exception as error:
-                raise self._translated(error, "closing") from error
+                if not (is_cancelled and SHUTDOWN in str(error)):
+                    raise self._translated(error, "closing") from error
             finally:
                 # Dropping the last reference closes it even where `close` failed.
                 self._db = _CLOSED
@@ -677,6 +608,10 @@ at once, and the same bytes are rewritten."""
 BLOB_BYTES_MIN = 16 << 10
 """Values of this size or more are kept in blob files."""
 
+SETTLED_IDS = (ID_STATE, EXPIRY)
+"""Spaces in which the delete worker deletes all the time, and which no list scans: they are
+compacted when RocksDB finds it useful."""
+
 BlockCache = Cache
 
 
@@ -684,6 +619,21 @@ def shared_cache(size_bytes: int) -> BlockCache:
     """Return a block cache for the stores of all shards: one bound for the process, used where it
     is needed."""
     return Cache(size_bytes)
+
+
+class _Deleted:
+    """The rows of a space that were deleted since it was compacted."""
+
+    def __init__(self, key: bytes) -> None:
+        self.count = 0
+        self.first = self.last = key
+
+    def add(self, key: bytes) -> None:
+        self.count += 1
+        if key < self.first:
+            self.first = key
+        elif key > self.last:
+            self.last = key
 
 
 class RocksStore:
@@ -720,6 +670,7 @@ class RocksStore:
         self.path = path
         self.replace = self._db.replace
         self._reopen_bytes = 2 * memtable_bytes
+        self._deleted: dict[bytes, _Deleted] = {}
         self.get = self._db.get
         self.scan = self._db.scan
         self.snapshot = self._db.snapshot
@@ -786,6 +737,24 @@ class RocksStore:
             return batch
 
         self._db.write(make)
+        for key in deletes:
+            space = key[:1]
+            if space not in SETTLED_IDS:
+                deleted = self._deleted.get(space)
+                if deleted is None:
+                    deleted = self._deleted[space] = _Deleted(key)
+                deleted.add(key)
+
+    def compact(self) -> bool:
+        """See `ports.Store`. The compaction drops the deleted rows, which scans then do not pass
+        over any more."""
+        found = [
+            space for space, deleted in list(self._deleted.items()) if deleted.count > SKIPPED_MAX
+        ]
+        for space in found:
+            deleted = self._deleted.pop(space)
+            self._db.compact(deleted.first, deleted.last + b"\0")
+        return bool(found)
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete `start <= key < stop` with one range tombstone; compaction frees the space."""

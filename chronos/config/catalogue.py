@@ -1,7 +1,7 @@
 """The keys as data: the name of each, the kind of its value, and how the value is written.
 
-Made from the models once. Reading, error messages and documents use this module and not the models.
-"""
+Made from the models once. What reading, error texts and documents know of a key is from here; only
+the check of a value asks the models."""
 
 import re
 from collections.abc import Iterator, Mapping

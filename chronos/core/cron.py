@@ -59,14 +59,14 @@ def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
         return None
     try:
         after = _EPOCH_START + timedelta(milliseconds=after_ms)
-        fires_at = (
+        found = (
             _next_real(fields, zone, after) if fields.is_real else _next_named(fields, zone, after)
         )
     except OverflowError:
         return None
-    if fires_at is None:
+    if found is None:
         return None
-    found_ms = (fires_at - _EPOCH_START) // _SECOND * 1_000
+    found_ms = (found - _EPOCH_START) // _SECOND * 1_000
     return found_ms if found_ms <= MS_MAX else None
 
 
@@ -106,13 +106,13 @@ class _Fields:
     def _mask(self, first: int, length: int) -> int:
         """Return the matching days of a month, as bits, by the weekday of its first day (0: Monday)
         and its length."""
-        mask = self._masks.get((first, length))
-        if mask is None:
+        found = self._masks.get((first, length))
+        if found is None:
             by_date, by_weekday = self._by_date(first, length), self._by_weekday(first, length)
-            mask = self._masks[first, length] = (
+            found = self._masks[first, length] = (
                 by_date & by_weekday if self._both else by_date | by_weekday
             )
-        return mask
+        return found
 
     def _by_date(self, first: int, length: int) -> int:
         mask = 0
@@ -186,13 +186,13 @@ def _next_named(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | 
         # The times of an overlap fired in its first pass: they are behind.
         naive = _overlap_end(naive, zone) - _SECOND
     for _ in range(TURNS_MAX):
-        local_time = _naive_after(fields, naive)
-        if local_time is None:
+        found = _naive_after(fields, naive)
+        if found is None:
             return None
-        instant = _instant(local_time, zone)
+        instant = _instant(found, zone)
         if instant > after:
             return instant
-        naive = local_time
+        naive = found
     return None
 
 

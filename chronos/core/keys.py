@@ -10,7 +10,7 @@ order.
     l  lane  due_ms u64  offset u64   lane: a parked message
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
-    h  destination u32  offset u64    held record: a record that waits until its destination takes records
+    h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
     q  destination u32            queue state: the number of held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
@@ -76,6 +76,14 @@ def entry_key(due_ms: int, offset: int) -> bytes:
 entry_position = _position_alone.unpack
 """Return `(due_ms, offset)` of an entry's key. A bound method: a function around it would cost 0.05
 us a message."""
+
+
+def position_before(key: bytes) -> tuple[int, int]:
+    """Return the last position `(due_ms, offset)` that an entry before this key can have."""
+    due_ms, offset = entry_position(key[:17])
+    if len(key) > 17:
+        return due_ms, offset
+    return (due_ms, offset - 1) if offset else (due_ms - 1, OFFSET_MAX)
 
 
 def id_key(message_id: bytes) -> bytes:

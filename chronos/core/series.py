@@ -241,18 +241,18 @@ def last_until(
         return None if found is None or found > until_ms else found
 
     for _ in range(STEPS_MAX):
-        next_ms = after(last_ms)
-        if next_ms is None:
+        found = after(last_ms)
+        if found is None:
             return last_ms
-        last_ms = next_ms
+        last_ms = found
     # Nothing occurs from `behind_ms` to `until_ms`, and something at `last_ms`.
     while behind_ms - last_ms > 1:
         middle_ms = (last_ms + behind_ms) // 2
-        next_ms = after(middle_ms)
-        if next_ms is None:
+        found = after(middle_ms)
+        if found is None:
             behind_ms = middle_ms
         else:
-            last_ms = next_ms
+            last_ms = found
     return last_ms
 
 
@@ -277,13 +277,13 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
     all_missed = repetition.late_policy == LatePolicy.FIRE_ALL
     reached_ms = 0 if all_missed else max(now_ms, entry.due_ms)
     while len(times) < count:
-        next_ms = following_after(
+        found = following_after(
             repetition, last_ms, occurrence, max(last_ms, reached_ms), next_cron
         )
-        if next_ms is None:
+        if found is None:
             break
-        times.append(max(next_ms, entry.due_ms))
-        occurrence, last_ms = occurrence + 1, next_ms
+        times.append(max(found, entry.due_ms))
+        occurrence, last_ms = occurrence + 1, found
     return times[:count]
 
 

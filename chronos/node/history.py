@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from chronos.core.keys import MINUTE_MS
 from chronos.core.message import Reason
-from chronos.node.outcomes import LATENESS_S, Histogram, Outcomes
+from chronos.node.histogram import LATENESS_S, Histogram
+from chronos.node.outcomes import Outcomes
 
 MINUTES_MAX = 1_440
 """Minutes that are kept: a day, some 500 kB."""

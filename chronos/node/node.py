@@ -63,6 +63,9 @@ log = structlog.get_logger("chronos.node")
 MAINTENANCE_S = 1.0
 """How often the maintenance thread checks whether a part of its work is due."""
 
+REST_S, REST_TIMES = 30.0, 20
+"""How long a store is not compacted again: so long at least, and so many times what it took."""
+
 CAUSES_EVERY_MS = 5_000
 """How often the targets of recent dead letters are looked at."""
 
@@ -166,6 +169,12 @@ class Node:
             name="maintenance",
             daemon=True,
         )
+        self._compaction = threading.Thread(
+            target=run_guarded,
+            args=("compaction", self._compact, self._fail),
+            name="compaction",
+            daemon=True,
+        )
         # A thread of its own, because a ping of the log may take long.
         self._pings = threading.Thread(
             target=run_guarded,
@@ -264,6 +273,7 @@ class Node:
             # 7.
             self._watch = self._make_watch()
             self._maintenance.start()
+            self._compaction.start()
             self._watch.start()
             if self.checkpoints is not None:
                 self.checkpoints.start()
@@ -648,6 +658,29 @@ class Node:
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
 
+    def _compact(self) -> None:
+        """The compaction thread: compacts the stores in which many rows were deleted, one at a time
+        and none while the disk is nearly full."""
+        rested_s: dict[int, float] = {}
+        while not self._stopping.wait(MAINTENANCE_S):
+            for number, store in list(self._stores.items()):
+                began_s = time.monotonic()
+                if (
+                    began_s < rested_s.get(number, 0.0)
+                    or not store.is_open
+                    or self._guard() is not None
+                    or self._stopping.is_set()
+                ):
+                    continue
+                try:
+                    if not store.compact():
+                        continue
+                except (Retry, NoSpace) as error:
+                    log.warning("store not compacted", shard=number, why=str(error))
+                now_s = time.monotonic()
+                rested_s[number] = now_s + max(REST_S, REST_TIMES * (now_s - began_s))
+                log.info("store compacted", shard=number, seconds=round(now_s - began_s, 1))
+
     def _keep_history(self, now_ms: int) -> None:
         self.history.step(
             now_ms,
@@ -745,7 +778,7 @@ class Node:
         self._stopping.set()
         for shard in self.shards:
             shard.stop()
-        threads = [self._maintenance, self._pings]
+        threads = [self._maintenance, self._pings, self._compaction]
         if self._watch is not None:
             self._watch.stop()
             threads.append(self._watch.thread)

@@ -25,7 +25,8 @@ from chronos.core.shard.shard import Shard
 from chronos.core.size import STEP_MESSAGES, step_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
-from chronos.node.outcomes import LATENESS_S, STEP_S, Histogram, Outcomes
+from chronos.node.histogram import LATENESS_S, STEP_S, Histogram
+from chronos.node.outcomes import Outcomes
 from chronos.node.start_turns import STARTS_AT_ONCE, StartTurns
 from chronos.node.threads import join_until
 from chronos.node.topics import own_topics

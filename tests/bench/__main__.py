@@ -1,4 +1,5 @@
-"""Measure the figures, print a table, write JSON, and with --keep update the page of results."""
+"""Measure the figures, print a table, write JSON, and with --keep update
+docs/contributing/results.md."""
 
 import argparse
 import datetime
@@ -22,6 +23,9 @@ from tests.harness.broker import Broker
 from tests.harness.java import pinned_version
 
 RESULTS = Path(__file__).parents[2] / "docs" / "contributing" / "results.md"
+
+SHOWN_US = 0.02
+"""Stages that cost less have no row in the page."""
 
 
 def main() -> int:
@@ -175,7 +179,11 @@ def _keep(bench: Bench, where: str) -> None:
             "measured", [*measured, "", "| figure | measured | bar | |", "|---|---|---|---|", *rows]
         )
     if bench.stages:
-        costs = [f"| {stage} | {cost_us:.2f} |" for stage, cost_us in bench.stages.items()]
+        costs = [
+            f"| {stage} | {cost_us:.2f} |"
+            for stage, cost_us in bench.stages.items()
+            if cost_us >= SHOWN_US
+        ]
         _write_between("stages", [*measured, "", "| stage | us a message |", "|---|---|", *costs])
 
 

@@ -56,7 +56,8 @@ class Bench:
         self.pending = pending
         """Messages of the figure `pending`."""
         self.spark_messages = spark_messages
-        """Messages of each part of the figure `spark`; None: as in the results."""
+        """Messages of each part of the figure `spark`; None: those of
+        docs/contributing/results.md."""
         self.say = say
         self.rows: list[Row] = []
         self.stages: dict[str, float] = {}
@@ -698,6 +699,14 @@ def figure_processes(bench: Bench) -> None:
     processes.figure_processes(bench)
 
 
+def figure_bulk(bench: Bench) -> None:
+    """Cancels by filter, and lists after them."""
+    from tests.bench import cancelled
+
+    operations.figure_bulk(bench)
+    cancelled.figure_cancelled(bench)
+
+
 def figure_restart(bench: Bench) -> None:
     """A start after a kill against one after a stop, with 16 and 64 shards."""
     from tests.bench import restart
@@ -735,7 +744,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "http": figure_http,
     "series": figure_series,
     "failing": figure_failing,
-    "bulk": operations.figure_bulk,
+    "bulk": figure_bulk,
     "limit": operations.figure_limit,
     "selector": operations.figure_selector,
     "replay": operations.figure_replay,

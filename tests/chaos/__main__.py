@@ -41,7 +41,9 @@ def main() -> int:
         "--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}"
     )
     parser.add_argument(
-        "--count", type=int, help="how often each fault; default: as in the results"
+        "--count",
+        type=int,
+        help="how often each fault; default: as in docs/contributing/results.md",
     )
     parser.add_argument(
         "--coordinator",

@@ -114,7 +114,8 @@ class Report:
             out.print(complaint, highlight=False, markup=False)
 
     def keep(self, command: str, coordinator: str) -> None:
-        """Write the table between the markers of the coordinator of the results."""
+        """Write the table between the markers of the coordinator in
+        docs/contributing/results.md."""
         lines = [
             f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for "
             f"nodes, Kafka, coordinator and load together. {self.summary()}. {self.taking_over()}.",

@@ -30,6 +30,7 @@ from chronos.ports import Clock, Log, Reader, Store, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.clock import ShiftedClock
 from tests.harness.memory import MemoryStore
+from tests.harness.rows import rows_of
 from tests.harness.waiting import check_deadline
 from tests.sim.broker import PROGRESS, Brokers
 from tests.sim.log import SimLog
@@ -237,7 +238,7 @@ def simulated_copy(path: Path) -> SimStore:
     """A checkpoint of the simulator's store, opened."""
     store = simulated_store(path)
     rows = MemoryStore.restored(path)
-    store.write(rows.scan(b"", b"\xff" * 9, 10**9, 10**9), [])
+    store.write(rows_of(rows), [])
     store.flush()
     return store
 

@@ -36,6 +36,7 @@ from chronos.core.shard.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 from tests.harness.memory import MemoryStore
+from tests.harness.rows import rows_of
 from tests.unit.drivers import MASTER_RULES, Master, Replica, opened
 from tests.unit.histories import SHARDS, Step, histories
 
@@ -118,7 +119,7 @@ class CopyingNode:
 
 
 def everything(store: Store) -> list[tuple[bytes, bytes]]:
-    return store.scan(b"", b"\xff" * 9, 10**9, 10**9)
+    return rows_of(store)
 
 
 @pytest.fixture(params=["rocks-file", "memory-file", "memory-object"])

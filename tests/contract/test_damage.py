@@ -17,6 +17,7 @@ from chronos.adapters.rocksdb import RocksStore
 from chronos.core.message import Record
 from chronos.errors import StoreCorrupt
 from chronos.ports import TopicSpec
+from tests.harness.rows import rows_of
 
 BLOB_BYTES_MIN = 1_000
 NO_LIMIT = 10**9
@@ -109,10 +110,10 @@ def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
     keys = [key for key, _ in rows]
     middle = len(rows) // 2
     ways: list[tuple[Callable[[], object], object]] = [
-        (lambda: store.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT), rows),
-        (lambda: store.scan(b"e", b"f", 200, NO_LIMIT), rows[:200]),
-        (lambda: store.scan(keys[middle], b"\xff", NO_LIMIT, NO_LIMIT), rows[middle:]),
-        (lambda: store.scan(b"", b"\xff", NO_LIMIT, 20_000), None),
+        (lambda: rows_of(store), rows),
+        (lambda: rows_of(store, b"e", b"f", 200), rows[:200]),
+        (lambda: rows_of(store, keys[middle]), rows[middle:]),
+        (lambda: store.scan(b"", b"\xff", NO_LIMIT, 20_000)[0], None),
         (lambda: store.get(keys), [value for _, value in rows]),
         (store.verify, len(rows)),
     ]
@@ -172,7 +173,7 @@ def test_a_lost_or_cut_file_of_a_store_is_found_on_opening(
         file.write_bytes(file.read_bytes()[:-10] if harm == "cut" else b"")
     if (pattern, harm) == ("MANIFEST-*", "cut"):
         store = open_store(tmp_path / "s")
-        assert set(store.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT)) <= set(rows)
+        assert set(rows_of(store)) <= set(rows)
         store.close()
         return
     with pytest.raises(StoreCorrupt, match=r"Remove .* it is rebuilt from the logs"):

@@ -17,12 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocksdict import Options, Rdict, ReadOptions
 
-from chronos.adapters.rocksdb import RocksStore, shared_cache
+from chronos.adapters import rocksdb
+from chronos.adapters.rocksdb import RocksStore, shared_cache, tuned
+from chronos.adapters.rocksdb_scan import SKIPPED_MAX
+from chronos.core.keys import entry_key, lane_key
 from chronos.errors import ConfigurationError, LogMismatch, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
 from tests.contract.implementations import BLOB_BYTES_MIN, STORES, StoreKind, rocks_store
 from tests.harness.files import no_more_files
 from tests.harness.memory import MemoryStore
+from tests.harness.rows import rows_of
 
 NO_LIMIT = 10**9
 
@@ -54,7 +58,7 @@ def store(make_store: Callable[[], Store]) -> Store:
 
 
 def everything(store: Store) -> list[tuple[bytes, bytes]]:
-    return store.scan(b"", b"\xff" * 9, NO_LIMIT, NO_LIMIT)
+    return rows_of(store)
 
 
 # -------------------------------------------------------------------------------------- Every store
@@ -70,11 +74,12 @@ def test_a_snapshot_keeps_the_rows_of_its_moment(store):
     store.flush()
     store.write([(b"e002", b"later")], [])
     with ThreadPoolExecutor(1) as other_thread:
-        rows = other_thread.submit(kept.scan, b"e", b"f", NO_LIMIT, NO_LIMIT).result()
+        rows, _ = other_thread.submit(kept.scan, b"e", b"f", NO_LIMIT, NO_LIMIT).result()
     assert rows == [(b"e%03d" % n, b"v%d" % n) for n in range(100)]
-    assert kept.scan(b"e010", b"f", 2, NO_LIMIT) == [(b"e010", b"v10"), (b"e011", b"v11")]
-    assert kept.scan(b"e010", b"f", NO_LIMIT, 1) == [(b"e010", b"v10")]
-    assert kept.scan(b"e010", b"e011", NO_LIMIT, NO_LIMIT) == [(b"e010", b"v10")]
+    first = (b"e010", b"v10")
+    assert kept.scan(b"e010", b"f", 2, NO_LIMIT) == ([first, (b"e011", b"v11")], b"e012")
+    assert kept.scan(b"e010", b"f", NO_LIMIT, 1) == ([first], b"e011")
+    assert kept.scan(b"e010", b"e011", NO_LIMIT, NO_LIMIT) == ([first], None)
     assert kept.get([b"m", b"e999", b"e001"]) == [b"old", None, b"v1"]
     kept.close()
     with pytest.raises(Retry):
@@ -140,10 +145,14 @@ def test_the_last_of_two_puts_of_one_key_wins(store):
     ],
 )
 def test_a_scan_keeps_its_bounds(store, start, stop, count_max, bytes_max, expected):
-    """Start included, stop excluded, limits in rows and bytes, at least one row."""
-    store.write([(name, b"vv") for name in (b"d", b"b", b"a", b"c")], [])
-    found = store.scan(start, stop, count_max, bytes_max)
+    """Start included, stop excluded, limits in rows and bytes, at least one row; it tells whether
+    there are more."""
+    names = (b"d", b"b", b"a", b"c")
+    store.write([(name, b"vv") for name in names], [])
+    found, rest = store.scan(start, stop, count_max, bytes_max)
     assert found == [(name.encode(), b"vv") for name in expected]
+    later = [name for name in names if start <= name < stop and name.decode() not in expected]
+    assert rest == min(later, default=None)
 
 
 def test_a_deleted_range_includes_its_start_and_excludes_its_stop(store):
@@ -331,11 +340,34 @@ def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
                 if len(expected) == count_max or (expected and size > bytes_max):
                     break
                 expected.append((key, value))
-        assert store.scan(start, stop, count_max, bytes_max) == expected
+        assert rows_of(store, start, stop, count_max, bytes_max) == expected
     asked = [key for key, *_ in scans]
     assert store.get(asked) == [model.get(key) for key in asked]
     assert store.verify() == len(model)
     store.close()
+
+
+def test_a_scan_over_many_deleted_rows_ends_as_a_part(store):
+    """The parts together hold every row once, in order; each goes on where the one before ended."""
+    left = (0, 15_000, 30_000, 40_000)
+    store.write([(b"e%08d" % at, b"v") for at in range(45_000)], [])
+    store.flush()
+    store.write([], [b"e%08d" % at for at in range(45_000) if at not in left])
+    parts = 0
+    found: list[bytes] = []
+    position: bytes | None = b"e"
+    while position is not None:
+        rows, rest = store.scan(position, b"f", NO_LIMIT, NO_LIMIT)
+        found += [key for key, _ in rows]
+        assert rest is None or rest > max([position, *(key for key, _ in rows)])
+        parts, position = parts + 1, rest
+    assert found == [b"e%08d" % at for at in left]
+    assert parts > 2
+    assert store.compact()
+    assert not store.compact()
+    assert store.scan(b"e00000001", b"e00030001", 9, 99)[0] == [
+        (b"e%08d" % at, b"v") for at in left[1:3]
+    ]
 
 
 # ------------------------------------------------------------------------------------------ A crash
@@ -380,7 +412,7 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     assert stored is not None
     state = int(stored)
     assert 20 <= state < steps
-    found = [key for key, _ in store.scan(b"e", b"f", NO_LIMIT, NO_LIMIT)]
+    found = [key for key, _ in rows_of(store, b"e", b"f")]
     assert found == [b"e%08d" % n for n in range((state + 1) * 100)]
     store.close()
 
@@ -446,7 +478,7 @@ def test_checkpoints_hold_whole_writes_while_another_thread_writes(tmp_path):
         names = [
             b"%s%06d" % (kind, step) for kind in (b"a", b"b") for step in range(states[-1] + 1)
         ]
-        assert [key for key, _ in copy.scan(b"a", b"c", NO_LIMIT, NO_LIMIT)] == names
+        assert [key for key, _ in rows_of(copy, b"a", b"c")] == names
         copy.close()
     assert states == sorted(states)
     store.close()
@@ -573,6 +605,70 @@ def test_a_store_can_be_closed_while_other_threads_read(tmp_path):
             store.close()
             assert all(reader.result() >= 0 for reader in readers)
     rocks_store(path).close()
+
+
+@pytest.fixture
+def skips(monkeypatch) -> Callable[[], int]:
+    """Rows that the iterators of the stores opened from now on have passed over since the last
+    call, as RocksDB counts them."""
+    made: list[Options] = []
+
+    def counting(**settings: object) -> Options:
+        made.append(tuned(**settings))  # type: ignore[arg-type]
+        made[-1].enable_statistics()
+        return made[-1]
+
+    monkeypatch.setattr(rocksdb, "tuned", counting)
+    counted = 0
+
+    def skipped() -> int:
+        nonlocal counted
+        text = "".join(options.get_statistics() or "" for options in made)
+        before, counted = counted, sum(map(int, re.findall(r"iter\.skip COUNT : (\d+)", text)))
+        return counted - before
+
+    return skipped
+
+
+ROWS = 60_000
+
+LANE = ("orders.of-a-long-name", 3)
+
+GAPS: dict[str, tuple[Callable[[int], bool], Callable[[int], bytes]]] = {
+    "all but the last": (lambda at: at < ROWS - 1, lambda at: b"e%016d" % at),
+    "in one millisecond": (lambda at: at < ROWS - 1, lambda at: entry_key(1 << 40, at)),
+    "by time": (lambda at: at % 20_000 > 0, lambda at: entry_key((1 << 40) + 7 * at, at)),
+    "99 of 100": (lambda at: at % 100 > 0, lambda at: entry_key((1 << 40) + at, at)),
+    "two of three": (lambda at: at % 3 > 0, lambda at: entry_key((1 << 40) + at, at)),
+    "in a lane": (lambda at: at % 20_000 > 0, lambda at: lane_key(LANE, 1 << 40, at)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count_max", [1, 250, 5_000])
+@pytest.mark.parametrize("gaps", GAPS)
+def test_one_scan_passes_over_a_bounded_number_of_deleted_rows(tmp_path, skips, gaps, count_max):
+    """However they lie between the rows that are left. A count, and no time."""
+    is_deleted, key_of = GAPS[gaps]
+    start, stop = key_of(0), key_of(ROWS)
+    store = RocksStore(tmp_path / "s", memtable_bytes=4 << 20)
+    keys = [key_of(at) for at in range(ROWS)]
+    store.write([(key, b"v" * 20) for key in keys], [])
+    store.flush()
+    store.write([], [key for at, key in enumerate(keys) if is_deleted(at)])
+    left = [key for at, key in enumerate(keys) if not is_deleted(at)]
+    skips()
+    most = 0
+    found: list[bytes] = []
+    position: bytes | None = start
+    while position is not None and len(found) < 2_000:
+        rows, position = store.scan(position, stop, count_max, NO_LIMIT)
+        found += [key for key, _ in rows]
+        most = max(most, skips())
+    assert found == left[: len(found)]
+    assert position is not None or found == left
+    assert 0 < most <= SKIPPED_MAX
+    store.close()
 
 
 def test_the_client_bounds_a_scan_above_by_the_upper_bound(tmp_path):

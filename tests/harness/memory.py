@@ -15,12 +15,19 @@ ROWS = "rows"
 """The one file of a checkpoint."""
 
 
+SKIPPED_MAX = 10_000
+"""Deleted rows that a scan passes over before it ends as a part."""
+
+
 class MemoryStore:
     """Rows in a dict, with a sorted list of its keys. See `ports.Store`. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skipped_max: int = SKIPPED_MAX) -> None:
         self._rows: dict[bytes, bytes] = {}
         self._keys: list[bytes] = []
+        self._deleted: list[bytes] = []
+        """Keys of rows that were deleted one by one and not compacted, in order."""
+        self._skipped_max = skipped_max
         self._flushed: dict[bytes, bytes] = {}
         self._closed = False
 
@@ -31,20 +38,23 @@ class MemoryStore:
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
-        """Return rows with `start <= key < stop` in order, within both limits but at least one if
-        there is one."""
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """See `ports.Store`."""
         self._check_open()
+        last = bisect_left(self._deleted, start) + self._skipped_max
+        part = min(stop, self._deleted[last]) if last < len(self._deleted) else stop
         rows: list[tuple[bytes, bytes]] = []
         size = 0
         for at in range(bisect_left(self._keys, start), len(self._keys)):
             key = self._keys[at]
+            if key >= part:
+                break
             value = self._rows[key]
             size += len(key) + len(value)
-            if key >= stop or len(rows) >= count_max or (size > bytes_max and rows):
-                break
+            if len(rows) >= count_max or (size > bytes_max and rows):
+                return rows, key
             rows.append((key, value))
-        return rows
+        return rows, part if start < part < stop else None
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """Apply the deletes, then the puts."""
@@ -52,9 +62,13 @@ class MemoryStore:
         for key in deletes:
             if self._rows.pop(key, None) is not None:
                 del self._keys[bisect_left(self._keys, key)]
+                insort(self._deleted, key)
         for key, value in puts:
             if key not in self._rows:
                 insort(self._keys, key)
+                at = bisect_left(self._deleted, key)
+                if self._deleted[at : at + 1] == [key]:
+                    del self._deleted[at]
             self._rows[key] = value
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
@@ -64,6 +78,12 @@ class MemoryStore:
         for key in self._keys[first:end]:
             del self._rows[key]
         del self._keys[first:end]
+
+    def compact(self) -> bool:
+        """Forget which rows were deleted."""
+        self._check_open()
+        had, self._deleted = bool(self._deleted), []
+        return had
 
     def snapshot(self) -> "MemoryStore":
         """Return a copy."""

@@ -23,6 +23,7 @@ from chronos.core.message import Action, ConditionalSchedule, Entry, Reason, Rec
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
 from tests.harness.broker import Broker
+from tests.harness.rows import rows_of
 from tests.harness.service import Service
 from tests.integration.flow import now_ms
 from tests.integration.foreign import (
@@ -392,8 +393,7 @@ def _rows(folder: Path) -> list[tuple[bytes, bytes]]:
             (space + key, value)
             for space in (b"e", b"i", b"x", b"c")
             for key, value in (
-                (row[1:], data)
-                for row, data in store.scan(space, bytes([space[0] + 1]), 1_000_000, 1 << 30)
+                (row[1:], data) for row, data in rows_of(store, space, bytes([space[0] + 1]))
             )
         ]
     finally:

@@ -24,6 +24,7 @@ from chronos.adapters.rocksdb import RocksStore
 from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.files import no_more_files
+from tests.harness.rows import rows_of
 from tests.harness.waiting import check_deadline
 
 KILLS = [3, pytest.param(30, marks=pytest.mark.slow)]
@@ -196,7 +197,7 @@ def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(sma
     assert refused is not None
     assert str(disk) in str(refused)
     assert "No space" in (store.background_error() or "")
-    assert dict(store.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT)) == written
+    assert dict(rows_of(store)) == written
 
     grow(64)
     deadline = time.monotonic() + 60
@@ -207,7 +208,7 @@ def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(sma
     store.flush()
     store.close()
     again = RocksStore(disk / "s", memtable_bytes=1 << 20)
-    assert dict(again.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT)) == written | {b"last": b"row"}
+    assert dict(rows_of(again)) == written | {b"last": b"row"}
     again.close()
 
 

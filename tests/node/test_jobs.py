@@ -110,6 +110,48 @@ def test_a_filter_cancels_exactly_its_messages_and_a_second_run_finds_none(servi
     assert "targets" not in listed[0]
 
 
+@pytest.mark.slow
+def test_a_list_after_many_cancelled_messages_is_read_in_parts_and_the_store_is_compacted(
+    tmp_path,
+):
+    """The one that is left is found, page by page until then, and at once when the store is
+    compacted."""
+    with Service(tmp_path / "data", settings={"shards": 1}) as alone:
+        alone.start()
+        at_ms = (time.time_ns() // 1_000_000 // 60_000 + 60) * 60_000
+        for start in range(0, 30_000, 1_000):
+            alone.post(
+                "/v1/messages",
+                [
+                    {"target": {"topic": "far"}, "value": "v", "deliver_at": at_ms + start + each}
+                    for each in range(1_000)
+                ],
+            )
+        left = {"target": {"topic": "left"}, "value": "v", "deliver_at": at_ms + 59_000}
+        message_id = alone.post("/v1/messages", left)["id"]
+        alone.wait_until(lambda: alone.pending() == 30_001, "take in the messages", timeout_s=60)
+        job = run_job(alone, "cancel", {"target": "far"})
+        assert outcome(job) == ("done", 30_000, 30_000, 0, 0)
+        found: list[str] = []
+        after = None
+        while not found:
+            page = alone.get("/v1/messages?limit=1" + (f"&after={after}" if after else ""))
+            found, after = [one["id"] for one in page["messages"]], page["after"]
+        assert found == [message_id]
+        alone.wait_until(
+            lambda: "store compacted" in alone.log_path.read_text(),
+            "compact the store",
+            timeout_s=60,
+        )
+        alone.wait_until(
+            lambda: (
+                [one["id"] for one in alone.get("/v1/messages?limit=1")["messages"]] == [message_id]
+            ),
+            "list the message on one page",
+            timeout_s=60,
+        )
+
+
 def test_a_filter_reschedules_and_fires(service):
     """A message that was moved is not found again at its new place; one that expires before the new
     time is refused."""

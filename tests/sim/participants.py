@@ -1,7 +1,7 @@
 """The simulated processes of a cluster whose coordinator is Kafka.
 
-Each process runs `core.cluster.kafka.participant` as the adapter does: it reads both partitions, writes
-what `step` returns, and takes over as `stage` says. Its clock has any offset and drifts."""
+Each process runs `core.cluster.kafka.participant` as the adapter does: it reads both partitions,
+writes what `step` returns, and takes over as `stage` says. Its clock has any offset and drifts."""
 
 from __future__ import annotations
 

@@ -29,6 +29,10 @@ NOWHERE = Path("simulated/0")
 """Path of a store without a folder; it never exists."""
 
 
+SKIPPED_MAX = 2
+"""Deleted rows that a scan passes over: so few that many scans end as a part."""
+
+
 class Disk:
     """The current faults of a node's disk."""
 
@@ -49,7 +53,7 @@ class SimStore(MemoryStore):
     """See `ports.Store`. `wrote` is called after each write that moved the state."""
 
     def __init__(self, world: World, disk: Disk, wrote: Callable[[SimStore], None]) -> None:
-        super().__init__()
+        super().__init__(skipped_max=SKIPPED_MAX)
         self._world = world
         self._disk = disk
         self._wrote = wrote
@@ -65,7 +69,7 @@ class SimStore(MemoryStore):
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         self._check_sound()
         self._check_readable()
         return super().scan(start, stop, count_max, bytes_max)
@@ -150,6 +154,7 @@ class SimStore(MemoryStore):
     def _restore(self, rows: dict[bytes, bytes]) -> None:
         self._rows = dict(rows)
         self._keys = sorted(rows)
+        self._deleted = []
         self._flushed = dict(rows)
 
     # For the checker

@@ -68,17 +68,15 @@ class Rows:
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         found: list[tuple[bytes, bytes]] = []
         size = 0
-        for key in sorted(key for key in self.rows if start <= key < stop)[
-            : min(count_max, self.chunk)
-        ]:
+        for key in sorted(key for key in self.rows if start <= key < stop):
             size += len(self.rows[key])
-            if found and size > bytes_max:
-                break
+            if len(found) >= min(count_max, self.chunk) or (found and size > bytes_max):
+                return found, key
             found.append((key, self.rows[key]))
-        return found
+        return found, None
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         for key in deletes:

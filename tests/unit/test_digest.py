@@ -48,6 +48,7 @@ from chronos.core.shard.shard import Shard
 from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Horizon
 from chronos.workers.replica.retention import Deleter, id_states_kept_ms
 from tests.harness.memory import MemoryStore
+from tests.harness.rows import rows_of
 from tests.harness.table import table
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
@@ -129,7 +130,7 @@ class ScannedStore(MemoryStore):
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         if start[:1] == EXPIRY:
             self.starts.append(start)
         return super().scan(start, stop, count_max, bytes_max)
@@ -160,7 +161,7 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
         shard.install(changes)
 
     def kept() -> int:
-        rows = store.scan(b"\0", b"\xff", 100_000, 10**9)
+        rows = rows_of(store)
         return sum(key[:1] in (ID_STATE, EXPIRY) for key, _ in rows)
 
     def clean(now_ms: int) -> None:

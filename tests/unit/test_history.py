@@ -6,8 +6,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from chronos.core.message import Reason
+from chronos.node.histogram import LATENESS_S, Histogram
 from chronos.node.history import MINUTES_MAX, History
-from chronos.node.outcomes import LATENESS_S, Histogram, Outcomes
+from chronos.node.outcomes import Outcomes
 from chronos.workers.push.planned import LetterCounts
 from chronos.workers.replica.report import StepReport
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Reason, Record
+from chronos.core.keys import OFFSET_MAX, count_key, entry_key
+from chronos.core.message import Entry, Reason, Record
 from chronos.core.query.filter import Filter
 from chronos.core.query.lookup import FoundMessage, find
 from chronos.core.query.pages import (
+    EMPTY_SCANS_MAX,
     MERGED_SCAN_MAX,
     PAGE_SCAN_MAX,
     SHARD_SCAN_MIN,
@@ -26,7 +27,12 @@ from chronos.core.query.pages import (
 from chronos.core.query.timeline import INTERVALS_MAX, timeline
 from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.reach import Reach
+from chronos.core.shard.codec import FRESH, State, pack_entry
 from chronos.core.shard.progress import Decision, Outcome
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import Shard
+from chronos.core.shard.step import Selection
+from tests.harness.memory import MemoryStore
 from tests.unit.model import Rows
 from tests.unit.played import MINUTE_MS, NOW_MS, SHARD, SHARDS, Played, parked
 from tests.unit.settings import examples
@@ -362,7 +368,7 @@ def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
     played.step([played.send(NOW_MS + 100 + at) for at in range(25)], NOW_MS)
     matching = Filter(target="nothing")
     found, through = page(played.rows, played.state, SHARD, begin=None, matching=matching, limit=5)
-    assert (found, through) == ([], (NOW_MS + 109, 9))
+    assert (found, through) == ([], (NOW_MS + 110, 9))
     assert read_all(played, 5, matching) == []
 
 
@@ -373,8 +379,8 @@ def test_many_shards_share_what_is_read_for_a_page():
     found, through = page(
         played.rows, played.state, SHARD, begin=None, matching=matching, limit=5, shards=1_000
     )
-    last = SHARD_SCAN_MIN - 1
-    assert (found, through) == ([], (NOW_MS + 100 + last, last))
+    following = SHARD_SCAN_MIN
+    assert (found, through) == ([], (NOW_MS + 100 + following, following - 1))
     assert scan_share(1) == PAGE_SCAN_MAX
     assert scan_share(64) * 64 <= MERGED_SCAN_MAX
 
@@ -426,7 +432,7 @@ class Moving(Rows):
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         self._step()
         return self._behind.scan(start, stop, count_max, bytes_max)
 
@@ -545,3 +551,79 @@ def test_a_page_after_the_end_of_a_millisecond_starts_in_the_next():
     played.step([played.send(NOW_MS + 10), played.send(NOW_MS + 11)], NOW_MS + 10)
     assert played.state.cursor == (NOW_MS + 10, OFFSET_MAX)
     assert [row.place_ms for row in read_all(played, 5)] == [NOW_MS + 11]
+
+
+def cancelled(minutes: int, each: int) -> tuple[MemoryStore, State]:
+    """A store in which `each` messages of every minute were cancelled one by one, and one is left
+    after them all."""
+    store, first = MemoryStore(skipped_max=10), NOW_MS // MINUTE_MS + 1
+    keys = [
+        entry_key((first + minute) * MINUTE_MS + at, at)
+        for minute in range(minutes)
+        for at in range(each)
+    ]
+    counts = [count_key(first + minute) for minute in range(minutes)]
+    store.write([(key, b"") for key in keys] + [(key, b"") for key in counts], [])
+    store.write([], [*keys, *counts])
+    last = Entry(
+        id=None,
+        key=None,
+        headers=[],
+        value=b"v",
+        timestamp_ms=1,
+        due_ms=(first + minutes) * MINUTE_MS,
+        target="orders",
+    )
+    store.write(
+        [
+            (entry_key(last.due_ms, 7), pack_entry(last)),
+            (count_key(first + minutes), (1).to_bytes(8, "big")),
+        ],
+        [],
+    )
+    return store, replace(FRESH, cursor_due_ms=NOW_MS, pending=1)
+
+
+def test_a_look_up_passes_over_minutes_without_pending_messages():
+    """Of 9 minutes with 1,000 cancelled messages each it meets those of the first scan only."""
+    store, state = cancelled(minutes=9, each=1_000)
+    due_ms = (NOW_MS // MINUTE_MS + 10) * MINUTE_MS
+    assert next_place_ms(store, state) == due_ms
+    (row,), through = page(store, state, SHARD, begin=None, matching=EVERYTHING, limit=1)
+    assert (row.position, through) == ((due_ms, 7), (due_ms, 7))
+
+
+def test_a_page_behind_many_cancelled_messages_is_read_in_bounded_parts():
+    """With a message left in their minute the counts do not help: each page ends after a few scans
+    and says how far it came, and the pages together find the message."""
+    store, state = cancelled(minutes=1, each=100)
+    minute = NOW_MS // MINUTE_MS + 1
+    store.write([(count_key(minute), (1).to_bytes(8, "big"))], [])
+    assert next_place_ms(store, state) is None
+    places, begin = [], None
+    found: list[MessageRow] = []
+    while not found:
+        found, begin = page(store, state, SHARD, begin=begin, matching=EVERYTHING, limit=1)
+        assert begin is not None
+        places.append(begin)
+    assert places == sorted(set(places))
+    assert len(places) == -(-100 // (10 * EMPTY_SCANS_MAX))
+
+
+def test_a_shard_reads_ahead_over_deleted_entries_in_parts():
+    """One scan a step, so that what is pulled and due meanwhile does not wait; then it finds the
+    message, in its place."""
+    store, state = cancelled(minutes=1, each=100)
+    minute = NOW_MS // MINUTE_MS + 1
+    store.write([(count_key(minute), (1).to_bytes(8, "big"))], [])
+    shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=state, view=store)
+    until_ms = (minute + 2) * MINUTE_MS
+    selections: list[Selection] = []
+    while not selections or not selections[-1].items:
+        staged = shard.stage_nothing(0)
+        selections.append(shard.select(staged, until_ms, 10, 10**6))
+    assert len(selections) >= 10
+    assert not any(one.complete for one in selections[:-1])
+    assert [item[:2] for item in selections[-1].items] == [((minute + 1) * MINUTE_MS, 7)]
+    cursors = [one.cursor for one in selections]
+    assert cursors == sorted(set(cursors))

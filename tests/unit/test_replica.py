@@ -29,6 +29,7 @@ from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_P
 from chronos.workers.replica.state import TRANSITIONS, ReplicaState
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
+from tests.harness.rows import rows_of
 from tests.harness.waiting import wait_until
 
 
@@ -488,7 +489,7 @@ def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoin
     def fetch(cost: RecoveryCost) -> bool:
         if cost.logs_complete:
             return False
-        case.node.store.write(case.other.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000), [])
+        case.node.store.write(rows_of(case.other.store), [])
         return True
 
     case.node.fetch = fetch
@@ -762,7 +763,7 @@ def test_a_progress_record_of_newer_rules_ends_a_replica_which_applies_nothing_o
 ) -> None:
     case.commit()
     follower(case)
-    before = case.node.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000)
+    before = rows_of(case.node.store)
     newer = VERSION + bytes([number]) + b"\xc1"
     case.log.append([(case.progress, None, newer, (), 0)], 9.0)
     with pytest.raises(
@@ -770,4 +771,4 @@ def test_a_progress_record_of_newer_rules_ends_a_replica_which_applies_nothing_o
         match=f"record at offset .* cannot be applied: .* by rules {number}, .* Upgrade",
     ):
         case.node.steps(STEPS_MAX)
-    assert case.node.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000) == before
+    assert rows_of(case.node.store) == before

@@ -45,7 +45,7 @@ class EmbeddedReader:
             )
         if position == end or records_max < 1:
             return []
-        rows = self._journal.db.scan(
+        rows = self._journal.db.rows(
             partition.key(position), partition.key(end), records_max, bytes_max
         )
         records = [unpack_record(record_offset(key), data) for key, data in rows]

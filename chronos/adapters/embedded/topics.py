@@ -218,14 +218,14 @@ class EmbeddedTopics:
         hold."""
         db = self._journal.db
         layout = db.get([LAYOUT_KEY])[0]
-        if layout is None and not db.scan(b"", None, 1, 1):
+        if layout is None and not db.rows(b"", None, 1, 1):
             self._journal.write(lambda: puts([(LAYOUT_KEY, LAYOUT_VERSION)]))
         elif layout != LAYOUT_VERSION:
             raise StoreCorrupt(
                 f"{self._path} holds no log, or one of a layout that this version does not know"
             )
         start = topic_key("")
-        while rows := db.scan(start, b"u", 1_000, 1_000_000):
+        while rows := db.rows(start, b"u", 1_000, 1_000_000):
             for key, data in rows:
                 self._load_topic(topic_name(key), unpack_topic(data))
             start = rows[-1][0] + b"\0"

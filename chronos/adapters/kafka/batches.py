@@ -46,6 +46,19 @@ RATIOS: Mapping[int, int] = {0: 1, 1: 1_100, 2: 32, 3: 260, 4: 40_000}
 RECORD_BYTES = 500
 """Memory that the client takes for a record, apart from its bytes, rounded up (measured: 400)."""
 
+TLS_PROPERTIES = frozenset(
+    "ssl." + name
+    for name in (
+        "ca.location",
+        "ca.pem",
+        "certificate.location",
+        "key.location",
+        "key.password",
+        "endpoint.identification.algorithm",
+    )
+)
+"""Properties of TLS that a connection of this module follows; with any other one there is none."""
+
 
 class BatchHeader(Struct, frozen=True, kw_only=True):
     """A batch, as its own header describes it."""
@@ -132,19 +145,6 @@ def _tls(properties: Mapping[str, Any]) -> ssl.SSLContext:
             certificate, properties.get("ssl.key.location"), properties.get("ssl.key.password")
         )
     return context
-
-
-TLS_PROPERTIES = frozenset(
-    "ssl." + name
-    for name in (
-        "ca.location",
-        "ca.pem",
-        "certificate.location",
-        "key.location",
-        "key.password",
-        "endpoint.identification.algorithm",
-    )
-)
 
 
 def _authenticate(connection: socket.socket, properties: Mapping[str, Any]) -> None:

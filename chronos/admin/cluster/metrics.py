@@ -27,7 +27,8 @@ from chronos.core.query.pages import next_place_ms
 from chronos.core.selector import NO_LEADER
 from chronos.core.shard.lanes import read_states
 from chronos.errors import ChronosError
-from chronos.node.outcomes import TARGETS_SHOWN, Histogram, Outcomes
+from chronos.node.histogram import Histogram
+from chronos.node.outcomes import TARGETS_SHOWN, Outcomes
 from chronos.node.shards import ShardDriver
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -56,7 +56,8 @@ from chronos.core.reach import EVERYTHING
 from chronos.core.shard.lanes import read_states
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
-from chronos.node.outcomes import TARGETS_COUNTED, Histogram, TargetCounts
+from chronos.node.histogram import Histogram
+from chronos.node.outcomes import TARGETS_COUNTED, TargetCounts
 from chronos.node.shards import ShardDriver
 
 CHANGE_S = 10.0

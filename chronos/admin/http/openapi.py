@@ -482,7 +482,7 @@ cancelled message the answer is `cancelled` again.
 ## Tokens
 
 A service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and the entry of the
-token needs the role of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
+token needs the role of the request; see [secure](../how-to/secure.md). A service without tokens admits every request.
 Payloads and headers are in an answer only for the role `payload`. A token with limits that names a target or an id
 outside them gets status 403; anything else that is not its own is answered as if it did not exist.
 """  # noqa: E501

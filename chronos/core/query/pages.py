@@ -17,6 +17,7 @@ from chronos.core.keys import (
     lane_key,
     parked_key,
     parked_position,
+    position_before,
     unpack_lane,
 )
 from chronos.core.message import Entry, entry_id
@@ -33,6 +34,7 @@ from chronos.core.shard.codec import (
     unpack_id_state,
     unpack_state,
 )
+from chronos.core.shard.counts import next_counted
 from chronos.core.shard.step import StoreView
 from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX
@@ -53,6 +55,11 @@ SHARD_SCAN_MIN = 100
 ENTRIES_SCAN = 250
 """Entries read in one scan, for the same reason: a shard waits for the GIL several times in a
 step."""
+
+
+EMPTY_SCANS_MAX = 3
+"""Scans without an entry after which a look-up ends, each of which passed over deleted entries for
+some milliseconds."""
 
 
 class MessageRow(Struct, frozen=True, kw_only=True):
@@ -76,11 +83,6 @@ def after(position: Position) -> Position:
     """Return the first position after this one."""
     due_ms, offset = position
     return (due_ms, offset + 1) if offset < OFFSET_MAX else (due_ms + 1, 0)
-
-
-def _key_after(position: Position) -> bytes:
-    """Return the first key that an entry after the position can have."""
-    return entry_key(*after(position))
 
 
 def scan_share(shards: int) -> int:
@@ -119,12 +121,12 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        entries, is_end = _entries(
-            view, start, stop, scan_share(shards) if matching.is_selective else limit
+        found, rest = _entries(
+            view, start, stop, scan_share(shards) if matching.is_selective else limit, counted=True
         )
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
-        for key, data in entries:
+        for key, data in found:
             place_ms, offset = entry_position(key)
             if (place_ms, offset) > state.cursor:
                 entry = unpack_entry(data)
@@ -134,8 +136,8 @@ def page(
                         break
         if rows and len(rows) == limit:
             through = rows[-1].position
-        elif not is_end:
-            through = entry_position(entries[-1][0])
+        elif rest is not None:
+            through = position_before(rest)
     if not state.parked:
         return _with_failures(view, rows), through
     parked, parked_through = _parked(
@@ -167,22 +169,25 @@ def _with_failures(view: StoreView, rows: list[MessageRow]) -> list[MessageRow]:
 
 
 def _entries(
-    view: StoreView, start: Position, stop: Position, entries_max: int
-) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and whether
-    these are all."""
-    entries: list[tuple[bytes, bytes]] = []
-    key, end, left = entry_key(*start), entry_key(*stop), PAGE_SCAN_BYTES
-    while len(entries) < entries_max and left > 0:
-        portion = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(entries)), left)
-        if not portion:
-            return entries, True
-        entries += portion
-        key = _key_after(entry_position(portion[-1][0]))
+    view: StoreView, start: Position, stop: Position, entries_max: int, *, counted: bool
+) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    """Return the first entries from `start` to before `stop`, up to PAGE_SCAN_BYTES, and the key
+    from which more may follow; None: these are all.
+
+    It ends after EMPTY_SCANS_MAX scans that met deleted entries only. `counted`: the entries are
+    pending, so that minutes without pending messages are left out."""
+    found: list[tuple[bytes, bytes]] = []
+    end, left, empty = entry_key(*stop), PAGE_SCAN_BYTES, 0
+    key: bytes | None = entry_key(*start)
+    while key is not None and len(found) < entries_max and left > 0 and empty < EMPTY_SCANS_MAX:
+        portion, key = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(found)), left)
+        found += portion
         left -= sum(len(data) for _, data in portion)
-    # A scan that stopped at a limit looks like one that reached the end: only an empty scan proves
-    # the end.
-    return entries, not view.scan(key, end, 1, 1)
+        if not portion:
+            empty += 1
+            if key is not None and counted:
+                key = next_counted(view, key, end)
+    return found, key
 
 
 def _parked(
@@ -192,7 +197,7 @@ def _parked(
     they are complete; None if there are no more before `stop`."""
     if first >= stop:
         return [], None
-    index = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
+    index, rest = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
     rows: list[MessageRow] = []
     size = 0
     for key, lane in index:
@@ -209,10 +214,7 @@ def _parked(
             rows.append(replace(_row(entry, shard, *position), is_parked=True))
         if len(rows) == limit or size > PAGE_SCAN_BYTES:
             return rows, position
-    end = parked_position(index[-1][0]) if index else None
-    return rows, end if end is not None and view.scan(
-        parked_key(*after(end)), parked_key(*stop), 1, 1
-    ) else None
+    return rows, None if rest is None else position_before(rest)
 
 
 def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | None:
@@ -254,12 +256,12 @@ def settled(
     stop = min(matching.stop, after(state.cursor))
     if start >= stop:
         return [], None
-    read, is_end = _entries(view, start, stop, scan_share(shards))
+    read, rest = _entries(view, start, stop, scan_share(shards), counted=False)
     rows = [(*entry_position(key), unpack_entry(data)) for key, data in read]
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
     known = view.get([id_key(message_id) for message_id in ids])
-    messages: list[FoundMessage] = []
+    found: list[FoundMessage] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
         name = (
@@ -277,10 +279,10 @@ def settled(
             failure=None if id_state is None else id_state.failure,
         )
         if ended.state in states:
-            messages.append(ended)
-            if len(messages) == limit:
-                return messages, (place_ms, offset)
-    return messages, None if is_end else entry_position(read[-1][0])
+            found.append(ended)
+            if len(found) == limit:
+                return found, (place_ms, offset)
+    return found, None if rest is None else position_before(rest)
 
 
 def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
@@ -293,7 +295,7 @@ def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
     """Return the stored due time of the first pending message outside lanes, in the past if the
-    shard is behind; None if there is none. Messages in lanes do not count: they are overdue for
-    reasons outside the shard."""
-    rows = view.scan(_key_after(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
+    shard is behind; None if there is none, or only behind so many deleted entries that one call
+    does not pass over them. Messages parked in lanes are overdue through no fault of the shard."""
+    rows, _ = _entries(view, after(state.cursor), (MS_MAX + 1, 0), 1, counted=True)
     return entry_position(rows[0][0])[0] if rows else None

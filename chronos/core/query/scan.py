@@ -22,7 +22,7 @@ from chronos.core.query.filter import Filter
 from chronos.core.query.pages import after
 from chronos.core.shard.codec import FRESH, unpack_entry, unpack_head, unpack_state
 from chronos.core.shard.lanes import read_states
-from chronos.core.shard.step import StoreView
+from chronos.core.shard.step import StoreView, portions
 
 SCAN_ROWS, SCAN_BYTES = 1_000, 4_000_000
 """Rows and bytes of one scan, which holds the GIL for some milliseconds."""
@@ -69,7 +69,7 @@ def _scan(
 ) -> Iterator[tuple[int, list[Match]]]:
     # Decoding the first fields takes a fifth of the time of a whole entry.
     unpack = unpack_entry if matching.needs_entry else unpack_head
-    while start < stop and (rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
+    for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES):
         matches = []
         for key, data in rows:
             place_ms, offset = position_of(key)
@@ -79,7 +79,6 @@ def _scan(
                     Match(entry_id(entry, shard, offset), place_ms, offset, entry.target)
                 )
         yield len(rows), matches
-        start = rows[-1][0] + b"\0"
 
 
 def pending_between(view: StoreView, matching: Filter) -> int:
@@ -89,8 +88,8 @@ def pending_between(view: StoreView, matching: Filter) -> int:
         count_key(matching.start[0] // MINUTE_MS),
         count_key(-(-matching.stop[0] // MINUTE_MS)),
     )
-    total = 0
-    while start < stop and (rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES)):
-        total += sum(int.from_bytes(data, "big") for _, data in rows)
-        start = rows[-1][0] + b"\0"
-    return total
+    return sum(
+        int.from_bytes(data, "big")
+        for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES)
+        for _, data in rows
+    )

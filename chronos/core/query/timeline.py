@@ -2,7 +2,7 @@
 the store keeps."""
 
 from chronos.core.keys import MINUTE_MS, count_key, key_number
-from chronos.core.shard.step import StoreView
+from chronos.core.shard.step import StoreView, portions
 
 INTERVALS_MAX = 1_500
 """Most intervals of a timeline: a day by the minute, and some more."""
@@ -40,8 +40,7 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
     step = step_ms // MINUTE_MS
     counts = [0] * -(-(beyond - first) // step)
     start, stop = count_key(first), count_key(beyond)
-    while rows := view.scan(start, stop, COUNTS_SCAN, COUNTS_BYTES):
+    for rows in portions(view, start, stop, COUNTS_SCAN, COUNTS_BYTES):
         for key, data in rows:
             counts[(key_number(key) - first) // step] += int.from_bytes(data, "big")
-        start = rows[-1][0] + b"\x00"
     return counts

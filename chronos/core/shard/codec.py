@@ -163,7 +163,7 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     held_bytes: int = 0
     """Bytes of their rows."""
     held_forwards: int = 0
-    """Number of held records that wait for another partition of the delay topic."""
+    """Those of the held records that wait for another partition of the delay topic."""
 
     @property
     def cursor(self) -> tuple[int, int]:

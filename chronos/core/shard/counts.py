@@ -9,7 +9,7 @@ much."""
 from array import array
 from collections.abc import Mapping
 
-from chronos.core.keys import count_key
+from chronos.core.keys import MINUTE_MS, count_key, entry_key, entry_position, key_number
 from chronos.core.shard.step import KeyValue, StoreView
 
 DAY = 24 * 60
@@ -21,7 +21,26 @@ DAYS_MAX = 3_000
 UNREAD = 2**32 - 1
 """In place of a count that must be read from the store; one that is not smaller is never cached."""
 
+COUNT_BYTES = 17
+"""Bytes of a count with its key."""
+
 _UNREAD_DAY = array("I", [UNREAD]) * DAY
+
+
+def next_counted(view: StoreView, key: bytes, stop: bytes) -> bytes | None:
+    """Return a key from `key` on before which no entry is pending, by the counts; None: none is
+    before `stop`. Both are keys of entries after the cursor.
+
+    A scan that met deleted entries only goes on there: it does not pass over those of minutes in
+    which nothing is pending."""
+    first = entry_position(key[:17])[0] // MINUTE_MS
+    last = entry_position(stop[:17])[0] // MINUTE_MS
+    rows, rest = view.scan(count_key(first), count_key(last + 1), 1, COUNT_BYTES)
+    if not rows and rest is None:
+        return None
+    minute = key_number(rows[0][0] if rows else rest)  # type: ignore[arg-type]
+    counted = max(key, entry_key(minute * MINUTE_MS, 0))
+    return counted if counted < stop else None
 
 
 class MinuteCounts:

@@ -33,7 +33,7 @@ from chronos.core.shard.codec import (
     unpack_state,
 )
 from chronos.core.shard.order import kept_from_ms
-from chronos.core.shard.step import StoreView
+from chronos.core.shard.step import StoreView, portions
 
 VERSION = b"\x01"
 
@@ -58,13 +58,13 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     state = FRESH if data is None else unpack_state(data)
     from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
     raw_state = pack_state(FRESH) if data is None else data
-    hashed = hashlib.blake2b(VERSION + raw_state, digest_size=DIGEST_BYTES)
+    found = hashlib.blake2b(VERSION + raw_state, digest_size=DIGEST_BYTES)
     due_ms, offset = state.cursor
     after_cursor = (
         entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
     )
     for rows in _portions(view, after_cursor, _beyond(ENTRY)):
-        hashed.update(b"".join(map(_pack, rows)))
+        found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
         id_states = [unpack_id_state(data) for _, data in rows]
         counted = [
@@ -72,16 +72,16 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
             for row, id_state in zip(rows, id_states, strict=True)
             if id_state.state == PENDING or kept_from_ms(id_state) >= from_ms
         ]
-        hashed.update(b"".join(counted))
+        found.update(b"".join(counted))
     # The expiry list is covered too: an id state that is missing from it would never be dropped.
     for rows in _portions(view, expiry_key(max(0, from_ms), b""), _beyond(EXPIRY)):
-        hashed.update(b"".join(map(_pack, rows)))
+        found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
-        hashed.update(b"".join(map(_pack, rows)))
+        found.update(b"".join(map(_pack, rows)))
     for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE):
         for rows in _portions(view, space, _beyond(space)):
-            hashed.update(b"".join(map(_pack, rows)))
-    return hashed.hexdigest()
+            found.update(b"".join(map(_pack, rows)))
+    return found.hexdigest()
 
 
 def _beyond(space: bytes) -> bytes:
@@ -90,6 +90,4 @@ def _beyond(space: bytes) -> bytes:
 
 
 def _portions(view: StoreView, start: bytes, stop: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-    while rows := view.scan(start, stop, PORTION_ROWS, PORTION_BYTES):
-        yield rows
-        start = rows[-1][0] + b"\0"
+    return portions(view, start, stop, PORTION_ROWS, PORTION_BYTES)

@@ -38,7 +38,7 @@ from chronos.core.shard.codec import (
     unpack_lane_state,
 )
 from chronos.core.shard.progress import Decision, LaneCursor, Outcome
-from chronos.core.shard.step import KeyValue, Leaving, Selection, Staged, StoreView
+from chronos.core.shard.step import KeyValue, Leaving, Selection, Staged, StoreView, portions
 from chronos.core.shard.wheel import Item, Position
 
 SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
@@ -105,13 +105,12 @@ class Lanes:
             messages_max = min(messages_max, 2 * allowed + EXPIRED_READ)
         start, stop = self._range(lane)
         ended = [1 for _, of in staged.unparked.values() if of == lane]
-        items: list[Item] = []
-        while not items:
-            rows = self._read(start, stop, messages_max, bytes_max)
-            if not rows:
-                return None
-            start = _after(lane, rows[-1][:2])
-            items = _remaining(rows, staged)
+        for rows in portions(self._view, start, stop, messages_max, bytes_max):
+            items = _remaining(_items(rows), staged)
+            if items:
+                break
+        else:
+            return None
         entries = _unpacked(items, allowed, now_ms)
         tried = next((at for at, entry in enumerate(entries) if entry.attempt > 1), len(entries))
         del entries[max(1, tried) :]
@@ -127,20 +126,13 @@ class Lanes:
             start, _ = self._range(lane)
             stop = _after(lane, (cursor.due_ms, cursor.offset))
             items: list[Item] = []
-            while rows := self._read(start, stop, SCAN_ROWS, SCAN_BYTES):
-                items += rows
-                start = _after(lane, rows[-1][:2])
+            for rows in portions(self._view, start, stop, SCAN_ROWS, SCAN_BYTES):
+                items += _items(rows)
             items = _remaining(items, staged)
             if items:
                 entries = [unpack_entry(data) for _, _, data in items]
                 replayed.append(Leaving(lane=lane, items=items, entries=entries, is_all=False))
         return replayed
-
-    def _read(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[Item]:
-        return [
-            (*lane_position(key), data)
-            for key, data in self._view.scan(start, stop, count_max, bytes_max)
-        ]
 
     def _range(self, lane: Lane) -> tuple[bytes, bytes]:
         """Return the first key that a message of the lane can have, and the first key after the
@@ -225,9 +217,8 @@ def read_states(view: StoreView, parked: int) -> dict[Lane, LaneState]:
     if not parked:
         return states
     start, stop = LANE_STATE, bytes([LANE_STATE[0] + 1])
-    while rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+    for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES):
         states |= {unpack_lane(key[1:]): unpack_lane_state(data) for key, data in rows}
-        start = rows[-1][0] + b"\0"
     return states
 
 
@@ -261,6 +252,10 @@ def _unpacked(items: list[Item], allowed: int | None, now_ms: int) -> list[Entry
         allowed -= live
         entries.append(entry)
     return entries
+
+
+def _items(rows: Iterable[KeyValue]) -> list[Item]:
+    return [(*lane_position(key), data) for key, data in rows]
 
 
 def _after(lane: Lane, position: Position) -> bytes:

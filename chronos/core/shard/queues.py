@@ -36,7 +36,7 @@ from chronos.core.shard.codec import (
     unpack_queue_state,
 )
 from chronos.core.shard.progress import Hold, Progress, Written, detail_number
-from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView
+from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView, portions
 from chronos.errors import LogMismatch
 
 HELD_MAX = 100_000
@@ -88,33 +88,31 @@ class Queues:
         """Return the first held records of a destination whose queue is not empty, within both
         limits, at least one."""
         start = held_key(destination, self.states[destination].offset)
-        rows = self._view.scan(start, _stop(destination), records_max, bytes_max)
+        found = portions(self._view, start, _stop(destination), records_max, bytes_max)
+        rows = next(filter(None, found), [])
         assert rows, "a queue that is not empty has no rows"
         return Prefix(destination=destination, rows=_unpacked(rows))
 
     def replay(self, written: Iterable[Written]) -> list[Prefix]:
         """Return the held records that the master wrote on. Raises LogMismatch if they are not
         there."""
-        prefixes = []
-        for named in written:
-            destination, state = named.destination, self.states.get(named.destination)
+        found = []
+        for each in written:
+            destination, state = each.destination, self.states.get(each.destination)
             start = held_key(destination, 0 if state is None else state.offset)
-            stop = held_key(destination, named.offset) + b"\0"
+            stop = held_key(destination, each.offset) + b"\0"
             rows: list[tuple[bytes, bytes]] = []
-            while part := self._view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+            for part in portions(self._view, start, stop, SCAN_ROWS, SCAN_BYTES):
                 rows += part
-                start = part[-1][0] + b"\0"
-            prefix = Prefix(
-                destination=destination, rows=_unpacked(rows), too_large=named.too_large
-            )
+            prefix = Prefix(destination=destination, rows=_unpacked(rows), too_large=each.too_large)
             offsets = {offset for offset, _, _ in prefix.rows}
-            if not {named.offset, *named.too_large} <= offsets:
+            if not {each.offset, *each.too_large} <= offsets:
                 raise LogMismatch(
-                    f"a progress record names held records up to offset {named.offset} that this "
+                    f"a progress record names held records up to offset {each.offset} that this "
                     "replica does not hold: remove the shard's store to rebuild it from the logs"
                 )
-            prefixes.append(prefix)
-        return prefixes
+            found.append(prefix)
+        return found
 
     def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
         """Return what the step writes about queues."""
@@ -187,9 +185,8 @@ def read_queue_states(view: StoreView) -> dict[int, QueueState]:
     """Return the state of every queue that is not empty."""
     states: dict[int, QueueState] = {}
     start, stop = QUEUE_STATE, bytes([QUEUE_STATE[0] + 1])
-    while rows := view.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
+    for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES):
         states |= {queue_of(key): unpack_queue_state(data) for key, data in rows}
-        start = rows[-1][0] + b"\0"
     return states
 
 

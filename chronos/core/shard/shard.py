@@ -27,6 +27,7 @@ from chronos.core.keys import (
     expiry_key,
     generated_id,
     lane_key,
+    position_before,
 )
 from chronos.core.message import PROBE_ID, Action, Command, Entry, Record
 from chronos.core.series import carried
@@ -44,7 +45,7 @@ from chronos.core.shard.codec import (
     pack_state,
     unpack_id_state,
 )
-from chronos.core.shard.counts import MinuteCounts
+from chronos.core.shard.counts import MinuteCounts, next_counted
 from chronos.core.shard.lanes import Lanes
 from chronos.core.shard.order import check_places, kept_from_ms
 from chronos.core.shard.parsing import has_cron, parse
@@ -242,11 +243,12 @@ class Shard:
     # --- select
 
     def select(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
-        """Return the messages due at or before `until_ms`, in order, within both limits, at least
-        one if there is one."""
+        """Return the messages due at or before `until_ms`, in order, within both limits: at least
+        one if there is one, unless many entries before it were deleted."""
         wheel, until = self.wheel, (until_ms, OFFSET_MAX)
         while wheel.through < until and wheel.messages < messages_max and wheel.bytes <= bytes_max:
-            self._read_ahead(until_ms)
+            if not self._read_ahead(until_ms):
+                break  # the next step goes on after the deleted entries
         stored = wheel.peek(until_ms, messages_max)
         # The wheel may hold more than `peek` returned, or the store more than the wheel: the order
         # is known up to here.
@@ -320,17 +322,19 @@ class Shard:
         until_ms: int,
         messages_max: int = READ_AHEAD_MESSAGES,
         bytes_max: int = READ_AHEAD_BYTES,
-    ) -> None:
+    ) -> bool:
+        """Read one scan of entries into the wheel; False if it met deleted entries only."""
         due_ms, offset = self.wheel.through
         start = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
         stop = entry_key(until_ms + 1, 0)
         if start >= stop:
-            return
-        rows = self._view.scan(start, stop, messages_max, bytes_max)
+            return True
+        rows, rest = self._view.scan(start, stop, messages_max, bytes_max)
+        if not rows and rest is not None:
+            rest = next_counted(self._view, rest, stop)
         items = [(*entry_position(key), data) for key, data in rows]
-        # Only an empty scan proves the end: a scan that stopped at its limit looks like one that
-        # reached the end.
-        self.wheel.extend(items, items[-1][:2] if items else (until_ms, OFFSET_MAX))
+        self.wheel.extend(items, (until_ms, OFFSET_MAX) if rest is None else position_before(rest))
+        return bool(rows) or rest is None
 
     # --- apply
 

@@ -5,7 +5,7 @@ read-only once the move that makes it has returned. `Staged` is the one that is 
 counters are incremented once per record."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
@@ -35,13 +35,27 @@ class StoreView(Protocol):
 
     def scan(
         self, start: bytes, stop: bytes, count_max: int, bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
-        """Return rows with `start <= key < stop` in order: at most `count_max` rows and `bytes_max`
-        bytes, at least one row if there is one."""
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Return the first rows with `start <= key < stop` in order, and the key from which the
+        next scan goes on; None: there are no more.
+
+        At most `count_max` rows and `bytes_max` bytes, but one row may be larger. A scan that
+        passes over many deleted rows ends as a part, with fewer rows or none."""
 
 
 KeyValue = tuple[bytes, bytes]
 """Key and value, as the store takes them."""
+
+
+def portions(
+    view: StoreView, start: bytes, stop: bytes, count_max: int, bytes_max: int
+) -> Iterator[list[KeyValue]]:
+    """Yield all rows with `start <= key < stop` in order, scan by scan; a scan may have none."""
+    position: bytes | None = start
+    while position is not None and position < stop:
+        rows, position = view.scan(position, stop, count_max, bytes_max)
+        yield rows
+
 
 Placed = tuple[int, bytes]
 """Due time (epoch ms) and packed entry of a message that is to be put into the store."""

@@ -72,9 +72,9 @@ last commit is younger, because the client does not tell whether it had to take 
 A clock that is wrong or was set by more cannot show how old the last commit is."""
 
 LINGERING_MAX = 50
-"""Records pulled and messages delivered in a step from which on the next one follows at once: what
-a transaction costs is shared by so many then. A shard with 5,000 messages a second has more in each
-step, and its lateness stays as it is."""
+"""A step with at least so many records pulled and messages delivered is followed by the next one at
+once, because they share the cost of its transaction. A shard with 5,000 messages a second has
+more in each step: its lateness does not grow."""
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):

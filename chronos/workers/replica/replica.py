@@ -62,12 +62,12 @@ PAUSE_MS = 500
 """Pause after a failure that an immediate retry cannot fix."""
 
 ABORT_PAUSE_MS = 50
-"""Pause after an aborted transaction without a poison record, duplicated each time up to
+"""Pause after an aborted transaction without a poison record, doubled each time up to
 PAUSE_MS."""
 
 
 class Backoff:
-    """Pauses of growing length: from ABORT_PAUSE_MS on, duplicated each time, up to PAUSE_MS."""
+    """Pauses of growing length: from ABORT_PAUSE_MS on, doubled each time, up to PAUSE_MS."""
 
     def __init__(self) -> None:
         self._next_ms = ABORT_PAUSE_MS
@@ -205,7 +205,7 @@ class Replica:
 
     @property
     def due_ms(self) -> int | None:
-        """Due time (epoch ms) of the next message as of the last look of a master; None if it is
+        """Due time (epoch ms) of the next message as of a master's last step; None if it is
         not known."""
         master = self._master
         return None if master is None else master.due_ms

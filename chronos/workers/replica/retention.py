@@ -74,7 +74,7 @@ class Deleter:
         if before_ms <= 0:
             return
         minute = before_ms // MINUTE_MS
-        history = self._store.scan(
+        history, _ = self._store.scan(
             CURSOR_HISTORY, cursor_history_key(minute + 1), BATCH_KEYS, BATCH_BYTES
         )
         if not history:
@@ -83,7 +83,7 @@ class Deleter:
         through = history_key
         if key_number(history_key) < minute:
             through += b"\x00"
-            later = self._store.scan(through, bytes([CURSOR_HISTORY[0] + 1]), 1, BATCH_BYTES)
+            later, _ = self._store.scan(through, bytes([CURSOR_HISTORY[0] + 1]), 1, BATCH_BYTES)
             cursor_key = later[0][1] if later else cursor_key
         assert cursor_key <= entry_key(*self._shard.state.cursor), (
             "the cursor history is ahead of the cursor"
@@ -97,14 +97,14 @@ class Deleter:
         if before_ms <= 0:
             return False
         stop = EXPIRY + before_ms.to_bytes(8, "big")
-        rows = (
+        rows, rest = (
             self._store.scan(self._start, stop, BATCH_KEYS, BATCH_BYTES)
             if self._start < stop
-            else []
+            else ([], None)
         )
-        self._start = EXPIRY
+        self._start = rest or EXPIRY
         if not rows:
-            return False
+            return rest is not None
         ids = [key[9:] for key, _ in rows]
         id_states = self._store.get([id_key(message_id) for message_id in ids])
         deletes = [key for key, _ in rows]
@@ -118,7 +118,4 @@ class Deleter:
             ):
                 deletes.append(id_key(message_id))
         self._store.write([], deletes)
-        if len(rows) < BATCH_KEYS:
-            return False
-        self._start = rows[-1][0] + b"\x00"
-        return True
+        return rest is not None
