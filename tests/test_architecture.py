@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from chronos.cli import EXTRAS
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from tests.harness.pages import parsed
+from tests.harness.table import table
 from tests.packages import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,7 +199,7 @@ def test_the_heart_knows_no_cluster_and_no_interface():
             )
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "source", "complaint"),
     [
         ("core/wheel.py", "from chronos.ports import Store", "core must not import ports"),
@@ -239,7 +241,7 @@ def test_the_heart_knows_no_cluster_and_no_interface():
 )
 def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
     """Each rule fails on a tree that breaks it, and only there."""
-    package = tmp_path / "chronos"
+    package = Path(mkdtemp(dir=tmp_path)) / "chronos"
     for name in (
         "core/wheel",
         "core/__init__",
@@ -444,7 +446,7 @@ def test_no_file_names_a_machine_or_a_registry():
     assert foreign_complaints(files) == []
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "cd /work" + "/main",

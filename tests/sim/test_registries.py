@@ -15,13 +15,13 @@ SEEDS = 150
 
 
 def test_registries_that_share_nothing_answer_the_roles() -> None:
-    for seed in range(15):
+    for seed in range(5):
         simulate(seed)
 
 
 @pytest.mark.slow
 def test_registries_that_share_nothing_answer_the_roles_in_many_clusters() -> None:
-    for seed in range(15, SEEDS):
+    for seed in range(5, SEEDS):
         simulate(seed)
 
 
