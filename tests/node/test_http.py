@@ -1098,10 +1098,15 @@ CONSOLE = ROOT / "chronos" / "admin" / "static"
     ],
 )
 def test_the_console_opens_any_view_and_permits_nothing_from_elsewhere(service, path, status):
-    """The same document for all of them; its policy permits nothing inline."""
+    """The same document for all of them, with its addresses relative to theirs; its policy permits
+    nothing inline."""
     answer, headers, body = ask(service, "GET", path)
     assert (answer, headers["content-type"]) == (status, "text/html; charset=utf-8")
-    assert body == (CONSOLE / "index.html").read_bytes()
+    document = (CONSOLE / "index.html").read_bytes()
+    up = b"../" * (path.partition("?")[0].count("/") - 1)
+    assert body == document.replace(b'="./', b'="' + (up or b"./"))
+    again = ask(service, "GET", path, If_None_Match=headers["etag"])
+    assert again[0] == (304 if status == 200 else status)
     policy = headers["content-security-policy"]
     assert policy == (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
