@@ -314,6 +314,11 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ),
         ({"repeat": "every 5s"}, "deliver_at", "neither deliver_at nor delay is given"),
         (
+            {"repeat": "0 9 * * 1-5"},
+            "repeat",
+            ("is not a repetition; begin with every, backoff or cron: write cron 0 9 * * 1-5"),
+        ),
+        (
             {"repeat": "cron 0 9 * *"},
             "repeat",
             ("'0 9 * *' is not a cron expression: it does not have 5 or 6 fields"),
