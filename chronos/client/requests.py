@@ -247,6 +247,7 @@ def check_rhythm(repeat: str) -> None:
     if repeat.split()[:1] not in RHYTHMS:
         raise ValueError(
             f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff"
+            + (f"; write cron {repeat[:80]}" if len(repeat.split()) in (5, 6) else "")
         )
 
 

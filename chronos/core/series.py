@@ -79,6 +79,11 @@ def parse_repetition(text: str) -> Repetition:
                 "characters"
             )
         return Repetition(Repeat.CRON, cron=" ".join(words))
+    if len(words) in (4, 5):
+        raise ValueError(
+            f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: write "
+            f"cron {text[:80]}"
+        )
     raise ValueError(
         f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: every 30s, "
         "backoff 1s 2 1h (base, factor, cap), cron 0 9 * * 1-5"

@@ -417,13 +417,15 @@ def test_the_doctor_asks_the_service_that_it_is_told_of(node: Inside, tmp_path: 
         done = run("doctor", *options, server=server, cwd=tmp_path)
         assert (done.code, done.err) == (0, ""), done.out
         assert f"node {node.node.config.node.id} is ready" in done.out
-        assert "chronos-data is not on this machine" in done.out
+        here = done.out.index("chronos-data is not on this machine")
+        assert here < done.out.index(f"node {node.node.config.node.id} is ready")
         assert done.out.endswith("\nno problems found; not checked: data directory, disk, stores\n")
     assert not list(tmp_path.iterdir())
     nobody = run("doctor", server=f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert nobody.code == 3
     assert "PROBLEM  service" in nobody.out
     assert "ok       settings" in nobody.out
+    assert nobody.out.index("PROBLEM  service") > nobody.out.index("not on this machine")
 
 
 @pytest.mark.process
@@ -496,6 +498,8 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
         ValueError, match=r"'0 9 \* \* 1-5' is not a repetition; begin with every, backoff or cron"
     ):
         chronos.headers(target="t", repeat="0 9 * * 1-5", delay="1h")
+    with pytest.raises(ValueError, match="write cron 0 9"):
+        chronos.headers(target="t", repeat="0 9 * * 1-5")
 
     def refused(*options: str) -> str:
         done = run("send", "--to", "t", "v", *options, server=node.server.url)
