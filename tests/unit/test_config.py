@@ -630,7 +630,7 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "log.kafka.properties.message.max.bytes=1048576",
         "delivery.batch_messages=100000",
     ): "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
-    "use at least 6334174",
+    "use at least 6867174",
     (
         "topics.message_bytes_max=128MiB",
         "delivery.batch_bytes=128MiB",

@@ -24,7 +24,7 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
-from chronos.core.series import moved, repetition_of, shift_ms
+from chronos.core.series import keeps_wall_clock, moved, repetition_of, shift_ms
 from chronos.core.shard.codec import (
     ABSENT,
     CANCELLED,
@@ -452,6 +452,10 @@ class _Staging:
                 PENDING, place_ms, offset, 0, None, entry.timestamp_ms, entry.order
             )
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
+        if entry.options is not None:
+            self.staged.dated.discard(offset)
+            if keeps_wall_clock(entry):
+                self.staged.dated.add(offset)
         return place_ms
 
     def _remove(self, id_state: IdState) -> None:
