@@ -33,7 +33,7 @@ from chronos.core.shard.codec import (
     State,
     Totals,
 )
-from chronos.core.shard.progress import Decision, Hold, LaneCursor, Progress, Written
+from chronos.core.shard.progress import Decision, Hold, LaneCursor, Progress, Replan, Written
 from tests.harness.pages import (
     DOCS,
     ROOT,
@@ -475,6 +475,7 @@ def test_every_text_that_stops_or_pauses_a_node_is_explained_to_operators() -> N
         Identity,
         Progress,
         Decision,
+        Replan,
         LaneCursor,
         Hold,
         Written,

@@ -12,18 +12,21 @@ expression is known never to fire from at most 28 months, and one that does fire
 YEARS_MAX.
 
 The zone data are those of the package `tzdata` that is installed (`chronos.zones`), so only a
-master computes with them; replicas execute what it recorded (law 9)."""
+master computes with them; replicas execute what it recorded (law 9).
 
-from bisect import bisect_left
+Zone data change, so a wall-clock time is kept beside an instant: as the milliseconds of the epoch
+at which UTC shows it, the instant plus the offset from UTC."""
+
+from bisect import bisect_left, bisect_right
 from calendar import monthrange
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
-from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from chronos.core.timefmt import MS_MAX
-from chronos.zones import zone_of
+from chronos.zones import VERSION, zone_of
 
 TIMES_CACHED_MAX = 10_000
 """Results that are remembered: series with one expression are usually due at the same time."""
@@ -39,35 +42,92 @@ year like 2100."""
 TURNS_MAX = 100
 """Days and changes of the zone that are tried: one is almost always enough."""
 
+GAP_MAX = timedelta(hours=26)
+"""More than the longest gap: zones have left out a day."""
+
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _MONTH_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-@lru_cache(maxsize=TIMES_CACHED_MAX)
-def next_cron(expression: str, zone_name: str, after_ms: int) -> int | None:
-    """Return the first time (epoch ms) after `after_ms` at which the expression fires; None if it
-    never does.
+class ZoneData:
+    """Zone data of one version, and the times of cron expressions by them.
 
-    Raises ValueError, with a text for users.
-    """
-    zone, fields = zone_of(zone_name), _read(expression)
-    if isinstance(fields, str):
-        raise ValueError(fields)
-    if fields.fires_never:
-        return None
-    try:
-        after = _EPOCH_START + timedelta(milliseconds=after_ms)
-        found = (
-            _next_real(fields, zone, after) if fields.is_real else _next_named(fields, zone, after)
-        )
-    except OverflowError:
-        return None
-    if found is None:
-        return None
+    Every method raises ValueError, with a text for users, for an expression or a zone that is
+    none."""
+
+    def __init__(self, version: str, zone_of: Callable[[str], tzinfo]) -> None:
+        """`zone_of`: returns the zone of a name, UTC for an empty one. Raises ValueError."""
+        self.version = version
+        self._zone_of = zone_of
+        self.next_cron = lru_cache(maxsize=TIMES_CACHED_MAX)(self._next_cron)
+
+    def _next_cron(
+        self, expression: str, zone_name: str, after_ms: int, wall_ms: int | None = None
+    ) -> int | None:
+        """Return the first time (epoch ms) after `after_ms` at which the expression fires; None if
+        it never does.
+
+        `wall_ms`: only times of which the wall-clock time is later than that count, for an
+        expression that names wall-clock times."""
+        zone, fields = self._zone_of(zone_name), _fields(expression)
+        if fields.fires_never:
+            return None
+        try:
+            after = _EPOCH_START + timedelta(milliseconds=after_ms)
+            found = (
+                _next_real(fields, zone, after)
+                if fields.is_real
+                else _next_named(fields, zone, after, None if wall_ms is None else _naive(wall_ms))
+            )
+        except OverflowError:
+            return None
+        return None if found is None else _time_ms(found)
+
+    def offset_s(self, expression: str, zone_name: str, time_ms: int) -> int | None:
+        """Return the offset of the zone from UTC in seconds at a time of the expression; None for
+        an expression that counts real time, whose times no zone data change."""
+        if _fields(expression).is_real:
+            return None
+        try:
+            local = (_EPOCH_START + timedelta(milliseconds=time_ms)).astimezone(
+                self._zone_of(zone_name)
+            )
+        except OverflowError:
+            return None
+        offset = local.utcoffset()
+        assert offset is not None
+        return offset // _SECOND
+
+    def time_at(self, expression: str, zone_name: str, wall_ms: int) -> int | None:
+        """Return the time (epoch ms) at which the occurrence fires that had this wall-clock time by
+        other zone data, for an expression that names wall-clock times."""
+        zone, fields, naive = self._zone_of(zone_name), _fields(expression), _naive(wall_ms)
+        at = fields.time_from(naive.time()) if fields.matches(naive.date()) else None
+        if at != naive.time():
+            # It was the end of a gap, for the last time before.
+            naive = _naive_before(fields, naive) or naive
+        try:
+            return _time_ms(_instant(naive, zone))
+        except OverflowError:
+            return None
+
+
+def _naive(wall_ms: int) -> datetime:
+    return (_EPOCH_START + timedelta(milliseconds=wall_ms)).replace(tzinfo=None)
+
+
+def _time_ms(found: datetime) -> int | None:
     found_ms = (found - _EPOCH_START) // _SECOND * 1_000
     return found_ms if found_ms <= MS_MAX else None
+
+
+def _fields(expression: str) -> "_Fields":
+    fields = _read(expression)
+    if isinstance(fields, str):
+        raise ValueError(fields)
+    return fields
 
 
 @lru_cache(maxsize=EXPRESSIONS_CACHED_MAX)
@@ -178,13 +238,17 @@ class _Fields:
         return time(hours[hour], minutes[0], seconds[0]) if hour < len(hours) else None
 
 
-def _next_named(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
-    """Return the next instant of an expression that names wall-clock times."""
+def _next_named(
+    fields: _Fields, zone: tzinfo, after: datetime, wall: datetime | None = None
+) -> datetime | None:
+    """Return the next instant of an expression that names wall-clock times, of those later than
+    `wall`."""
     local = after.replace(microsecond=0).astimezone(zone)
     naive = local.replace(tzinfo=None, fold=0)
     if local.fold:
         # The times of an overlap fired in its first pass: they are behind.
         naive = _overlap_end(naive, zone) - _SECOND
+    naive = naive if wall is None else max(naive, wall)
     for _ in range(TURNS_MAX):
         found = _naive_after(fields, naive)
         if found is None:
@@ -207,7 +271,20 @@ def _naive_after(fields: _Fields, naive: datetime) -> datetime | None:
     return None if found is None or at is None else datetime.combine(found, at)
 
 
-def _next_real(fields: _Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
+def _naive_before(fields: _Fields, naive: datetime) -> datetime | None:
+    """Return the last matching wall-clock time within GAP_MAX before this one."""
+    seconds = range(GAP_MAX // _SECOND)
+    # Ordered by the time that follows: the first second after which none comes before `naive`.
+    start = naive - GAP_MAX
+    at = bisect_right(
+        seconds,
+        False,
+        key=lambda second: (_naive_after(fields, start + second * _SECOND) or naive) >= naive,
+    )
+    return None if at == 0 else _naive_after(fields, start + (at - 1) * _SECOND)
+
+
+def _next_real(fields: _Fields, zone: tzinfo, after: datetime) -> datetime | None:
     """Return the next instant of an expression that counts real time: the first one with a matching
     wall clock."""
     instant = after.replace(microsecond=0) + _SECOND
@@ -247,7 +324,7 @@ def _change(before: datetime, behind: datetime, zone: tzinfo) -> datetime:
     return behind
 
 
-def _overlap_end(naive: datetime, zone: ZoneInfo) -> datetime:
+def _overlap_end(naive: datetime, zone: tzinfo) -> datetime:
     """Return the end of the overlap around a wall-clock time, on the wall clock."""
     first, second = (naive.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     offset = first.utcoffset()
@@ -256,10 +333,16 @@ def _overlap_end(naive: datetime, zone: ZoneInfo) -> datetime:
     return change.replace(tzinfo=None) + offset
 
 
-def _instant(naive: datetime, zone: ZoneInfo) -> datetime:
+def _instant(naive: datetime, zone: tzinfo) -> datetime:
     """Return the instant of a wall-clock time: the first of two, and the end of the gap for one
     that does not exist."""
     instant = naive.replace(tzinfo=zone).astimezone(UTC)
     if instant.astimezone(zone).replace(tzinfo=None, fold=0) == naive:
         return instant
     return _change(naive.replace(tzinfo=zone, fold=1).astimezone(UTC), instant, zone)
+
+
+ZONE_DATA = ZoneData(VERSION, zone_of)
+"""The zone data of the package `tzdata`."""
+
+next_cron = ZONE_DATA.next_cron

@@ -11,6 +11,7 @@ order.
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
     h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
+    z  due_ms u64  offset u64     wall clock: the pending occurrence at that position moves with the zone data
     q  destination u32            queue state: the number of held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
@@ -25,6 +26,7 @@ from struct import Struct
 ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
 LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
 HELD, QUEUE_STATE = b"h", b"q"
+WALL_CLOCK = b"z"
 
 Lane = tuple[str, int]
 """A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC, UNCREATED or
@@ -84,6 +86,11 @@ def position_before(key: bytes) -> tuple[int, int]:
     if len(key) > 17:
         return due_ms, offset
     return (due_ms, offset - 1) if offset else (due_ms - 1, OFFSET_MAX)
+
+
+def wall_clock_key(due_ms: int, offset: int) -> bytes:
+    """Return the key under which a pending occurrence stands that newer zone data move."""
+    return _position.pack(WALL_CLOCK, due_ms, offset)
 
 
 def id_key(message_id: bytes) -> bytes:

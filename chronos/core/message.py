@@ -206,6 +206,9 @@ class Repetition(Struct, frozen=True, array_like=True, gc=False):
     planned_ms: int = 0
     """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0:
     it is. While the first time is not decided: the latest that it may be; 0: any."""
+    offset_s: int | None = None
+    """`CRON`: the zone's offset from UTC (s) at that time in the rhythm, so that its wall-clock
+    time is known; None: the time was given, or the expression counts real time."""
 
 
 class Options(Struct, frozen=True, array_like=True, gc=False):

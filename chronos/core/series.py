@@ -6,7 +6,7 @@ series does not drift. A master computes times and records them; a replica only 
 (law 9)."""
 
 import re
-from collections.abc import Callable
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -38,9 +38,16 @@ CRON_SHORTHANDS = {
 FACTOR_UNIT = 1_000
 """A factor is kept in thousandths."""
 
-NextCron = Callable[[str, str, int], int | None]
-"""`(expression, time zone, time)` -> the first time (epoch ms) after it; None if there is none.
-Raises ValueError."""
+
+class NextCron(Protocol):
+    """`core.cron.ZoneData.next_cron`."""
+
+    def __call__(
+        self, expression: str, zone_name: str, after_ms: int, wall_ms: int | None = None, /
+    ) -> int | None:
+        """Return the first time (epoch ms) after `after_ms`, of those whose wall-clock time is
+        later than `wall_ms`; None if there is none. Raises ValueError."""
+
 
 _WEEKDAY_NUMBER = re.compile(r"(?<![#/])[0-9]", re.ASCII)
 _FACTOR = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,3}))?", re.ASCII)
@@ -187,18 +194,26 @@ def following(
     repetition: Repetition, planned_ms: int, occurrence: int, next_cron: NextCron
 ) -> int | None:
     """Return the time (epoch ms) of the occurrence after the one at `planned_ms`; None if that is
-    the last one.
+    the last one. It is not later than that one if other zone data have moved it so.
 
     Raises ValueError if the cron expression or its zone is not known on this machine.
     """
-    return following_after(repetition, planned_ms, occurrence, planned_ms, next_cron)
+    wall_ms = _wall_ms(repetition, planned_ms)
+    after_ms = planned_ms if wall_ms is None else 0
+    return following_after(repetition, planned_ms, occurrence, after_ms, next_cron)
+
+
+def _wall_ms(repetition: Repetition, planned_ms: int) -> int | None:
+    """Return the wall-clock time of the occurrence at `planned_ms`, as `core.cron` writes it; None
+    if it is not known."""
+    return None if repetition.offset_s is None else planned_ms + repetition.offset_s * 1_000
 
 
 def following_after(
     repetition: Repetition, planned_ms: int, occurrence: int, after_ms: int, next_cron: NextCron
 ) -> int | None:
     """Return the time (epoch ms) of the first occurrence behind the one at `planned_ms` and after
-    `after_ms`.
+    `after_ms`. Behind a wall-clock time come later wall-clock times.
 
     None if the series ends before. Raises ValueError if the cron expression or its zone is not
     known on this machine."""
@@ -211,7 +226,13 @@ def following_after(
         if next_ms <= after_ms:
             next_ms = after_ms + interval_ms - (after_ms - planned_ms) % interval_ms
     elif kind == Repeat.CRON:
-        found = next_cron(repetition.cron, repetition.zone, max(planned_ms, after_ms))
+        wall_ms = _wall_ms(repetition, planned_ms)
+        found = next_cron(
+            repetition.cron,
+            repetition.zone,
+            max(planned_ms, after_ms) if wall_ms is None else after_ms,
+            wall_ms,
+        )
         if found is None:
             return None
         next_ms = found
@@ -289,6 +310,8 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
             break
         times.append(max(found, entry.due_ms))
         occurrence, last_ms = occurrence + 1, found
+        # From here on one version of the zone data gives all times.
+        repetition = replace(repetition, offset_s=None)
     return times[:count]
 
 
@@ -383,10 +406,13 @@ def carried(entry: Entry, decision: Decision, message_id: bytes, shard: int) -> 
     if expire_at_ms is not None:
         # An expiry is counted from the time in the rhythm, so it moves along.
         expire_at_ms += next_ms - planned_ms(entry, repetition)
-    if moves or repetition.planned_ms:
-        # It is not judged as late again.
+    if moves or repetition.planned_ms or repetition.offset_s != decision.offset_s:
+        # One that moves is not judged as late again.
         options = replace(
-            options, repetition=replace(repetition, planned_ms=next_ms if moves else 0)
+            options,
+            repetition=replace(
+                repetition, planned_ms=next_ms if moves else 0, offset_s=decision.offset_s
+            ),
         )
     if options.spread_ms:
         next_place_ms = next_ms + spread_shift_ms(shard, decision.offset, options.spread_ms)
@@ -405,6 +431,27 @@ def carried(entry: Entry, decision: Decision, message_id: bytes, shard: int) -> 
         1,
         options,
         entry.order,
+    )
+
+
+def keeps_wall_clock(entry: Entry) -> bool:
+    """Return whether new zone data move the pending occurrence: the rhythm gave its time, by a
+    wall-clock time, and nothing has moved it since."""
+    repetition = repetition_of(entry)
+    return repetition is not None and repetition.offset_s is not None and repetition.planned_ms == 0
+
+
+def planned_again(entry: Entry, next_ms: int, offset_s: int) -> Entry:
+    """Return an entry that `keeps_wall_clock` at the time that other zone data give it."""
+    options, expire_at_ms = entry.options, entry.expire_at_ms
+    assert options is not None
+    assert options.repetition is not None
+    assert options.repetition.planned_ms == 0, "an occurrence that was moved keeps its time"
+    return replace(
+        entry,
+        due_ms=next_ms,
+        expire_at_ms=None if expire_at_ms is None else expire_at_ms + next_ms - entry.due_ms,
+        options=replace(options, repetition=replace(options.repetition, offset_s=offset_s)),
     )
 
 

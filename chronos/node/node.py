@@ -566,6 +566,26 @@ class Node:
         return self._topic_watch.advice
 
     @property
+    def older_zone_data(self) -> str | None:
+        """What is wrong with this node's zone data, for people, although it leads; None if
+        nothing is."""
+        newest = max(
+            (
+                shard.replica.state.newest_zone_data
+                for shard in self.shards
+                if shard.role == ReplicaState.MASTER
+            ),
+            default="",
+        )
+        if newest <= zones.VERSION:
+            return None
+        return (
+            f"this node has the zone data IANA {zones.VERSION}, and times of series were planned "
+            f"by IANA {newest}: it computes the next ones with older data. Install the newest "
+            "version of the package tzdata, and restart this node"
+        )
+
+    @property
     def switched_off(self) -> list[str]:
         """What this node does not do because an operator has switched it off, for people."""
         workers = self.config.workers

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from chronos.config import Config
 from chronos.core.cluster.health import Verdict
 from chronos.core.cluster.roles import ReplicaReport
-from chronos.core.cron import next_cron
+from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.selector import Selector
 from chronos.core.shard.codec import State
@@ -91,6 +91,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     """See `workers.replica.master.ReplicaContext`."""
     tracing: Tracing | None = None
     """Observes the committed steps; None: tracing is off."""
+    zone_data: ZoneData = ZONE_DATA
 
 
 class ShardDriver:
@@ -395,7 +396,8 @@ def make_shard(
         misplaced=topics.misplaced,
         delay_topic=topics.delay,
         attempts_max=delivery.attempts_max,
-        next_cron=next_cron,
+        next_cron=shared.zone_data.next_cron,
+        zone_data=shared.zone_data,
     )
 
     rate_limits = shared.limits or RateLimits(configured_rates(config))

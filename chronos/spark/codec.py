@@ -49,6 +49,9 @@ LEFT_LANE = "left-lane"
 """Name of the rows that hold the cursors of lanes: every message parked in the lane before, up to
 this position, left it."""
 
+PLANNED_AGAIN = "planned-again"
+"""Name of the rows of pending occurrences that newer zone data moved to another time."""
+
 WRITTEN_ON = "written-on"
 """Name of the rows that hold the ends of what left queues of held records: every record held for
 the destination, up to this offset, was written to it in the transaction of the step, but for those
@@ -331,6 +334,22 @@ def _unpack_decisions(shards: int, batches: Batches) -> Batches:
                     None,
                 ]
                 for made in step.decisions
+            ]
+            rows += [
+                [
+                    *at,
+                    moved.due_ms,
+                    moved.offset,
+                    PLANNED_AGAIN,
+                    None,
+                    moved.next_ms,
+                    1,
+                    1,
+                    None,
+                    None,
+                    None,
+                ]
+                for moved in step.replans
             ]
             rows += [
                 [

@@ -241,9 +241,11 @@ DECISIONS = Table(
             StringType(),
             False,
             "`refused`, `again`, `retry`, `deferred`, `skipped`, `expired`, `dead-letter` or "
-            "`parked`; `left-lane`: the cursor of a lane, up to which its messages left it; "
-            "`written-on`: the offset up to which the records held for `destination` were "
-            "forwarded or rejected, but for those that the same step refuses as `too-large`",
+            "`parked`; `planned-again`: newer zone data moved a pending occurrence, and its "
+            "`occurrence` is not recorded; `left-lane`: the cursor of a lane, up to which its "
+            "messages left it; `written-on`: the offset up to which the records held for "
+            "`destination` were forwarded or rejected, but for those that the same step refuses as "
+            "`too-large`",
         ),
         ("reason", StringType(), True, "reason, as in `chronos-reason`"),
         ("next_due_ms", LongType(), True, "next due time of a message that stays pending"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
+from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.shard.digest import digest
 from chronos.errors import ChronosError, Retry
 from chronos.node.shards import ShardDriver, Shared, make_shard
@@ -47,6 +48,7 @@ class Node:
         shards: int = 1,
         bounded: bool = False,
         store: MemoryStore | None = None,
+        zone_data: ZoneData = ZONE_DATA,
     ) -> None:
         self.assignment = assignment
         self.guard: str | None = None
@@ -63,6 +65,7 @@ class Node:
             guard=lambda: self.guard,
             failed=self.failures.append,
             limits=case.limits,
+            zone_data=zone_data,
         )
         self.driver: ShardDriver = make_shard(
             shared,

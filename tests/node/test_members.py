@@ -20,7 +20,7 @@ from chronos.admin.cluster.cluster import wait_for_member
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
 from chronos.cli.service.doctor import _roles
-from chronos.cli.service.findings import of_cluster
+from chronos.cli.service.findings import of_cluster, of_nodes
 from chronos.cli.service.status import _screen
 from chronos.config import load
 from chronos.core.cluster.health import HealthRules
@@ -214,6 +214,27 @@ def test_nodes_with_different_zone_data_are_a_problem(tmp_path: Path) -> None:
     members["n2"] = replace(members["n2"], zone_data=VERSION)
     found = seen_by_n1(tmp_path, members, Roles())
     assert [each for each in of_cluster(found) if each.verdict == "problem"] == []
+
+
+def test_a_master_with_older_zone_data_leads_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the details of `/readyz`, over HTTP, in `chronos status` and by the doctor."""
+    with Inside(tmp_path, shards=1) as service:
+        body = {"target": {"topic": "t"}, "value": "v", "id": "s", "repeat": "cron 0 9 * * *"}
+        assert service.ask("POST", "/v1/messages?wait=5s", body).status in (200, 201, 202)
+        wait_until(lambda: service.node.shards[0].replica.state.newest_zone_data == VERSION)
+        assert service.node.older_zone_data is None
+        monkeypatch.setattr("chronos.zones.VERSION", "2025b")
+        ready = service.ask("GET", "/readyz")
+        assert ready.status == 200
+        text = f"zone data IANA 2025b, and times of series were planned by IANA {VERSION}"
+        assert text in ready.body.decode()
+        found = service.ask("GET", "/v1/nodes").json()
+        assert text in found["nodes"][0]["older_zone_data"]
+        assert any("zone data IANA 2025b" in line for line in screen(found))
+        problems = [each.text for each in of_nodes(found) if each.verdict == "problem"]
+        assert [text in problem for problem in problems] == [True]
 
 
 def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec import Struct
 
-from chronos.core.cron import next_cron
+from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.rates import parse_rate
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Decision, unpack_progress
@@ -30,6 +30,7 @@ from chronos.workers.replica.horizon import unpulled_ms
 from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.state import ReplicaState
+from chronos.zones import zone_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
@@ -91,6 +92,9 @@ class MachineClock:
         return 0
 
 
+ZONE_DATA_OF_STARTS = [ZoneData(f"2026{letter}", zone_of) for letter in "cadb"]
+
+
 @dataclass(kw_only=True)
 class OracleNode:
     """A machine: a clock, a disk with a store for each shard, and the replicas of one process."""
@@ -110,6 +114,8 @@ class OracleNode:
     """Calls of a port until the process is killed; negative: it is not."""
     seen: dict[int, Assignment] = field(default_factory=dict)
     """Its roles, as last read."""
+    zone_data: ZoneData = ZONE_DATA
+    """Those of its process: each has another version, newer or older than that of the others."""
     log_cut_ms: int = 0
     lost_broker: int = 0
     lost_broker_ms: int = 0
@@ -146,7 +152,8 @@ class OracleReplica:
             misplaced="forward" if oracle.terms.forwards else "reject",
             delay_topic=DELAY,
             attempts_max=ATTEMPTS_MAX,
-            next_cron=next_cron,
+            next_cron=node.zone_data.next_cron,
+            zone_data=node.zone_data,
         )
         self.replica = DeletingReplica(
             ReplicaContext(
@@ -521,7 +528,9 @@ class Oracle:
     # --- processes and stores
 
     def _start(self, node: OracleNode) -> None:
-        self.world.trace(f"{node.name} starts")
+        # A process after a kill has older or newer zone data. All have the same times.
+        node.zone_data = ZONE_DATA_OF_STARTS[self.kills % len(ZONE_DATA_OF_STARTS)]
+        self.world.trace(f"{node.name} starts with zone data {node.zone_data.version}")
         node.seen = self._view(node)
         for shard in range(self.shards):
             if shard not in node.stores:

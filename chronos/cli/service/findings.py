@@ -86,6 +86,8 @@ def of_nodes(nodes: dict[str, Any]) -> Iterator[Finding]:
             yield problem("service", reason if node is asked else f"node {node['node']}: {reason}")
         for text in node.get("switched_off") or ():
             yield note("service", text if node is asked else f"node {node['node']}: {text}")
+        if text := node.get("older_zone_data"):
+            yield problem("time zones", text if node is asked else f"node {node['node']}: {text}")
 
 
 def of_zone_data(found: dict[str, str]) -> Iterator[Finding]:

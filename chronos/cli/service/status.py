@@ -278,10 +278,8 @@ def _screen(found: dict[str, Any]) -> Any:
             )
         )
         parts += [Text(wrapped(printable(reason), "  "), "red") for reason in node["reasons"]]
-        parts += [
-            Text(wrapped(printable(text), "  "), "yellow")
-            for text in node.get("switched_off") or ()
-        ]
+        notes = [*(node.get("switched_off") or ()), node.get("older_zone_data")]
+        parts += [Text(wrapped(printable(text), "  "), "yellow") for text in notes if text]
     for node in found["away"]:
         held = ", ".join(map(str, node["shards"]))
         parts.append(

@@ -164,6 +164,10 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     """Bytes of their rows."""
     held_forwards: int = 0
     """Those of the held records that wait for another partition of the delay topic."""
+    zone_data: str = ""
+    """Version of the zone data that planned times of series last; empty: none did."""
+    newest_zone_data: str = ""
+    """The newest version that ever did."""
 
     @property
     def cursor(self) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """The digest of a shard: one short text, equal for any two replicas at the same progress record.
 
 It covers the state, every pending message and every lane, every held record, every id state that is
-still in force, and the counts. It does not cover what the delete worker may drop at any moment
-(settled entries, expired id states, the cursor history), so it does not depend on when that worker
-ran. Digests are only compared: any change of the computation takes the next version."""
+still in force, the counts, and the index of occurrences that keep a wall-clock time. It does not
+cover what the delete worker may drop at any moment (settled entries, expired id states, the cursor
+history), so it does not depend on when that worker ran. Digests are only compared: any change of
+the computation takes the next version."""
 
 import hashlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from chronos.core.keys import (
     PARKED,
     QUEUE_STATE,
     STATE_KEY,
+    WALL_CLOCK,
     entry_key,
     expiry_key,
 )
@@ -78,7 +80,7 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
         found.update(b"".join(map(_pack, rows)))
-    for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE):
+    for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE, WALL_CLOCK):
         for rows in _portions(view, space, _beyond(space)):
             found.update(b"".join(map(_pack, rows)))
     return found.hexdigest()

@@ -67,6 +67,22 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     `UNCREATED` or `LIMITED`."""
     detail: int = 0
     """The number, from 1 on, of the reason's text among `Progress.details`; 0: none."""
+    offset_s: int | None = None
+    """The zone's offset from UTC (s) at `next_due_ms`, if a cron expression that names wall-clock
+    times gave that time."""
+
+
+class Replan(Struct, frozen=True, array_like=True, gc=False):
+    """A pending occurrence of a series at the time that newer zone data give it. Field order is the
+    layout."""
+
+    due_ms: int
+    """With `offset`: its position before (epoch ms)."""
+    offset: int
+    next_ms: int
+    """Its due time from now on (epoch ms)."""
+    offset_s: int
+    """The zone's offset from UTC (s) at that time."""
 
 
 class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
@@ -151,6 +167,12 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     delivers nothing."""
     held_forwards: int = 0
     """Held records that wait for another partition of the delay topic after this step."""
+    replans: tuple[Replan, ...] = ()
+    """Pending occurrences that newer zone data moved, in the order of their positions, at most
+    REPLANS_MAX."""
+    zone_data: str = ""
+    """Version of the zone data that planned the times of series up to this step, where it is
+    another one than before; empty: it is the same."""
 
     @property
     def selected(self) -> int:
@@ -185,8 +207,14 @@ DETAILS_MAX = 20
 DETAIL_BYTES_MAX = 200
 """Most bytes of one text; a longer one is cut."""
 
-DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5 + 1
+DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5 + 1 + 5
 """Most bytes of a decision: its array, then the fields of `Decision`."""
+
+REPLANS_MAX = 1_000
+"""Most pending occurrences of which one step computes the times by newer zone data."""
+
+REPLAN_BYTES_MAX = 1 + 9 + 9 + 9 + 5
+"""Most bytes of a `Replan`: its array, then its fields."""
 
 REFUSED_BYTES_MAX = 1 + 9 + 2
 """Most bytes of a refused record: its array, an offset, a reason."""
@@ -207,9 +235,9 @@ def progress_bytes_max(messages: int) -> int:
     """Return the most bytes that the record batch takes whose step refuses and selects `messages`
     messages each."""
     decided = messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX)
-    return (
-        decided + LANES_MAX * LANE_BYTES_MAX + DETAILS_MAX * (2 + DETAIL_BYTES_MAX) + REST_BYTES_MAX
-    )
+    replans = REPLANS_MAX * REPLAN_BYTES_MAX
+    lanes, details = LANES_MAX * LANE_BYTES_MAX, DETAILS_MAX * (2 + DETAIL_BYTES_MAX)
+    return decided + lanes + details + replans + REST_BYTES_MAX
 
 
 def detail_number(details: list[str], text: str) -> int:

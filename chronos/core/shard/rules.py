@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
 from chronos.core.series import NextCron
 from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
@@ -60,6 +61,8 @@ class Rules(Struct, kw_only=True, eq=False):
     attempts_max: int = ATTEMPTS_MAX
     next_cron: NextCron | None = None
     """Checks cron expressions; None: they are not checked."""
+    zone_data: ZoneData = ZONE_DATA
+    """The times of cron expressions are computed by these."""
     topics_seen: dict[bytes, str] = {}
     """Raw header value -> topic, for targets that were accepted before; at most
     TARGETS_SEEN_MAX."""

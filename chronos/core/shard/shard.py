@@ -60,6 +60,7 @@ from chronos.core.shard.progress import (
     failure_of,
 )
 from chronos.core.shard.queues import Queues, held_by
+from chronos.core.shard.replans import ZoneWalk, carry_out, index_writes, versions
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.staging import stage, stage_nothing, stage_unreadable
 from chronos.core.shard.step import (
@@ -178,7 +179,12 @@ class Shard:
         )
         staged.written = self.queues.replay(progress.written)
         staged.held = held_by(progress, records, staged.written)
+        carry_out(staged, progress.replans, self.state, self._view, rules.shard)
         return staged
+
+    def zone_walk(self) -> ZoneWalk:
+        """Return the way of a master through the pending occurrences of series."""
+        return ZoneWalk(self.rules, self._view)
 
     def stage_nothing(self, horizon_ms: int) -> Staged:
         """Return the changes of a master's step that pulls nothing."""
@@ -397,6 +403,12 @@ class Shard:
                 delta[due_ms // MINUTE_MS] -= 1
             for source in parked:
                 delta[decisions[source].due_ms // MINUTE_MS] += 1
+        if self.state.zone_data or progress.zone_data:
+            index_puts, index_deletes = index_writes(
+                staged, selection, decisions, rescheduled, self._view
+            )
+            puts += index_puts
+            deletes += index_deletes
         queues: dict[int, QueueState | None] = {}
         held = held_bytes = 0
         if staged.held or staged.written:
@@ -499,6 +511,7 @@ class Shard:
                 puts.append((expiry_key(kept_ms, message_id), b""))
         counts = self._counts.changed(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
+        zone_data, newest_zone_data = versions(state, progress)
         if minute > state.history_minute:
             puts.append((cursor_history_key(minute), entry_key(*state.cursor)))
         applied = State(
@@ -520,6 +533,8 @@ class Shard:
             held=state.held + writes.held,
             held_bytes=state.held_bytes + writes.held_bytes,
             held_forwards=progress.held_forwards,
+            zone_data=zone_data,
+            newest_zone_data=newest_zone_data,
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
         assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"

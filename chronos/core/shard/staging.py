@@ -29,6 +29,7 @@ from chronos.core.message import (
 from chronos.core.series import (
     aside,
     is_unchanged,
+    keeps_wall_clock,
     moved,
     repetition_of,
     shift_ms,
@@ -524,6 +525,10 @@ class _Staging:
                 PENDING, place_ms, offset, 0, None, entry.timestamp_ms, entry.order
             )
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
+        if entry.options is not None:
+            self.staged.dated.discard(offset)
+            if keeps_wall_clock(entry):
+                self.staged.dated.add(offset)
         return place_ms
 
     def _remove(self, id_state: IdState) -> None:

@@ -22,7 +22,7 @@ from chronos.core.shard.codec import (
     Totals,
     unpack_entry,
 )
-from chronos.core.shard.progress import Decision, Outcome
+from chronos.core.shard.progress import Decision, Outcome, Replan
 from chronos.core.shard.wheel import Item, Position
 from chronos.core.size import count_within
 
@@ -167,6 +167,13 @@ class Staged(Struct, kw_only=True):
     ahead: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Partition and milliseconds of every hop whose first timestamp is too far ahead to be
     believed; empty on replay."""
+    dated: set[int] = msgspec.field(default_factory=set)
+    """Source offsets of staged entries that newer zone data move (`series.keeps_wall_clock`)."""
+    replans: list[Replan] = msgspec.field(default_factory=list)
+    """The pending occurrences that newer zone data move in this step."""
+    zone_data: str = ""
+    """The version of the zone data by which all occurrences are planned with this step; empty: it
+    is the same as before, or not all are."""
 
     def refuse(self, offset: int, reason: int) -> None:
         """Count the record at `offset` as refused."""

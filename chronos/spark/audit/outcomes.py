@@ -49,7 +49,7 @@ from chronos.spark.audit.timeline import (
     Event,
     follow,
 )
-from chronos.spark.codec import LEFT_LANE, WRITTEN_ON
+from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON
 from chronos.spark.ledger import TOKEN
 from chronos.spark.runs import UNREADABLE
 
@@ -160,11 +160,13 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     `moved` are the records of messages that an action moved: all their decisions are needed. A
     retry or deferral may be why the action found them pending, even one before the window: an
     earlier action may have moved the message out of the window."""
-    carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds(
-        "next_due_ms"
-    )
+    carried_there = f.col("outcome").isin(
+        AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN
+    ) & span.holds("next_due_ms")
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
-    is_here = f.coalesce(since | carried_there, f.lit(False))
+    # An occurrence may have moved out of the window before it began.
+    moves = f.col("outcome") == PLANNED_AGAIN
+    is_here = f.coalesce(since | carried_there | moves, f.lit(False))
     known = decisions.where(_is_about_message())
     of_moved = moved.select("shard", f.col("offset").alias("source_offset"))
     before = known.where(~is_here).join(of_moved, ["shard", "source_offset"], "left_semi")
@@ -360,7 +362,8 @@ def _carried_here(
 ) -> DataFrame:
     """Messages first due outside the window that a decision about their series moved into it."""
     carried = decided.where(
-        f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms")
+        f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN)
+        & span.holds("next_due_ms")
     )
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
     return (
@@ -583,8 +586,10 @@ def _more_of(records: DataFrame) -> list[Column]:
 
 
 def _order() -> Column:
-    """The order of steps; in a step, messages leave their lanes before it is decided about them."""
-    return 2 * f.col("progress_offset") + (f.col("outcome") != LEFT_LANE).cast("int")
+    """The order of steps; in a step, messages leave their lanes, and move with the zone data,
+    before it is decided about them."""
+    is_first = f.col("outcome").isin(LEFT_LANE, PLANNED_AGAIN)
+    return 2 * f.col("progress_offset") + (~is_first).cast("int")
 
 
 def _next_due_ms() -> Column:

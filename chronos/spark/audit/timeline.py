@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from chronos.core.shard.step import placed_ms
-from chronos.spark.codec import LEFT_LANE
+from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN
 
 SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = (
     "schedule",
@@ -253,6 +253,12 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
         # lane any more.
         if (current.lane, current.place_ms) == (event.lane, event.due_ms):
             current.lane, current.left_ms = None, event.cursor_due_ms + 1
+        return None, True
+    if event.verb == PLANNED_AGAIN:
+        assert event.due_ms is not None
+        current.requested_due_ms, current.due_ms = event.due_ms, event.due_ms + current.shift_ms
+        current.is_as_sent = False
+        current.place_ms = max(current.due_ms, event.cursor_due_ms + 1)
         return None, True
     if current.lane is not None:  # it leaves its lane in this step
         current.lane, current.left_ms = None, event.cursor_due_ms + 1

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from chronos.core.cron import next_cron
+from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.message import TARGET_KEY, Entry, LatePolicy, Reason, Repeat, receipt
 from chronos.core.series import (
@@ -24,6 +24,7 @@ from chronos.core.series import (
     following_after,
     last_until,
     planned_ms,
+    repetition_of,
     shift_ms,
 )
 from chronos.core.shard.progress import Outcome
@@ -120,6 +121,7 @@ class StepTerms(Struct, frozen=True, kw_only=True):
     unlimited: Set[Lane] = NO_LANES
     """The lanes that are not empty, without those of rate limits: a message that waited for a rate
     follows them."""
+    zone_data: ZoneData = ZONE_DATA
 
     def headers(self, entry: Entry, offset: int) -> OwnHeaders:
         """Return new headers of a message as it is delivered: its own and the receipt."""
@@ -184,7 +186,7 @@ def decide(
     entry, now_ms, info = message.entry, terms.now_ms, target.described.info
     next_ms = 0
     if entry.options is not None and entry.options.repetition is not None:
-        of_series = decide_series(entry, message.offset, terms.shard, now_ms)
+        of_series = decide_series(entry, message.offset, terms.shard, now_ms, terms.zone_data)
         if not isinstance(of_series, Deliver):
             return of_series
         next_ms = of_series.next_ms
@@ -301,8 +303,19 @@ def _decide_refused(
     )
 
 
+def offset_s(entry: Entry, made: Decided, zone_data: ZoneData) -> int | None:
+    """Return the zone's offset from UTC (s) at the next time that a decision gives a series by its
+    cron expression; None for any other decision."""
+    repetition = repetition_of(entry)
+    if repetition is None or repetition.kind != Repeat.CRON or not made.next_ms:
+        return None
+    if made.outcome in (Outcome.RETRY, Outcome.DEFERRED):
+        return None
+    return zone_data.offset_s(repetition.cron, repetition.zone, made.next_ms)
+
+
 def decide_series(
-    entry: Entry, offset: int, shard: int, now_ms: int
+    entry: Entry, offset: int, shard: int, now_ms: int, zone_data: ZoneData = ZONE_DATA
 ) -> Deliver | DeadLetter | Keep:
     """Return what becomes of an occurrence by the rhythm of its series alone; `Deliver`: it was not
     missed."""
@@ -312,6 +325,7 @@ def decide_series(
     # The time to which the rhythm has come: positions are later than it by the spread.
     reached_ms = now_ms - shift_ms(entry, shard, offset)
     planned, occurrence = planned_ms(entry, repetition), entry.occurrence
+    next_cron = zone_data.next_cron
     try:
         next_ms = following(repetition, planned, occurrence, next_cron)
         if occurrence == 0:

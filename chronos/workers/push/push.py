@@ -30,6 +30,7 @@ from chronos.workers.push.decisions import (
     StepTarget,
     StepTerms,
     decide,
+    offset_s,
     target_refusal,
 )
 from chronos.workers.push.lanes import Openings, RateLimits, ShardRates, is_open
@@ -271,6 +272,7 @@ class _StepPlanner:
             # before it.
             occupied=lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all},
             unlimited={lane for lane in lanes if lane[1] != LIMITED},
+            zone_data=pusher.rules.zone_data,
         )
         self._left = {
             offset: leaving.lane[1]
@@ -448,6 +450,9 @@ class _StepPlanner:
                 made.attempt,
                 made.lane,
                 self._detail[1],
+                None
+                if message.entry.options is None
+                else offset_s(message.entry, made, self._terms.zone_data),
             )
         )
 

@@ -120,10 +120,12 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
         details: Sequence[str] = (),
         *,
         held_forwards: int = 0,
+        zone_data: str = "",
     ) -> Progress:
         """Return the progress record of a step; `details`: the texts that the decisions number.
 
         `held_forwards`: number of held records that wait for another partition before this step.
+        `zone_data`: `Progress.zone_data`.
         """
         texts = list(details)
         held = holds(staged.held, texts)
@@ -148,4 +150,6 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             held=held,
             written=written(staged.written),
             held_forwards=held_forwards + staged.held_forwards,
+            replans=tuple(staged.replans),
+            zone_data=zone_data,
         )

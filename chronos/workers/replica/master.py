@@ -23,6 +23,7 @@ from chronos.core.shard.progress import (
     pack_progress,
 )
 from chronos.core.shard.queues import unreadable_record
+from chronos.core.shard.replans import recorded_version
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
@@ -164,6 +165,7 @@ class Master:
         self._poison_search = poison_search
         self._letters = letters
         self._held = HeldQueues(shard, letters, pusher, limits)
+        self._zones = shard.zone_walk()
         self._foreign = ForeignRecords(context.settings.progress_topic, shard.rules.shard)
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
@@ -245,15 +247,25 @@ class Master:
                 # The rest comes in the next step, and until then the end of the log is not reached.
                 records, reached_ms = list(parsed.records), self._reached_ms
             staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
+        walks = not staged.unreadable and self._zones.goes_on(self._shard.state)
+        if walks:
+            self._zones.step(staged, self._shard.state)
         self._check_pulled(staged, now_ms)
         if staged.forwards or staged.rejections:
             self._held.admit(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
-        if not selection.items and not records and not staged.unreadable and not is_heartbeat:
-            return now_ms if self._delivers_only else self._idle(now_ms)
+        if (
+            not (selection.items or records or staged.unreadable or is_heartbeat or staged.replans)
+            and not staged.zone_data
+        ):
+            if walks:
+                self._zones.stepped()
+            return now_ms if self._delivers_only or walks else self._idle(now_ms)
         report = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
+        if walks:
+            self._zones.stepped()
         if self._context.tracing is not None and parsed is not None:
             self._context.tracing.accepted(
                 self._shard.rules.shard, report.committed_ms, parsed, staged
@@ -267,7 +279,11 @@ class Master:
         if records or selection.items or staged.unreadable:
             self.last = report
             report.write(self._shard.rules.shard)
-        is_complete = selection.complete and not self._puller.waiting
+        is_complete = (
+            selection.complete
+            and not self._puller.waiting
+            and not self._zones.goes_on(self._shard.state)
+        )
         self._caught_up = (
             is_complete
             and not self._shard.state.held
@@ -537,9 +553,15 @@ class Master:
         decisions: Sequence[Decision] = (),
         details: Sequence[str] = (),
     ) -> Progress:
-        held_forwards = self._shard.state.held_forwards
+        state = self._shard.state
+        version = self._shard.rules.zone_data.version
         return self._writer_epoch.progress(
-            staged, selection, decisions, details, held_forwards=held_forwards
+            staged,
+            selection,
+            decisions,
+            details,
+            held_forwards=state.held_forwards,
+            zone_data=recorded_version(version, staged, decisions, state),
         )
 
     def _prepare_next(
