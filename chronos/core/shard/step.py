@@ -47,6 +47,9 @@ CREATED, UNCHANGED, CHANGED = "created", "unchanged", "changed"
 """What an upsert did: it became a new message, or found the same one pending, or took the place of
 the pending one."""
 
+UNCOPIED = frozenset({Reason.IGNORED, Reason.REPEATED})
+"""Reasons of refused records that are counted, and not copied to the rejected topic."""
+
 Placed = tuple[int, bytes]
 """Due time (epoch ms) and packed entry of a message that is to be put into the store."""
 
@@ -157,7 +160,7 @@ class Staged(Struct, kw_only=True):
     def refuse(self, offset: int, reason: int) -> None:
         """Count the record at `offset` as refused."""
         self.refused.append((offset, reason))
-        if reason == Reason.IGNORED:
+        if reason in UNCOPIED:
             self.ignored += 1
         elif reason == Reason.FORWARDED:
             self.forwarded += 1
