@@ -24,7 +24,7 @@ FAULTS: Faults = {
     ],
     "one cancel of each id is remembered": [Change("[:2]", "[:1]", "with_cancel")],
     "the cancels of an id are forgotten when a message takes it": [
-        Change("if not cancels:", "if True:")
+        Change("replace(before, source=source)", "replace(before, source=source, cancels=())")
     ],
     "a message that is older than the one that has the id replaces it": [
         Change("if is_later and", "if False and")
@@ -128,7 +128,7 @@ FAULTS: Faults = {
         )
     ],
     "the calls of an id are forgotten when a message takes it": [
-        Change("if before is None or not (before.cancels or before.calls):", "if True:")
+        Change("replace(before, source=source)", "replace(before, source=source, calls=None)")
     ],
     "the call of a change is forgotten": [
         Change("if action.call is not None:", "if False:", "_move")
