@@ -462,12 +462,11 @@ class AsyncClient:
         import aiohttp
 
         assert self._session is not None
-        content = {"Content-Type": "application/json"} if request.body is not None else {}
         async with self._session.request(
             request.method,
             server.rstrip("/") + request.path,
             data=request.body,
-            headers=content | self._authorization,
+            headers=request.headers | self._authorization,
             ssl=self._tls or True,
             timeout=aiohttp.ClientTimeout(
                 total=timeout_s, sock_connect=self._servers.connect_s(timeout_s)

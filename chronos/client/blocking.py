@@ -62,11 +62,11 @@ class Client:
     addresses, or several in one text with commas between, the client asks any of these nodes for
     the others, sends what concerns an id to the master of its shard, and goes on with the other
     nodes when some fail. Every call has one deadline, `timeout_s`, which covers its retries. Only
-    calls that are safe to repeat are repeated: reads, cancels, reschedules to a time, and schedules
-    with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is
-    for an `https://` address; without it `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the
-    certificate to show, and `$CHRONOS_CA` names the authorities to trust, by default those of the
-    system."""
+    calls that are safe to repeat are repeated: reads, schedules with an id, cancels, reschedules,
+    pauses and resumes; each has a name, so that it is executed once. `token` is sent to a service
+    that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an `https://` address; without it
+    `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the certificate to show, and `$CHRONOS_CA` names the
+    authorities to trust, by default those of the system."""
 
     def __init__(
         self,
@@ -109,9 +109,7 @@ class Client:
         `wait` (True: 5 s) the call returns once the shard has applied the message, with the result
         `scheduled`, or `ignored` if the id is taken and `on_conflict` says so; with the policy
         `upsert`, `created`, `unchanged` or `changed`; or after this time with `accepted`. It raises
-        Rejected if the id is taken otherwise. If the message was sent twice because the first
-        answer was lost, the first record is accepted and the second one is
-        rejected."""
+        Rejected if the id is taken otherwise."""
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
         if wait is None or wait is False:
             return scheduled
@@ -527,8 +525,7 @@ class Client:
         self, server: str, request: HttpRequest, timeout_s: float
     ) -> tuple[int, bytes]:
         kept = self._connected(server, timeout_s)
-        content = {"Content-Type": "application/json"} if request.body is not None else {}
-        headers = content | self._authorization
+        headers = request.headers | self._authorization
         prefix = urlsplit(server).path.rstrip("/")
         kept.connection.request(request.method, prefix + request.path, request.body, headers)
         answer = kept.connection.getresponse()

@@ -8,6 +8,7 @@ from chronos.core.cron import next_cron
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
+    CALL,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
@@ -39,6 +40,7 @@ ARGUMENTS = {
     LATE_POLICY: "late_policy",
     ON_CONFLICT: "on_conflict",
     SPREAD: "spread",
+    CALL: "call",
     TARGET_KEY: "key",
     TARGET_TOPIC: "target",
     TIME_ZONE: "time_zone",
@@ -63,12 +65,14 @@ def headers(
     time_zone: str | None = None,
     late_policy: LatePolicy | None = None,
     spread: Delay | None = None,
+    call: Bytes = None,
 ) -> list[tuple[str, bytes]]:
     """Control headers for a record of the delay topic; the record's key is the message's id.
 
     `target` is the topic to deliver to, `deliver_at` or `delay` the due time, `key` the Kafka key
     of the delivered message. `repeat` makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0
-    9 * * 1-5`, which needs no due time; see `chronos.message` for the rest. Raises ValueError for
+    9 * * 1-5`, which needs no due time; see `chronos.message` for the rest. `call` names the call,
+    the same in every record that repeats it. Raises ValueError for
     what Chronos would refuse whatever its configuration: the service's own parser reads the
     headers."""
     if repeat is not None:
@@ -88,6 +92,7 @@ def headers(
         (TIME_ZONE, time_zone),
         (LATE_POLICY, late_policy),
         (SPREAD, None if spread is None else delay_text(spread)),
+        (CALL, call),
     )
     found = [
         (name, text if isinstance(text, bytes) else str(text).encode())

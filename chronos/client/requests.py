@@ -9,6 +9,7 @@ back the answers."""
 
 import base64
 import json
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -164,6 +165,14 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How long the service may wait before it answers."""
     id: str | None = None
     """The id of the message that it concerns, as the HTTP interface writes it."""
+    key: str | None = None
+    """Names the call (`Idempotency-Key`), the same at each repetition."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its own."""
+        content = {} if self.body is None else {"Content-Type": "application/json"}
+        return content if self.key is None else content | {"Idempotency-Key": self.key}
 
     def as_json(self) -> "HttpRequest":
         """The same request, answered with the JSON of the service."""
@@ -308,6 +317,11 @@ def conditions(
 # --- Requests
 
 
+def _key() -> str:
+    """Return a name for one call."""
+    return secrets.token_hex(16)
+
+
 def schedule(
     messages: Mapping[str, Any] | Sequence[Mapping[str, Any]], wait: Delay | bool | None = None
 ) -> HttpRequest:
@@ -318,14 +332,16 @@ def schedule(
         raise ValueError(f"wait is at most {OUTCOME_WAIT_S:g} s")
     one = isinstance(messages, Mapping)
     each: Iterable[Mapping[str, Any]] = [messages] if isinstance(messages, Mapping) else messages
+    repeatable = all("id" in found for found in each)
     return HttpRequest(
         method="POST",
         path="/v1/messages" if wait_ms is None else f"/v1/messages?wait={wait_ms}",
         body=_encode(messages),
         decode=_scheduled if one else _scheduled_many,
-        repeatable=all("id" in found for found in each),
+        repeatable=repeatable,
         wait_s=(wait_ms or 0) / 1_000,
         id=messages.get("id") if isinstance(messages, Mapping) else None,
+        key=_key() if repeatable else None,
     )
 
 
@@ -356,6 +372,7 @@ def cancel(id: str | bytes) -> HttpRequest:
         decode=_result,
         wait_s=ACTION_WAIT_S,
         id=id_text(id),
+        key=_key(),
     )
 
 
@@ -366,9 +383,9 @@ def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) ->
         path=_message_path(id),
         body=_encode(_when(deliver_at, delay)),
         decode=_result,
-        repeatable=deliver_at is not None,
         wait_s=ACTION_WAIT_S,
         id=id_text(id),
+        key=_key(),
     )
 
 
@@ -394,6 +411,7 @@ def pause(id: str | bytes, until: Time | None) -> HttpRequest:
         decode=_result,
         wait_s=ACTION_WAIT_S,
         id=id_text(id),
+        key=_key(),
     )
 
 
@@ -405,6 +423,7 @@ def resume(id: str | bytes) -> HttpRequest:
         decode=_result,
         wait_s=ACTION_WAIT_S,
         id=id_text(id),
+        key=_key(),
     )
 
 

@@ -20,6 +20,7 @@ from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
     ATTEMPT,
+    CALL,
     DELAY,
     DELIVER_AT,
     DETAIL,
@@ -47,7 +48,7 @@ from chronos.core.size import batch_bytes
 RESOLUTIONS = ("replayed", "discarded")
 """The ends of a dead letter."""
 
-_KEPT = SCHEDULING - {ACTION, DELIVER_AT, DELAY, ON_CONFLICT}
+_KEPT = SCHEDULING - {ACTION, DELIVER_AT, DELAY, ON_CONFLICT, CALL}
 """Control headers on a dead letter that its replay has too."""
 
 OWN_HEADERS = (SOURCE, REASON, DETAIL)

@@ -32,6 +32,8 @@ REPEAT_UNTIL = "chronos-repeat-until"
 TIME_ZONE = "chronos-time-zone"
 LATE_POLICY = "chronos-late-policy"
 SPREAD = "chronos-spread"
+CALL = "chronos-call"
+"""Names a call, so that its repetition is recognized."""
 
 DUE_AT = "chronos-due-at"
 SOURCE = "chronos-source"
@@ -52,7 +54,7 @@ OPTIONAL = frozenset({ATTEMPTS, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, L
 """Control headers of which the `Options` of an entry are made."""
 
 SCHEDULING = (
-    frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT})
+    frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT, CALL})
     | OPTIONAL
 )
 """Control headers that a `schedule` or `replace` may carry."""
@@ -90,6 +92,7 @@ class Reason(IntEnum):
     BEYOND_EXPIRY = 24
     HELD = 25
     PAST = 26
+    REPEATED = 27
     EXPIRED = 32
     TARGET_MISSING = 33
     TOO_LARGE = 34
@@ -222,14 +225,17 @@ class Options(Struct, frozen=True, array_like=True, gc=False):
 
 
 class IdOrder(Struct, frozen=True, array_like=True, gc=False):
-    """What the order of the records of one id depends on besides its first timestamp. Field order
-    is the layout."""
+    """What is remembered of the records of one id besides its first timestamp: the order of
+    records that come later depends on it, and which of them repeat a call. Field order is the
+    layout."""
 
     source: int | None = None
     """The partition that the message came to first; None: its own."""
     cancels: tuple[tuple[int, int], ...] = ()
     """`(first timestamp, partition)` of the latest cancel, and of the latest one that came to
     another partition than that."""
+    calls: bytes | None = None
+    """The tokens of the last calls that were executed, CALL_BYTES each, in order."""
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):
@@ -259,7 +265,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     options: Options | None = None
     """None for a plain message."""
     order: IdOrder | None = None
-    """None for a message that came to its own partition, whose id no remembered cancel has
+    """None for a message that came to its own partition, whose id no remembered cancel or call has
     named."""
 
 
@@ -272,13 +278,16 @@ class EntryHead(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ConditionalSchedule(Struct, frozen=True, gc=False):
-    """A message with an id and a conflict policy other than `reject`, or a replayed one."""
+    """A message with an id and a conflict policy other than `reject`, or a call that may be
+    repeated, or a replayed message."""
 
     entry: Entry
     verb: Verb
     on_conflict: OnConflict
     is_at: bool = False
     """The due time is given as `chronos-deliver-at`."""
+    call: bytes | None = None
+    """The token of its call."""
 
     @property
     def id(self) -> bytes | None:
@@ -295,6 +304,8 @@ class Action(Struct, frozen=True, gc=False):
     """The new due time (epoch ms) of a `reschedule`."""
     first_ms: int | None = None
     """The first timestamp (epoch ms) of a forwarded record; None: it was not forwarded."""
+    call: bytes | None = None
+    """The token of its call; None for `fire-now`."""
 
 
 class Rejection(Struct, frozen=True, gc=False):

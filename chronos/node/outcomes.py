@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from chronos.core.message import Reason
 from chronos.core.selector import NO_LEADER
+from chronos.core.shard.step import UNCOPIED
 from chronos.ports import TopicInfo
 from chronos.workers.push.planned import OTHER, LetterCounts
 from chronos.workers.replica.report import StepReport
@@ -44,7 +45,7 @@ DEAD_REASONS = (
 """Reasons for which messages are dead-lettered."""
 
 REJECTION_REASONS = tuple(
-    reason for reason in Reason if reason < Reason.EXPIRED and reason is not Reason.IGNORED
+    reason for reason in Reason if reason < Reason.EXPIRED and reason not in UNCOPIED
 )
 """Reasons for which records are rejected."""
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import socketserver
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +188,98 @@ def test_a_series_that_ended_is_not_begun_again_by_an_upsert(node: Inside, clien
             on_conflict="upsert",
             wait=True,
         )
+
+
+# --- A call that is repeated
+
+
+@contextmanager
+def losing(port: int, answers: int) -> Iterator[str]:
+    """The address of a proxy that passes every request on, and loses the first answers."""
+    left = [answers]
+
+    class Passes(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", port)) as onward:
+                while asked := self.request.recv(1 << 20):
+                    onward.sendall(asked)
+                    if not asked.endswith((b"}", b"]", b"\r\n\r\n")):
+                        continue
+                    answer = onward.recv(1 << 20)
+                    if left[0] > 0:
+                        left[0] -= 1
+                        return
+                    self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Passes) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_client_whose_first_answer_is_lost_is_answered_once(node: Inside, client: Client) -> None:
+    with losing(node.port, 1) as server, Client(server) as losing_client:
+        found = losing_client.schedule("orders", "v", delay="1h", id="lost", wait=True)
+        assert found.result == "scheduled"
+    state = client.get("lost")
+    assert state.rejection is None
+    for act in ("cancel", "schedule"):
+        with losing(node.port, 1) as server, Client(server) as losing_client:
+            if act == "cancel":
+                assert losing_client.cancel("lost")
+            else:
+                again = losing_client.schedule_many(
+                    [message("orders", "v", delay="1h", id=name) for name in ("lost", "lost-2")],
+                    wait=True,
+                )
+                assert [each.result for each in again] == ["scheduled", "scheduled"]
+    every = {"delay": "1h", "repeat": "every 1h"}
+    client.schedule("orders", "v", id="lost-series", wait=True, **every)  # type: ignore[arg-type]
+    for act in ("pause", "resume"):
+        with losing(node.port, 1) as server, Client(server) as losing_client:
+            assert getattr(losing_client, act)("lost-series")
+
+
+def test_a_repeated_request_does_not_undo_what_came_in_between(node: Inside) -> None:
+    every = {"repeat": "every 1h", "delay": "1h"}
+
+    def ask(method: str, path: str, key: str, content: object = None) -> Any:
+        answer = node.ask(method, f"/v1/messages{path}", content, {"Idempotency-Key": key})
+        assert answer.status == 200, answer.json()
+        return answer.json()
+
+    assert ask("POST", "?wait=5s", "a", body(id="calls", **every))["result"] == "scheduled"
+    assert ask("POST", "/calls/pause", "b", {})["result"] == "paused"
+    assert ask("POST", "/calls/resume", "c")["result"] == "resumed"
+    assert ask("POST", "/calls/pause", "b", {})["result"] == "paused"
+    assert not node.ask("GET", "/v1/messages/calls").json()["paused"]
+    assert ask("POST", "/calls/pause", "d", {})["result"] == "paused"
+    assert ask("POST", "/calls/resume", "c")["result"] == "resumed"
+    assert node.ask("GET", "/v1/messages/calls").json()["paused"]
+    assert ask("DELETE", "/calls", "e")["result"] == "cancelled"
+    assert ask("POST", "/calls/resume", "c")["result"] == "resumed", "it was, before"
+    assert ask("POST", "?wait=5s", "f", body(id="calls", **every))["result"] == "scheduled"
+    assert ask("DELETE", "/calls", "e")["result"] == "cancelled"
+    assert node.ask("GET", "/v1/messages/calls").json()["state"] == "pending"
+    other = body(id="calls", **every)
+    assert ask("POST", "?wait=5s", "g", other)["result"] == "conflict", "another caller"
+
+
+def test_the_name_of_a_call_is_checked_and_not_shown(node: Inside, client: Client) -> None:
+    for key in ("", "two words", "x" * 256):
+        answer = node.ask("POST", "/v1/messages", body(), {"Idempotency-Key": key})
+        assert (answer.status, answer.json()["errors"][0]["field"]) == (422, "Idempotency-Key")
+    client.schedule("orders", "v", delay="1h", id="shown", wait=True)
+    with pytest.raises(Rejected):
+        client.schedule("orders", "v", delay="1h", id="shown", wait=True)
+    found = node.ask("GET", "/v1/messages/shown?rejections=true").body
+    assert b"chronos-call" not in found
+    wait_until(lambda: node.ask("GET", "/v1/rejected?id=shown").json()["rejected"] != [])
+    assert b"chronos-call" not in node.ask("GET", "/v1/rejected?id=shown").body
 
 
 def test_a_request_for_many_that_waits_is_told_what_became_of_each(

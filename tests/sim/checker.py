@@ -270,7 +270,7 @@ class Checker:
 
     def _record_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
         before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
-        silent = (Reason.IGNORED, Reason.FORWARDED, Reason.HELD)
+        silent = (Reason.IGNORED, Reason.REPEATED, Reason.FORWARDED, Reason.HELD)
         unseen = {offset for offset, reason in progress.refused if reason not in silent}
         unseen = unseen - {hold.offset for hold in progress.held} | self._written(
             shard, progress, rejected=True

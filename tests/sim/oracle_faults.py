@@ -24,7 +24,7 @@ FAULTS: Faults = {
     ],
     "one cancel of each id is remembered": [Change("[:2]", "[:1]", "with_cancel")],
     "the cancels of an id are forgotten when a message takes it": [
-        Change("if not cancels:", "if True:")
+        Change("replace(before, source=source)", "replace(before, source=source, cancels=())")
     ],
     "a message that is older than the one that has the id replaces it": [
         Change("if is_later and", "if False and")
@@ -120,6 +120,21 @@ FAULTS: Faults = {
     ],
     "a message in a lane goes to its end when its content is replaced": [
         Change("lane = self._lane(id_state)", "pass", "_schedule")
+    ],
+    "the call of a message is forgotten when it is delivered": [
+        Change(
+            "DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, entry.order",
+            "DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, None",
+        )
+    ],
+    "the calls of an id are forgotten when a message takes it": [
+        Change("replace(before, source=source)", "replace(before, source=source, calls=None)")
+    ],
+    "the call of a change is forgotten": [
+        Change("if action.call is not None:", "if False:", "_move")
+    ],
+    "a record that names its call is rejected with the name": [
+        Change("name == FORWARDED or folded_name(name) == CALL", "name == FORWARDED")
     ],
     "a series that ended is begun again by an upsert": [
         Change("if is_broken or not self._ended_lately(id_state, command):", "if True:")

@@ -51,6 +51,8 @@ class ShardModel:
         """Settled before the horizon: nothing depends on them, and lookups find them until a delete
         worker has run."""
         self.cancels: dict[bytes, list[Cancel]] = {}
+        self.calls: dict[bytes, list[bytes]] = {}
+        """The last four calls of each id that were executed."""
         self.forwards: dict[int, list[Record]] = {}
         """Records that are still to be written on, by partition, in order."""
         self.held: dict[int, int] = {}
@@ -116,6 +118,7 @@ class ShardModel:
                 if message_id in self.settled:
                     self.forgotten[message_id] = self.settled.pop(message_id)
                 self.cancels.pop(message_id, None)
+                self.calls.pop(message_id, None)
 
     def _check_horizon(self, step: Step) -> None:
         """No record can still come that was written within the window of an id that is
@@ -149,7 +152,7 @@ class ShardModel:
         if expected == "forwarded":
             assert command.id is not None
             self.forwards.setdefault(self.service.home(command), []).append(record)
-        elif expected not in ("", "ignored") and expected is not None:
+        elif expected not in ("", "ignored", "repeated") and expected is not None:
             self.refusals.append((record, expected))
 
     def _known(self, message_id: bytes) -> Settled | None:
@@ -193,6 +196,14 @@ class ShardModel:
             return command.flaw
         if command.id is not None and self.service.home(command) != self.number:
             return "forwarded" if self.terms.forwards and command.hop is None else "wrong-shard"
+        if command.id is not None and command.call in self.calls.get(command.id, ()):
+            return "repeated"
+        refused = self._execute(record, command)
+        if refused is None and command.id is not None and command.call is not None:
+            self.calls[command.id] = [*self.calls.get(command.id, ())[-3:], command.call]
+        return refused
+
+    def _execute(self, record: Record, command: Command) -> str | None:
         source, first_ms = self._first(record, command)
         if command.verb in ("schedule", "replace", "replay"):
             return self._schedule(record, command, source, first_ms)

@@ -53,6 +53,8 @@ class Command:
     spread_ms: int = 0
     on_conflict: str = "reject"
     replayed: bytes | None = None
+    call: bytes | None = None
+    """Names the call of which the record may be a repetition."""
     hop: tuple[int, int, int] | None = None
     """Partition, offset and first timestamp that the record's hop names."""
 

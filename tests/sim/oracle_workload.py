@@ -109,6 +109,12 @@ class Producers:
         """Messages with an id that are upserts."""
         self.upserted: dict[bytes, tuple[Command, Pairs]] = {}
         """The last upsert of each id."""
+        self.call_dice = Random(f"calls {seed}")
+        self.calls = self.call_dice.choice([0.0, 0.5, 0.9])
+        """Records that name their call."""
+        self.repeats = self.call_dice.choice([0.05, 0.3])
+        """Records that repeat one of the last calls."""
+        self.called: list[tuple[Command, Pairs, bytes | None]] = []
         self.ends_series = False
         """New series have an end."""
 
@@ -146,7 +152,10 @@ class Producers:
 
     def _send_one(self) -> None:
         dice = self.dice
-        if dice.random() < 0.02:
+        if self.called and self.call_dice.random() < self.repeats:
+            command, headers, key = self.call_dice.choice(self.called[-6:])
+            self._write(self._partition(command), command, [*headers], key)
+        elif dice.random() < 0.02:
             self._write(
                 dice.randrange(self.shards),
                 Command(verb="probe"),
@@ -515,6 +524,8 @@ class Producers:
         create_time_ms: int | None = None,
     ) -> None:
         partition = self.brokers.topics[DELAY][shard]
+        if headers is not None and not command.flaw and command.call is None:
+            command, headers = self._called(command, headers, key)
         if headers is not None and not command.flaw and command.id is not None and self.shards > 1:
             command = self._pretend(shard, command, headers)
         if headers is not None and self.names_dice.random() < self.misspelled:
@@ -539,6 +550,18 @@ class Producers:
         self.world.trace(
             f"send {shard}/{offset} {command.verb} {(command.id or b'').decode()} {command.flaw}"
         )
+
+    def _called(self, command: Command, headers: Pairs, key: bytes | None) -> tuple[Command, Pairs]:
+        """Name the call of some records. The name has an effect on those that have an id and may
+        be repeated."""
+        if command.verb in ("probe", "replay") or self.call_dice.random() >= self.calls:
+            return command, headers
+        call = b"call-%d" % self.sent
+        headers = [*headers, ("chronos-call", call)]
+        if command.id is not None and command.verb != "fire-now":
+            command = replace(command, call=call)
+            self.called.append((command, [*headers], key))
+        return command, headers
 
     def _misspell(self, headers: Pairs) -> Pairs:
         """Write headers of Chronos in another case, or with `_` for `-`: they mean the same. A hop

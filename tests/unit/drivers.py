@@ -208,7 +208,7 @@ class Master:
         refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
         refused, waiting = model.hold(refused, closed, ELSEWHERE)
         assert staged.refused == refused
-        silent = (Reason.IGNORED, Reason.FORWARDED, Reason.HELD)
+        silent = (Reason.IGNORED, Reason.REPEATED, Reason.FORWARDED, Reason.HELD)
         assert [record.offset for record, _ in staged.rejections] == [
             offset for offset, reason in refused if reason not in silent and offset not in waiting
         ]

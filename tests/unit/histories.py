@@ -54,6 +54,8 @@ class Sent:
     elsewhere: bool = False
     spelling: int = 0
     is_backfill: bool = False
+    call: int = 0
+    """The number of its call; 0: it names none."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ sents = st.builds(
     elsewhere=st.sampled_from([False, False, False, False, True]),
     spelling=st.sampled_from([0, 0, 0, 1, 2, 3]),
     is_backfill=st.sampled_from([False, False, False, True]),
+    call=st.sampled_from([0, 0, 0, 0, 1, 2, 3, 4, 5, 6]),
 )
 
 disturbances = st.sampled_from(
@@ -242,6 +245,7 @@ class Producers:
             repetition=repetition,
             first_is_left=first_is_left,
             spread_ms=spread_ms,
+            call=b"call-%d" % sent.call if sent.call and sent.verb != "probe" else None,
             rejection=rejection,
             replayed=b"source-%d" % (sent.form % 2) if sent.verb == "replay" else None,
         )
@@ -323,6 +327,8 @@ def render(intent: Intent, form: int = 0) -> Record:
             headers.append(("chronos-id", intent.id))
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
+    if intent.call is not None:
+        headers.append(("chronos-call", intent.call))
     if intent.rejection is Reason.BAD_VALUE:
         # No hop is refused for its time.
         forged = (

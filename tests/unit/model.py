@@ -6,6 +6,7 @@ compared."""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -54,6 +55,11 @@ TO_REJECTED = -1
 """The destination of held records that wait for the rejected topic."""
 SKEW_MS = 500
 """Most by which the clocks of two brokers differ."""
+
+
+def token(call: bytes) -> bytes:
+    """What is kept of the name of a call."""
+    return hashlib.blake2b(call, digest_size=8).digest()
 
 
 class Rows:
@@ -108,6 +114,8 @@ class Intent:
     hop_ms: int | None = None
     """Of a forwarded record: how long before its own time its first timestamp is; negative where
     the clocks differ."""
+    call: bytes | None = None
+    """Names the call of which the record may be a repetition."""
     is_at: bool = True
     """Its time is given, and not a delay."""
     hop_from: int = 0
@@ -224,6 +232,8 @@ class Model:
     """Id -> where its message came to first."""
     cancels: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     """Id -> first timestamp and first shard of every cancel that is remembered."""
+    calls: dict[bytes, list[bytes]] = field(default_factory=dict)
+    """Id -> token of each of the last four calls that were executed."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -268,7 +278,7 @@ class Model:
                 self.other_rows[id_key(message_id)] = self._id_row(message_id)
                 self.stored_ids.discard(message_id)
                 self.forgotten.add(message_id)
-                for known in (self.failures, self.cancels):
+                for known in (self.failures, self.cancels, self.calls):
                     known.pop(message_id, None)  # type: ignore[attr-defined]
                 # A generated id may be that of a replay too, which leaves the entry of the first
                 # message where it was.
@@ -303,7 +313,11 @@ class Model:
             reason = intent.rejection or self._execute(intent)
             if reason is not None:
                 refused.append((intent.offset, reason))
-                counted = {Reason.IGNORED: "ignored", Reason.FORWARDED: "forwarded"}
+                counted = {
+                    Reason.IGNORED: "ignored",
+                    Reason.REPEATED: "ignored",
+                    Reason.FORWARDED: "forwarded",
+                }
                 self.totals[counted.get(reason, "rejected")] += 1
         return refused
 
@@ -328,7 +342,8 @@ class Model:
         seen = []
         for offset, reason in refused:
             destination = home if reason is Reason.FORWARDED else TO_REJECTED
-            if reason is not Reason.IGNORED and destination in closed | self.queues.keys():
+            copied = reason not in (Reason.IGNORED, Reason.REPEATED)
+            if copied and destination in closed | self.queues.keys():
                 waiting[offset] = (destination, reason)
                 self.totals["held"] += 1
                 self.totals["forwarded" if reason is Reason.FORWARDED else "rejected"] -= 1
@@ -372,6 +387,8 @@ class Model:
         if state is None:
             self._note(intent)
             return Reason.UNKNOWN
+        if self._is_repeated(intent):
+            return Reason.REPEATED
         holder = self._holder(intent.id)
         if holder is None:
             self._note(intent)
@@ -388,6 +405,7 @@ class Model:
             del self.pending[holder.offset]
             self.cancelled.append(holder)
             self._set_state(holder, "cancelled")
+            self._call(intent)
             self._date(intent)
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
@@ -397,6 +415,9 @@ class Model:
                 and intent.due_ms + holder.shift_ms > holder.expire_at_ms
             ):
                 return Reason.BEYOND_EXPIRY
+            if intent.call is not None:
+                self._call(intent)
+                holder = replace(holder, order=self.id_order(holder.id))
             self._move(holder, intent.due_ms, since_ms, holder.shift_ms)
         elif self._place(0, since_ms) < holder.place_ms or holder.occurrence == 0:
             self._move(holder, since_ms, since_ms, 0)
@@ -426,6 +447,17 @@ class Model:
         self.cancels.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
         return before != self.id_order(cancel.id)
 
+    def _is_repeated(self, intent: Intent) -> bool:
+        """Whether the same call was executed lately."""
+        calls = self.calls.get(intent.id or b"", [])
+        return intent.call is not None and intent.verb != "fire-now" and token(intent.call) in calls
+
+    def _call(self, intent: Intent) -> None:
+        """Note a call that is executed."""
+        if intent.call is not None and intent.id is not None and intent.verb != "replay":
+            calls = self.calls.get(intent.id, [])
+            self.calls[intent.id] = [*calls[-3:], token(intent.call)]
+
     def _came_first(self, message_id: bytes) -> int:
         """The shard that the message of an id came to first."""
         order = self.orders.get(message_id)
@@ -433,15 +465,17 @@ class Model:
 
     def id_order(self, message_id: bytes) -> IdOrder | None:
         """What the state of an id shows: the latest cancel, and the latest one that came to another
-        partition than that."""
+        partition than that, and the last calls."""
         found = self.orders.get(message_id)
         cancels = self.cancels.get(message_id, [])
+        calls = b"".join(self.calls.get(message_id, [])) or None
+        source = found.source if found else None
         if not cancels:
-            return found
+            return found if calls is None else IdOrder(source, (), calls)
         latest = min(cancels, key=lambda cancel: (-cancel[0], cancel[1]))
         others = [cancel for cancel in cancels if cancel[1] != latest[1]]
         second = [min(others, key=lambda cancel: (-cancel[0], cancel[1]))] if others else []
-        return IdOrder(found.source if found else None, (latest, *second))
+        return IdOrder(source, (latest, *second), calls)
 
     def _is_overtaken(self, intent: Intent) -> bool:
         """Whether a message is older than what came to another partition first: than a cancel,
@@ -461,6 +495,8 @@ class Model:
         if intent.id is not None:
             holder = self._holder(intent.id)
             known = self.id_states.get(intent.id)
+            if known is not None and intent.verb != "replay" and self._is_repeated(intent):
+                return Reason.REPEATED
             if known is not None and self._is_overtaken(intent):
                 return Reason.TOO_LATE
             if known is not None and known[0] == "absent":
@@ -516,10 +552,12 @@ class Model:
             occurrence=0 if intent.first_is_left else 1,
             expire_at_ms=expire_at_ms,
         )
+        self._call(intent)
         self.orders[message.id] = None if intent.hop_ms is None else IdOrder(intent.hop_from)
         message = replace(message, order=self.id_order(message.id))
         failure = self.failures.pop(message.id, None)
-        if intent.id is not None and intent.policy == "upsert" and holder is not None:
+        is_upsert = intent.verb == "schedule" and intent.policy == "upsert"
+        if is_upsert and intent.id is not None and holder is not None:
             message = self._succeeding(message, holder)
             if message.lane is not None and failure is not None:
                 self.failures[message.id] = msgspec.structs.replace(failure, attempts=0)

@@ -81,7 +81,7 @@ ID_STATE = IdState(
     41,
     1_700_000_000_500,
     first_ms=1_700_000_000_001,
-    order=IdOrder(None, ((1_700_000_000_400, 2),)),
+    order=IdOrder(None, ((1_700_000_000_400, 2),), b"call-one"),
 )
 DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
@@ -122,7 +122,7 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "entry",
         ENTRY,
-        "019cc4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302c092019292cf0000018bcfe568640292cf0000018bcfe5680100",
+        "019cc4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302c093019292cf0000018bcfe568640292cf0000018bcfe5680100c0",
     ),
     (
         "entry",
@@ -133,13 +133,13 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "id_state",
         ID_STATE,
-        "019703cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe5680192c09192cf0000018bcfe5699002",
+        "019703cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe5680193c09192cf0000018bcfe5699002c40863616c6c2d6f6e65",
     ),
     ("id_state", IdState(codec.PENDING, 300, 70_000), "019701cd012cce0001117000c000c0"),
     (
         "id_state",
         IdState(codec.ABSENT, 0, 0, 400, None, 0, IdOrder(None, ((300, 1),))),
-        "0197060000cd0190c00092c09192cd012c01",
+        "0197060000cd0190c00093c09192cd012c01c0",
     ),
     (
         "id_state",

@@ -135,8 +135,8 @@ METRICS: tuple[ShardMetric, ...] = (
     _total(
         "ignored",
         (
-            "Records dropped without effect: a message with `ignore` whose id is taken, or a "
-            "cancel of a cancelled message."
+            "Records dropped without effect: a message with `ignore` whose id is taken, an upsert "
+            "of what is pending, a cancel of a cancelled message, or a repeated call."
         ),
         "ignored",
     ),

@@ -13,7 +13,13 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.http.access import ASKER_HEADER, NODE_HEADER, TOKEN_HEADER, reach_header
+from chronos.admin.http.access import (
+    ASKER_HEADER,
+    IDEMPOTENCY_KEY,
+    NODE_HEADER,
+    TOKEN_HEADER,
+    reach_header,
+)
 from chronos.admin.http.problems import ProblemError, wrong_field
 from chronos.admin.http.waiting import asker
 from chronos.core import certificates
@@ -122,12 +128,14 @@ class PeerClient:
         body: bytes | None = None,
         *,
         reach: Reach,
+        key: str | None = None,
     ) -> tuple[int, bytes]:
         """Status and body of the answer of a node that holds the shards. ProblemError when no node
         answers.
 
         `reach`: of the sender for whom this node asks; the other node applies them. The nodes that
-        hold the first of the shards are asked one after the other until one answers for all."""
+        hold the first of the shards are asked one after the other until one answers for all. `key`:
+        names the call, see `IDEMPOTENCY_KEY`."""
         parameters = {
             name: value if isinstance(value, list) else str(value)
             for name, value in query.items()
@@ -137,7 +145,7 @@ class PeerClient:
         for member in self.holders(shards[0]):
             try:
                 status, answer = await self.ask_member(
-                    member, method, path, parameters, body, reach=reach
+                    member, method, path, parameters, body, reach=reach, key=key
                 )
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning(
@@ -183,6 +191,7 @@ class PeerClient:
         body: bytes | None = None,
         *,
         reach: Reach,
+        key: str | None = None,
     ) -> tuple[int, bytes]:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
@@ -195,6 +204,8 @@ class PeerClient:
         headers = reach_header(reach) | (
             {} if body is None else {"Content-Type": "application/json"}
         )
+        if key is not None:
+            headers[IDEMPOTENCY_KEY] = key
         if (token := asker.get()) is not None:
             headers[ASKER_HEADER] = token
         tls = self._node.tls.client()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from chronos.admin.http.audit import SENDER
 from chronos.admin.http.connections import SparseLog
 from chronos.admin.http.encoding import id_text
-from chronos.admin.http.problems import ProblemError
+from chronos.admin.http.problems import ProblemError, wrong_field
 from chronos.admin.http.tokens import (
     ANYBODY,
     MEMBER,
@@ -314,6 +314,23 @@ def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
         "targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
         "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids,
     }
+
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header of a request that names the call, the same at each repetition."""
+
+_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
+
+
+def key_of(request: web.BaseRequest) -> str | None:
+    """Return what names the call of the request; None: nothing does. ProblemError with status 422
+    if it cannot be a name."""
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not _KEY.fullmatch(key):
+        raise wrong_field(
+            IDEMPOTENCY_KEY, "is not 1 to 255 visible characters of ASCII without spaces"
+        )
+    return key
 
 
 def check_id(sender: Sender, message_id: bytes) -> None:

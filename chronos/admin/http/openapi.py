@@ -109,6 +109,19 @@ def text() -> str:
     return msgspec.json.format(msgspec.json.encode(document())).decode() + "\n"
 
 
+IDEMPOTENCY_PARAMETER: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": (
+        "Names the call, the same at each repetition: what was executed is not executed again, and "
+        "the answer says what it did. Of messages, those with an id are recognized."
+    ),
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+"""The header of a request that its client may repeat."""
+
+
 def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
@@ -124,6 +137,8 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         for name, kind in route.parameters.items()
     ]
     parameters += query_parameters(route.query)
+    if route.is_repeatable:
+        parameters.append(IDEMPOTENCY_PARAMETER)
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:

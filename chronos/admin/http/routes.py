@@ -87,6 +87,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """Types of the parameters in the path."""
     is_tree: bool = False
     """The parameter of the path may have a `/`."""
+    is_repeatable: bool = False
+    """A call that names itself is recognized when it is repeated."""
 
 
 def table(context: Context | None) -> list[Route]:
@@ -122,6 +124,7 @@ def table(context: Context | None) -> list[Route]:
             name="schedule",
             role="write",
             scope="targets",
+            is_repeatable=True,
             handler=messages.schedule,
             summary=(
                 "Schedule a message, or an array of 1 to 10,000. Answers once the log has "
@@ -210,6 +213,7 @@ def table(context: Context | None) -> list[Route]:
             name="cancel",
             role="write",
             scope="targets",
+            is_repeatable=True,
             handler=messages.cancel,
             parameters=by_id,
             query=schemas.ShardsQuery,
@@ -223,6 +227,7 @@ def table(context: Context | None) -> list[Route]:
             name="reschedule",
             role="write",
             scope="targets",
+            is_repeatable=True,
             handler=messages.reschedule,
             parameters=by_id,
             query=schemas.ShardsQuery,
@@ -252,6 +257,7 @@ def table(context: Context | None) -> list[Route]:
             name="pause",
             role="write",
             scope="targets",
+            is_repeatable=True,
             handler=messages.pause,
             parameters=by_id,
             query=schemas.ShardsQuery,
@@ -269,6 +275,7 @@ def table(context: Context | None) -> list[Route]:
             name="resume",
             role="write",
             scope="targets",
+            is_repeatable=True,
             handler=messages.resume,
             parameters=by_id,
             query=schemas.ShardsQuery,

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from chronos.admin.http.access import check_id, forbidden
+from chronos.admin.http.access import check_id, forbidden, key_of
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import (
     BASE64_ID,
@@ -60,7 +60,7 @@ from chronos.admin.messages.scheduling import (
 )
 from chronos.admin.messages.targets import TopicInfos, objection, planned_bytes
 from chronos.core.cron import next_cron
-from chronos.core.keys import generated_id, parse_generated_id, partition_of
+from chronos.core.keys import generated_id, id_key, parse_generated_id, partition_of
 from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query.lookup import FoundMessage, find, holds_for
@@ -72,7 +72,8 @@ from chronos.core.series import (
     repetition_of,
     upcoming,
 )
-from chronos.core.shard.codec import Failure
+from chronos.core.shard.codec import Failure, unpack_id_state
+from chronos.core.shard.order import call_token, is_repeated
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
 from chronos.errors import ChronosError, LogUnavailable
@@ -259,6 +260,13 @@ class Messages:
             raise _not_found(message_id, [])
         if reason in (Reason.FORWARDED, Reason.HELD):
             answer.detail = "it is written on to the partition of its id"
+        elif reason == Reason.REPEATED:
+            # The first record of the call was accepted, and is that of the message unless another
+            # one came in between.
+            upsert = None if found is None else driver.upsert(found.offset)
+            answer.result = upsert or "scheduled"  # type: ignore[assignment]
+            if found is not None and found.entry is not None:
+                answer.due_at = format_time(found.entry.due_ms)
         elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
             answer.result, answer.detail = "rejected", Reason(reason).label
         elif (upsert := driver.upsert(offset)) is not None:
@@ -326,6 +334,7 @@ class Messages:
         """The messages of the body as records. What takes long is done in a thread, and ends when
         its client leaves or the node stops."""
         context, body, request = self._context, call.body, call.request
+        key = key_of(request)
         pauses_s = 0.0
 
         def go_on() -> None:
@@ -346,12 +355,14 @@ class Messages:
                     sender=call.sender,
                     expressions_max=IN_LOOP_EXPRESSIONS,
                     go_on=lambda: None,
+                    call=key,
                 )
         plan = partial(
             context.planner.plan_body,
             sender=call.sender,
             expressions_max=EXPRESSIONS_MAX,
             go_on=go_on,
+            call=key,
         )
         try:
             return await context.in_plan_thread(plan, body, context.now_ms())
@@ -574,6 +585,8 @@ class Messages:
         query: ShardsQuery = call.query
         reach = call.sender.reach
         message_id = id_of(call)
+        # Firing is not recognized as repeated.
+        key = None if verb == "fire-now" else key_of(call.request)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         behind: list[int] = []
@@ -581,7 +594,11 @@ class Messages:
             shard, found, behind = await self._look(
                 call, message_id, loop.time() + FIND_S, pending_first=True
             )
-            if reach.is_limited and found is None:
+            if (
+                reach.is_limited
+                and found is None
+                and not self._was_executed(shard, message_id, key)
+            ):
                 raise _not_found(message_id, behind)
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
@@ -593,6 +610,7 @@ class Messages:
                 {},
                 call.body or None,
                 reach=reach,
+                key=key,
             )
             if (
                 status == 200
@@ -605,7 +623,16 @@ class Messages:
             return web.Response(status=status, body=body, content_type=kind)
         in_rhythm: TimeHeader | None = None
         if isinstance(time, Rhythm):
-            series = await self._series(shard, message_id)
+            try:
+                series = await self._series(shard, message_id)
+            except ProblemError:
+                if not self._was_executed(shard, message_id, key):
+                    raise
+                return 200, ActionResult(
+                    result=success,  # type: ignore[arg-type]
+                    id=id_text(message_id),
+                    shard=shard,
+                )
             time = in_rhythm = await context.in_thread(time.time, series, context.rules[shard])
             if in_rhythm is None:
                 return 200, ActionResult(
@@ -615,7 +642,13 @@ class Messages:
                     due_at=format_time(series.due_ms),
                 )
         record = plan_action(
-            message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms()
+            message_id,
+            verb,
+            time,
+            context.rules[shard],
+            context.delay_topic,
+            context.now_ms(),
+            key,
         )
         call.share.grow(ACTION_BYTES)
         try:
@@ -632,8 +665,10 @@ class Messages:
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
         reason = context.shards[shard].refusal(appended.offset)
-        if reason is None:
+        if reason is None or reason == Reason.REPEATED:
             answer.result = success  # type: ignore[assignment]
+            if reason is not None and in_rhythm is not None:
+                answer.due_at = format_time(series.due_ms)
         elif verb == "cancel" and await self._is_cancelled(context.shards[shard], message_id):
             answer.result = "cancelled"
         elif reason == Reason.TOO_LATE:
@@ -645,6 +680,14 @@ class Messages:
         else:
             answer.result, answer.detail = "refused", Reason(reason).label
         return 200, answer
+
+    def _was_executed(self, shard: int, message_id: bytes, key: str | None) -> bool:
+        """True if the call that the key names is one of the last ones of the id, as far as this
+        node knows."""
+        if key is None or not self._context.peers.holds(shard):
+            return False
+        (row,) = self._context.shards[shard].store.get([id_key(message_id)])
+        return row is not None and is_repeated(unpack_id_state(row), call_token(key.encode()))
 
     async def _series(self, shard: int, message_id: bytes) -> Entry:
         """A pending message of this node. ProblemError if none has the id."""

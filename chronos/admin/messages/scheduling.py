@@ -43,6 +43,7 @@ from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
+    CALL,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
@@ -246,11 +247,13 @@ class Planner:
         sender: Sender,
         expressions_max: int,
         go_on: Callable[[], None],
+        call: str | None = None,
     ) -> tuple[list[Planned], bool]:
         """The messages of a request body as records, and whether the body is an array.
 
         `expressions_max`: different cron expressions that are checked. `go_on`: called before each
-        message; raises what ends the work. Raises ProblemError with every error of every message:
+        message; raises what ends the work. `call`: the name of the call, to which an array adds
+        the index of each message. Raises ProblemError with every error of every message:
         400 when the body is not JSON, else 422; 403 for the first message that is not the sender's
         own; ManyExpressions."""
         try:
@@ -266,7 +269,7 @@ class Planner:
                 f"{len(messages)} messages in one request",
                 [Fault(detail=f"send 1 to {BATCH_MAX} messages at once")],
             )
-        planned = self._plan_all(messages, now_ms, is_batch, expressions_max, go_on)
+        planned = self._plan_all(messages, now_ms, is_batch, expressions_max, go_on, call)
         if sender.is_limited:
             for one in planned:
                 check_target(sender, one.target)
@@ -281,6 +284,7 @@ class Planner:
         is_batch: bool,
         expressions_max: int,
         go_on: Callable[[], None],
+        call: str | None,
     ) -> list[Planned]:
         """All messages as records; ProblemError with every error. What is no Message is checked as
         plain JSON."""
@@ -299,7 +303,12 @@ class Planner:
                 expressions.add(repeat)
                 if len(expressions) > expressions_max:
                     raise ManyExpressions
-            found = self._plan_or_faults(message, now_ms, suggests=len(faults) < FAULTS_MAX)
+            found = self._plan_or_faults(
+                message,
+                now_ms,
+                suggests=len(faults) < FAULTS_MAX,
+                call=f"{call}/{index}" if call and is_batch else call,
+            )
             if isinstance(found, Planned):
                 planned.append(found)
                 continue
@@ -314,7 +323,7 @@ class Planner:
         return planned
 
     def _plan_or_faults(
-        self, message: object, now_ms: int, *, suggests: bool
+        self, message: object, now_ms: int, *, suggests: bool, call: str | None
     ) -> Planned | list[Fault]:
         if not isinstance(message, Message):
             data = with_integers(message)
@@ -331,11 +340,11 @@ class Planner:
                 return faults
             message = msgspec.convert(data, Message)
         try:
-            return self._plan(message, now_ms)
+            return self._plan(message, now_ms, call)
         except _FieldError as error:
             return [error.fault]
 
-    def _plan(self, message: Message, now_ms: int) -> Planned:
+    def _plan(self, message: Message, now_ms: int, call: str | None) -> Planned:
         target = message.target
         control: dict[str, bytes | None] = {TARGET_TOPIC: _bytes("target.topic", target.topic)}
         first = None
@@ -358,6 +367,8 @@ class Planner:
             control[EXPIRE_AT] = b"%d" % _time_ms("expire_at", message.expire_at)
         if message.attempts is not UNSET:
             control[ATTEMPTS] = b"%d" % message.attempts
+        if call is not None and message_id is not None:
+            control[CALL] = call.encode()
         control |= _options(message)
         pairs = list(control.items())
         headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = control
@@ -558,15 +569,18 @@ def plan_action(
     rules: Rules,
     delay_topic: str,
     now_ms: int,
+    call: str | None = None,
 ) -> Outgoing:
     """The record of an action; ProblemError with status 422 when the shard would reject it as not
-    valid."""
+    valid. `call`: the name of its call."""
     headers: dict[str, bytes | None] = {ACTION: verb.encode()}
     key: bytes | None = message_id
     if parse_generated_id(message_id, rules.shards) is not None:
         key, headers[ID] = None, message_id
     if time is not None:
         headers[time[0]] = time[1]
+    if call is not None:
+        headers[CALL] = call.encode()
     parsed = parse(Record(0, now_ms, key, None, list(headers.items())), rules)
     if type(parsed) is Rejection:
         raise invalid_faults([_rejected(parsed).fault])

@@ -20,6 +20,7 @@ Nothing is forwarded twice."""  # noqa: E501
 
 import re
 from collections.abc import Sequence
+from hashlib import blake2b
 from struct import unpack
 
 from msgspec.structs import replace
@@ -42,6 +43,35 @@ from chronos.core.values import shown
 
 Cancel = tuple[int, int]
 """First timestamp (epoch ms) and partition of a cancel."""
+
+
+CALL_BYTES = 8
+"""Bytes of the token of a call."""
+
+CALLS_MAX = 4
+"""Tokens that are remembered of an id."""
+
+
+def call_token(call: bytes) -> bytes:
+    """Return the token of a call, by which its repetition is recognized."""
+    return blake2b(call, digest_size=CALL_BYTES).digest()
+
+
+def is_repeated(id_state: IdState, token: bytes | None) -> bool:
+    """Return whether the call is one of the last ones of the id that were executed."""
+    calls = None if token is None or id_state.order is None else id_state.order.calls
+    return calls is not None and token in [
+        calls[at : at + CALL_BYTES] for at in range(0, len(calls), CALL_BYTES)
+    ]
+
+
+def with_call(order: IdOrder | None, token: bytes | None) -> IdOrder | None:
+    """Return what is remembered of an id once the call is executed."""
+    if token is None:
+        return order
+    known = IdOrder() if order is None else order
+    kept = (known.calls or b"")[-(CALLS_MAX - 1) * CALL_BYTES :]
+    return replace(known, calls=kept + token)
 
 
 def is_forgotten(id_state: IdState, horizon_ms: int) -> bool:
@@ -75,18 +105,17 @@ def with_cancel(id_state: IdState, first_ms: int, partition: int) -> IdState:
         ((each_ms, each) for each, each_ms in latest.items()),
         key=lambda cancel: (-cancel[0], cancel[1]),
     )[:2]
-    source = None if id_state.order is None else id_state.order.source
-    return replace(id_state, order=IdOrder(source, tuple(two)))
+    order = IdOrder() if id_state.order is None else id_state.order
+    return replace(id_state, order=replace(order, cancels=tuple(two)))
 
 
 def succeeding(entry: Entry, id_state: IdState | None) -> Entry:
-    """Return the entry of a message with the cancels of its id that came before it."""
-    cancels = () if id_state is None else cancels_of(id_state)
-    if not cancels:
+    """Return the entry of a message with the cancels and calls of its id that came before it."""
+    before = None if id_state is None else id_state.order
+    if before is None or not (before.cancels or before.calls):
         return entry
-    return replace(
-        entry, order=IdOrder(None if entry.order is None else entry.order.source, tuple(cancels))
-    )
+    source = None if entry.order is None else entry.order.source
+    return replace(entry, order=replace(before, source=source))
 
 
 def _partition(id_state: IdState, own: int) -> int:

@@ -16,6 +16,7 @@ from chronos.core.keys import ID_BYTES_MAX, parse_generated_id
 from chronos.core.message import (
     ACTION,
     ATTEMPTS,
+    CALL,
     CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
@@ -58,7 +59,7 @@ from chronos.core.message import (
     header_of,
 )
 from chronos.core.series import longest_ms, parse_repetition
-from chronos.core.shard.order import hop_of, misplaced
+from chronos.core.shard.order import call_token, hop_of, misplaced
 from chronos.core.shard.rules import ATTEMPTS_MAX, Rules
 from chronos.core.timefmt import (
     BARE_MS_MIN,
@@ -74,6 +75,9 @@ TIMES_MAX = 1_000_000_000
 
 ZONE_CHARACTERS_MAX = 100
 """Longest name of a time zone."""
+
+CALL_BYTES_MAX = 300
+"""Longest `chronos-call`."""
 
 _OF_A_SERIES = (REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY)
 
@@ -519,10 +523,15 @@ def _with_id(
     rejection = _check_id(key, rules, own=True)
     if rejection is not None:
         return rejection
+    call = _call(control)
+    if isinstance(call, Rejection):
+        return call
     if ON_CONFLICT not in control:
-        return (
-            ConditionalSchedule(entry, verb, OnConflict.REPLACE) if verb is Verb.REPLACE else entry
-        )
+        if verb is Verb.REPLACE:
+            return ConditionalSchedule(entry, verb, OnConflict.REPLACE, call=call)
+        if call is None:
+            return entry
+        return ConditionalSchedule(entry, Verb.SCHEDULE, OnConflict.REJECT, call=call)
     if verb is Verb.REPLACE:
         return Rejection(
             Reason.CONTRADICTORY_HEADERS, f"{ON_CONFLICT} goes with schedule, not with replace"
@@ -536,9 +545,21 @@ def _with_id(
                 f"{names(CONFLICT_POLICIES)}"
             ),
         )
-    if policy is OnConflict.REJECT:
+    if policy is OnConflict.REJECT and call is None:
         return entry
-    return ConditionalSchedule(entry, Verb.SCHEDULE, policy, DELIVER_AT in control)
+    return ConditionalSchedule(entry, Verb.SCHEDULE, policy, DELIVER_AT in control, call)
+
+
+def _call(control: Mapping[str, bytes | None]) -> bytes | Rejection | None:
+    """Return the token of the call; None without one."""
+    if CALL not in control:
+        return None
+    call = control[CALL]
+    if not call or len(call) > CALL_BYTES_MAX:
+        return Rejection(
+            Reason.BAD_VALUE, f"{CALL}: {shown(call)} is not a value of 1 to {CALL_BYTES_MAX} bytes"
+        )
+    return call_token(call)
 
 
 def _replay(
@@ -571,7 +592,9 @@ def _replay(
 
 def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules: Rules) -> Command:
     """Parse a `reschedule`, `cancel` or `fire-now`."""
-    allowed = {ACTION, ID, DELIVER_AT, DELAY} if verb is Verb.RESCHEDULE else {ACTION, ID}
+    allowed = {ACTION, ID, CALL}
+    if verb is Verb.RESCHEDULE:
+        allowed |= {DELIVER_AT, DELAY}
     misfit = _misfit(control, frozenset(allowed))
     if misfit is not None:
         return misfit
@@ -593,13 +616,16 @@ def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules:
     rejection = _check_id(target_id, rules, own=False)
     if rejection is not None:
         return rejection
+    call = _call(control)
+    if isinstance(call, Rejection):
+        return call
     if verb is not Verb.RESCHEDULE:
-        return Action(verb, target_id)
+        return Action(verb, target_id, call=call if verb is Verb.CANCEL else None)
     due_ms = _due_ms(record, control, rules)
     if isinstance(due_ms, Rejection):
         return due_ms
     past = _past(record, due_ms, rules)
-    return Action(verb, target_id, due_ms) if past is None else past
+    return Action(verb, target_id, due_ms, call=call) if past is None else past
 
 
 def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Rejection | None:

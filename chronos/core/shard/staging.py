@@ -52,9 +52,11 @@ from chronos.core.shard.order import (
     ahead_ms,
     first_shard,
     is_forgotten,
+    is_repeated,
     overtaken,
     precedes,
     succeeding,
+    with_call,
     with_cancel,
 )
 from chronos.core.shard.rules import Rules
@@ -62,6 +64,7 @@ from chronos.core.shard.step import (
     CHANGED,
     CREATED,
     UNCHANGED,
+    UNCOPIED,
     Parsed,
     Staged,
     StoreView,
@@ -71,6 +74,9 @@ from chronos.errors import LogMismatch
 
 CHANGED_NOTHING = frozenset({Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED})
 """Reasons of refused cancels that count for the order of the records of their id all the same."""
+
+
+REPEATED = Rejection(Reason.REPEATED, "the same call was executed before")
 
 
 def stage(
@@ -206,7 +212,7 @@ class _Staging:
                 "same topic?"
             )
         self.staged.refuse(record.offset, rejection.reason)
-        if rejection.reason is not Reason.IGNORED:
+        if rejection.reason not in UNCOPIED:
             self.staged.rejections.append((record, rejection))
 
     def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
@@ -290,6 +296,8 @@ class _Staging:
         id_state = self._id_state(command.id)
         if id_state is None or id_state.state == ABSENT:
             return Rejection(Reason.UNKNOWN, "no message has this id")
+        if self.replayed is None and is_repeated(id_state, command.call):
+            return REPEATED
         if id_state.state != PENDING:
             if command.verb is Verb.CANCEL and id_state.state == CANCELLED:
                 return Rejection(Reason.IGNORED, "the message is cancelled already")
@@ -310,6 +318,7 @@ class _Staging:
                 id_state.first_ms,
                 id_state.order,
             )
+            ended = replace(ended, order=with_call(ended.order, command.call))
             self.staged.id_states[command.id] = self._cancelled(ended, record, command)
             self.staged.cancelled += 1
             return None
@@ -357,12 +366,16 @@ class _Staging:
                 frozenset({message_id})
             ).get(message_id)
         if self.replayed is None:
+            if id_state is not None and is_repeated(id_state, command.call):
+                return REPEATED
             rejection = self._overtaken(id_state, record, command)
             if rejection is None:
                 rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
                 return rejection
         entry = succeeding(command.entry, id_state)
+        if command.call is not None:
+            entry = replace(entry, order=with_call(entry.order, command.call))
         lane, failure = None, None
         is_upsert = command.on_conflict is OnConflict.UPSERT
         if is_upsert:
@@ -500,11 +513,16 @@ class _Staging:
         due_ms = first_ms if action.due_ms is None else action.due_ms
         self.staged.changed += 1
         self._remove(id_state)
+        if action.call is not None:
+            entry = replace(entry, order=with_call(entry.order, action.call))
         place_ms = self._place_at(
             moved(entry, message_id, due_ms), id_state.offset, first_ms, spreads=not is_fired
         )
         self.staged.id_states[message_id] = replace(
-            id_state, due_ms=place_ms, first_ms=entry.timestamp_ms
+            id_state,
+            due_ms=place_ms,
+            first_ms=entry.timestamp_ms,
+            order=entry.order if action.call is not None else id_state.order,
         )
         return None
 

@@ -50,6 +50,9 @@ CREATED, UNCHANGED, CHANGED = "created", "unchanged", "changed"
 """What an upsert did: it became a new message, or found the same one pending, or took the place of
 the pending one."""
 
+UNCOPIED = frozenset({Reason.IGNORED, Reason.REPEATED})
+"""Reasons of refused records that are counted, and not copied to the rejected topic."""
+
 
 def portions(
     view: StoreView, start: bytes, stop: bytes, count_max: int, bytes_max: int
@@ -178,7 +181,7 @@ class Staged(Struct, kw_only=True):
     def refuse(self, offset: int, reason: int) -> None:
         """Count the record at `offset` as refused."""
         self.refused.append((offset, reason))
-        if reason == Reason.IGNORED:
+        if reason in UNCOPIED:
             self.ignored += 1
         elif reason == Reason.FORWARDED:
             self.forwarded += 1

@@ -9,6 +9,7 @@ from chronos.core.keys import parse_generated_id
 from chronos.core.message import (
     ATTEMPT,
     ATTEMPTS,
+    CALL,
     DETAIL,
     EXPIRE_AT,
     FORWARDED,
@@ -20,6 +21,7 @@ from chronos.core.message import (
     Reason,
     Record,
     Rejection,
+    folded_name,
 )
 from chronos.core.series import expires_ms
 from chronos.core.shard.order import hop
@@ -184,11 +186,11 @@ class LetterRecords:
         bytes_max: int,
     ) -> Outgoing:
         """Return the record with its source and the reason, unchanged but for the hop of a
-        forwarded one.
+        forwarded one and the name of its call.
 
         `info`: the description of the rejected topic. `bytes_max`: a bound besides that of the
         topic."""
-        own = [header for header in record.headers or () if header[0] != FORWARDED]
+        own = [pair for pair in record.headers or () if not _is_of_the_way(pair[0])]
         return _with_reason(
             _place(self.rejected_topic, record.key, turn, info),
             record.key,
@@ -197,6 +199,11 @@ class LetterRecords:
             (rejection.reason, rejection.detail),
             min(bytes_max, info.bytes_max),
         )
+
+
+def _is_of_the_way(name: str) -> bool:
+    """Return whether a header concerns the way of a record to its shard alone, in any spelling."""
+    return name == FORWARDED or folded_name(name) == CALL
 
 
 def _place(topic: str, key: bytes | None, turn: Turn, info: TopicInfo) -> tuple[str, int]:
