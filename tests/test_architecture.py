@@ -172,6 +172,8 @@ def test_no_test_imports_another_one():
     assert found == []
 
 
+@pytest.mark.slow
+@pytest.mark.smoke
 def test_imports_go_one_way_and_core_is_pure():
     """Every import of the package is one that MAY_IMPORT allows; docs/architecture.md gives the
     reasons."""
@@ -330,6 +332,7 @@ def test_no_two_classes_have_one_name(tmp_path):
     assert name_complaints(tmp_path) == ["Same: a.py, b.py, schemas.py", "Shard: a.py, b.py"]
 
 
+@pytest.mark.slow
 def test_everything_imported_is_a_declared_dependency():
     """What the package imports is in pyproject.toml, and is not there only because another package
     needs it."""
