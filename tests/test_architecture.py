@@ -189,6 +189,7 @@ NOT_IN_HEART = ("chronos.core.cluster", "chronos.workers.cluster")
 KNOWN_TO_HEART = "chronos.core.cluster.roles."
 
 
+@pytest.mark.slow
 def test_the_heart_knows_no_cluster_and_no_interface():
     """A shard is told its role: nothing in it decides about a cluster. Archive and interfaces are
     excluded by MAY_IMPORT."""
@@ -324,6 +325,7 @@ def name_complaints(package: Path) -> list[str]:
     return [f"{name}: {', '.join(files)}" for name, files in found.items() if len(files) > 1]
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name(tmp_path):
     """One thing, one name; a private name is that of one file."""
     assert name_complaints(ROOT / "chronos") == []
@@ -380,6 +382,7 @@ SERVER_VERBS = {
 """The modules of the command line that need an extra, by folder."""
 
 
+@pytest.mark.slow
 def test_the_base_installation_imports_no_package_of_an_extra():
     """`pip install kafka-chronos` alone has the clients and the verbs that ask a service."""
     package = ROOT / "chronos"
