@@ -99,6 +99,18 @@ class Sent(Struct, kw_only=True):
     """Not acknowledged in the time of the transaction: the leader is slow or gone."""
 
 
+class Throttle(Struct, frozen=True, kw_only=True):
+    """How the brokers slow a writer down, because it is above a quota."""
+
+    rate: int
+    """Bytes a second that they took last."""
+    bytes_max: int
+    """Bytes of a transaction that they take within half its time-out at that rate."""
+    pause_ms: int
+    """Time to wait before the next transaction: they take nothing for longer than half its
+    time-out."""
+
+
 class TopicSpec(Struct, frozen=True, kw_only=True):
     """A topic to create or check: its partitions and settings."""
 
@@ -187,6 +199,10 @@ class Writer(Protocol):
         """Some records of the last transaction, evenly spread, the progress record and the first
         message among them; empty if the log has no brokers. The answers are entered as they come;
         any thread may read."""
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """How the brokers slow this writer down now; None: they do not. Any thread may read."""
 
     def begin_at(self, end: int) -> None:
         """Expect the first progress record at this offset or behind it: every record before it was

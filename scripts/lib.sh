@@ -166,6 +166,9 @@ set_up_helm() { set_up_jars Helm helm; }
 # set_up_rocketmq: .cache/rocketmq-<version> with what scripts/rocketmq/pom.xml names.
 set_up_rocketmq() { set_up_jars RocketMQ rocketmq; }
 
+# set_up_generators: .cache/generators-<version> with what scripts/generators/pom.xml names.
+set_up_generators() { set_up_jars openapi-generator generators; }
+
 # set_up_spark: PySpark in .venv, and its Kafka connector in .cache/spark-<version>.
 set_up_spark() {
     local lock=locks/requirements-spark.txt locked

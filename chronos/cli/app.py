@@ -164,9 +164,12 @@ def send_message(
         ),
     ] = None,
     on_conflict: Annotated[
-        Literal["reject", "replace", "ignore"] | None,
+        Literal["reject", "replace", "ignore", "upsert"] | None,
         typer.Option(
-            "--on-conflict", metavar="POLICY", help="If the id is taken: reject, replace or ignore."
+            "--on-conflict",
+            metavar="POLICY",
+            help="If the id is taken: reject, replace, ignore, or upsert, which keeps the time of "
+            "a pending message.",
         ),
     ] = None,
     expire_at: Annotated[
@@ -249,7 +252,7 @@ def send_message(
 
     The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for
     the result: exit code 0 if the message is scheduled, or is ignored as --on-conflict ignore asks,
-    which stderr says. What the target would not take now is a warning on stderr.
+    which stderr says, as it says of an upsert: created, unchanged or changed. What the target would not take now is a warning on stderr.
 
     \b
     Examples:

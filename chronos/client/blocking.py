@@ -107,9 +107,10 @@ class Client:
 
         The shard checks later whether the id is taken: until then the `result` is `accepted`. With
         `wait` (True: 5 s) the call returns once the shard has applied the message, with the result
-        `scheduled`, or `ignored` if the id is taken and `on_conflict` says so; or after this time
-        with `accepted`. It raises Rejected if the id is taken otherwise. If the message was sent
-        twice because the first answer was lost, the first record is accepted and the second one is
+        `scheduled`, or `ignored` if the id is taken and `on_conflict` says so; with the policy
+        `upsert`, `created`, `unchanged` or `changed`; or after this time with `accepted`. It raises
+        Rejected if the id is taken otherwise. If the message was sent twice because the first
+        answer was lost, the first record is accepted and the second one is
         rejected."""
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
         if wait is None or wait is False:

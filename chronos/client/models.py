@@ -20,7 +20,7 @@ import msgspec
 
 from chronos.errors import ChronosError
 
-OnConflict = Literal["reject", "replace", "ignore"]
+OnConflict = Literal["reject", "replace", "ignore", "upsert"]
 """Policy for a message whose id is taken."""
 
 Action = Literal["schedule", "replace", "reschedule", "cancel", "fire-now"]
@@ -47,7 +47,16 @@ ActionResult = Literal[
 ]
 
 
-ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
+ScheduleOutcome = Literal[
+    "accepted",
+    "scheduled",
+    "conflict",
+    "ignored",
+    "rejected",
+    "created",
+    "unchanged",
+    "changed",
+]
 """What is known of a message: `accepted` means that the log has it, and that its shard has not
 applied it yet."""
 
@@ -69,7 +78,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     """When it is due, if it is scheduled."""
     result: ScheduleOutcome = "accepted"
     """`accepted`, unless `schedule(wait=...)` or `confirm` has found out: then `scheduled`, or
-    `ignored` if the id is taken."""
+    `ignored` if the id is taken; for an upsert `created`, `unchanged` or `changed`."""
     detail: str | None = None
     """Why it is not scheduled."""
     warnings: tuple[str, ...] = ()
@@ -92,6 +101,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of the record in the delay topic."""
     detail: str | None = None
     """Why it is not scheduled."""
+    due_at: datetime | None = None
+    """Of an upsert: when the message that has the id is due."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

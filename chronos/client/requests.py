@@ -198,7 +198,7 @@ def message(
     `id`            a name of your choice, to find, cancel or replace the message by
     `key`           the Kafka key of the delivered message
     `headers`       passed through to the target
-    `on_conflict`   the policy if the id is taken: `reject` (default), `replace` or `ignore`
+    `on_conflict`   the policy if the id is taken: `reject` (default), `replace`, `ignore`, or `upsert`, with which a pending message keeps its time
     `expire_at`     time after which the message is not delivered
     `attempts`      delivery attempts while the target refuses the message, at most the service's `delivery.attempts_max`
     `repeat`        makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0 9 * * 1-5`, which needs no time
@@ -247,6 +247,7 @@ def check_rhythm(repeat: str) -> None:
     if repeat.split()[:1] not in RHYTHMS:
         raise ValueError(
             f"repeat {repeat[:80]!r} is not a repetition: begin with cron, every or backoff"
+            + (f"; write cron {repeat[:80]}" if len(repeat.split()) in (5, 6) else "")
         )
 
 
@@ -571,7 +572,12 @@ def confirm(
     result = found.result
     if result == "conflict" and on_conflict == "ignore":
         result = "ignored"  # as the service says itself, unless it was restarted since
-    known = msgspec.structs.replace(scheduled, result=result, detail=found.detail)
+    known = msgspec.structs.replace(
+        scheduled,
+        result=result,
+        detail=found.detail,
+        due_at=found.due_at or scheduled.due_at,
+    )
     if result in ("conflict", "rejected"):
         raise Rejected(f"{scheduled.id} was rejected: {found.detail}", known)
     return known

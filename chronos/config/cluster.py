@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chronos.config.values import Addresses, Duration, Section, Text, Voters, key
+from chronos.config.values import Duration, Ensemble, Section, Text, Voters, key
 
 
 class KafkaCoordinatorConfig(Section):
@@ -27,7 +27,7 @@ class KafkaCoordinatorConfig(Section):
 class ZooKeeperConfig(Section):
     """The ZooKeeper ensemble; for `coordinator.kind: zookeeper`."""
 
-    hosts: Addresses | None = key(
+    hosts: Ensemble | None = key(
         None,
         (
             "ZooKeeper servers, as `host:port` separated by commas. Required with "

@@ -161,6 +161,16 @@ def _addresses(text: str) -> str:
     return text
 
 
+def _ensemble(text: str) -> str:
+    servers, slash, path = text.partition("/")
+    if slash and servers and not servers.endswith(":"):
+        raise ValueError(
+            f"{quoted(text)} has a path; write {quoted(servers)} here, and {quoted('/' + path)} in "
+            "coordinator.zookeeper.path"
+        )
+    return _addresses(text)
+
+
 def _address(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#]+/?", url, re.ASCII):
         shown = quoted(re.sub(r"//[^/]*@", "//", url))  # Without a password.
@@ -259,6 +269,7 @@ Name = Annotated[str, AfterValidator(_name)]
 Topic = Annotated[str, AfterValidator(_topic)]
 Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
+Ensemble = Annotated[str, AfterValidator(_ensemble)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 Rates = Mapping[
     Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]

@@ -127,6 +127,7 @@ class OnConflict(IntEnum):
     REJECT = 1
     REPLACE = 2
     IGNORE = 3
+    UPSERT = 4
 
 
 VERBS = {
@@ -143,6 +144,7 @@ CONFLICT_POLICIES = {
     b"reject": OnConflict.REJECT,
     b"replace": OnConflict.REPLACE,
     b"ignore": OnConflict.IGNORE,
+    b"upsert": OnConflict.UPSERT,
 }
 
 
@@ -203,7 +205,7 @@ class Repetition(Struct, frozen=True, array_like=True, gc=False):
     late_policy: Annotated[int, Meta(ge=1, le=LatePolicy.SKIP.value)] = LatePolicy.FIRE_ONCE
     planned_ms: int = 0
     """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0:
-    it is."""
+    it is. While the first time is not decided: the latest that it may be; 0: any."""
 
 
 class Options(Struct, frozen=True, array_like=True, gc=False):
@@ -272,6 +274,8 @@ class ConditionalSchedule(Struct, frozen=True, gc=False):
     entry: Entry
     verb: Verb
     on_conflict: OnConflict
+    is_at: bool = False
+    """The due time is given as `chronos-deliver-at`."""
 
     @property
     def id(self) -> bytes | None:

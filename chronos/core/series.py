@@ -79,6 +79,11 @@ def parse_repetition(text: str) -> Repetition:
                 "characters"
             )
         return Repetition(Repeat.CRON, cron=" ".join(words))
+    if len(words) in (4, 5):
+        raise ValueError(
+            f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: write "
+            f"cron {text[:80]}"
+        )
     raise ValueError(
         f"{text[:80]!r} is not a repetition; begin with every, backoff or cron: every 30s, "
         "backoff 1s 2 1h (base, factor, cap), cron 0 9 * * 1-5"
@@ -290,7 +295,7 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
 def planned_ms(entry: Entry, repetition: Repetition) -> int:
     """Return the time (epoch ms) of the pending occurrence in the rhythm, whatever its due time was
     changed to."""
-    return repetition.planned_ms or entry.due_ms
+    return (repetition.planned_ms if entry.occurrence else 0) or entry.due_ms
 
 
 def expires_ms(entry: Entry) -> int | None:
@@ -418,9 +423,109 @@ def aside(entry: Entry) -> Options | None:
     """Return the options of an entry whose pending occurrence leaves its time in the rhythm, which
     they keep."""
     options = entry.options
-    if options is None or options.repetition is None or options.repetition.planned_ms:
+    if options is None or options.repetition is None:
         return options
-    return replace(options, repetition=replace(options.repetition, planned_ms=entry.due_ms))
+    planned = planned_ms(entry, options.repetition)
+    return replace(options, repetition=replace(options.repetition, planned_ms=planned))
+
+
+# --- upsert: a pending message is scheduled once more
+
+
+def is_unchanged(entry: Entry, pending: Entry) -> bool:
+    """Return whether an upsert asks for what is pending already. Its due time is not compared."""
+    return (
+        entry.target == pending.target
+        and entry.key == pending.key
+        and entry.value == pending.value
+        and entry.headers == pending.headers
+        and _attempts_max(entry) == _attempts_max(pending)
+        and rhythm(entry) == rhythm(pending)
+    )
+
+
+def upserted(entry: Entry, pending: Entry, *, is_at: bool) -> Entry:
+    """Return the entry of an upsert that takes the place of a pending message.
+
+    With the same rhythm it goes on where the pending one is. With another rhythm it begins at
+    `chronos-deliver-at` (`is_at`), or at its own first time or the time of the pending one,
+    whichever is earlier, so that repeated upserts do not put a message off for ever. A pending
+    occurrence that a pause, or a `reschedule`, moved to a later time is not brought forward. All of
+    this follows from the two entries (law 9)."""
+    repetition, of_pending = repetition_of(entry), repetition_of(pending)
+    if rhythm(entry) == rhythm(pending):
+        options = entry.options
+        if options is not None:
+            options = replace(options, repetition=of_pending)
+        return replace(
+            entry,
+            due_ms=pending.due_ms,
+            expire_at_ms=pending.expire_at_ms,
+            occurrence=pending.occurrence,
+            options=options,
+        )
+    if is_at:
+        return entry
+    latest_ms, is_late = pending.due_ms, False
+    if of_pending is not None and pending.occurrence == 0:
+        latest_ms = of_pending.planned_ms or MS_MAX
+    elif of_pending is not None and repetition is not None:
+        is_late = 0 < of_pending.planned_ms < pending.due_ms
+    if repetition is None or (entry.due_ms >= latest_ms and not is_late):
+        return _begun(entry, min(entry.due_ms, latest_ms))
+    if is_late:
+        return _begun(entry, latest_ms, planned=min(entry.due_ms, latest_ms))
+    if entry.occurrence == 0 and latest_ms < MS_MAX:
+        return _planned(entry, latest_ms)
+    return entry
+
+
+def _begun(entry: Entry, due_ms: int, planned: int = 0) -> Entry:
+    """Return the entry of a message whose first time is moved to `due_ms`; `planned`: its time
+    (epoch ms) in the rhythm, if that is another one."""
+    repetition, expire_at_ms = repetition_of(entry), entry.expire_at_ms
+    if repetition is None:
+        return replace(entry, due_ms=due_ms)
+    if expire_at_ms is not None:
+        expire_at_ms += (planned or due_ms) - entry.due_ms
+    begun = replace(entry, due_ms=due_ms, expire_at_ms=expire_at_ms, occurrence=1)
+    return _planned(begun, planned if planned != due_ms else 0)
+
+
+def _planned(entry: Entry, planned: int) -> Entry:
+    """Return the entry of a series with this `Repetition.planned_ms`."""
+    options = entry.options
+    assert options is not None
+    assert options.repetition is not None, "a message without a repetition has no rhythm"
+    return replace(
+        entry, options=replace(options, repetition=replace(options.repetition, planned_ms=planned))
+    )
+
+
+def _attempts_max(entry: Entry) -> int:
+    return 0 if entry.options is None else entry.options.attempts_max
+
+
+def rhythm(entry: Entry) -> tuple[object, ...]:
+    """Return what makes the rhythm of a message: its repetition without its state, its spread, and
+    its expiry, which a series counts from each time."""
+    repetition, expire_ms = repetition_of(entry), entry.expire_at_ms
+    spread_ms = 0 if entry.options is None else entry.options.spread_ms
+    if repetition is None:
+        return spread_ms, expire_ms
+    if expire_ms is not None:
+        expire_ms -= planned_ms(entry, repetition)
+    return (
+        spread_ms,
+        expire_ms,
+        repetition.kind,
+        repetition.values,
+        repetition.cron,
+        repetition.zone,
+        repetition.times,
+        repetition.until_ms,
+        repetition.late_policy,
+    )
 
 
 # --- spread

@@ -134,6 +134,7 @@ class ShardDriver:
         self._moved = threading.Condition()
         self._pulled = 0
         self._refusals: OrderedDict[int, int] = OrderedDict()
+        self._upserts: OrderedDict[int, str] = OrderedDict()
         self._refusals_from: int | None = None
         """Offset from which all refusals are remembered; None before the first step."""
 
@@ -250,6 +251,11 @@ class ShardDriver:
         refused, or too long ago."""
         return self._refusals.get(offset)
 
+    def upsert(self, offset: int) -> str | None:
+        """Return what the upsert at the offset did (`core.shard.step.CREATED` and others); None: it
+        is none, was rejected, or is too long ago."""
+        return self._upserts.get(offset)
+
     def remembers(self, offset: int) -> bool:
         """Return whether `refusal` would know of a refusal of the delay record at the offset, which
         was applied."""
@@ -345,6 +351,9 @@ class ShardDriver:
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:
             self._refusals_from = self._refusals.popitem(last=False)[0] + 1
+        self._upserts.update(self.replica.upserts)
+        while len(self._upserts) > REFUSALS_REMEMBERED:
+            self._upserts.popitem(last=False)
         # The refusals come first: a thread that sees the position must find the refusals before it.
         pulled = self.replica.pulled
         if self._refusals_from is None:

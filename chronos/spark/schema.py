@@ -132,7 +132,7 @@ MESSAGES = Table(
             "on_conflict",
             StringType(),
             True,
-            "`reject`, `replace` or `ignore`, for a message with an id of its own",
+            "`reject`, `replace`, `ignore` or `upsert`, for a message with an id of its own",
         ),
         ("reason", StringType(), True, "why the record is `refused`"),
         (

@@ -10,12 +10,11 @@ import re
 import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
-
-from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / ".cache" / "browser"
@@ -37,7 +36,15 @@ FLAGS = [
 ]
 
 
-def opened(page: Page, service: Service, path: str = "/") -> Page:
+class Addressed(Protocol):
+    """A service, or a proxy before it."""
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+
+
+def opened(page: Page, service: Addressed, path: str = "/") -> Page:
     """A view once the console shows the state of the service."""
     page.goto(service.url + path)
     expect(page.locator("#health")).not_to_have_text("connecting")

@@ -106,7 +106,7 @@ def message(id: str, topic: str, value: str, **when: object) -> dict[str, Any]:
 
 def opened(page: Page, service: Service, path: str, token: str = OWNER) -> Page:
     """The page at an address, once it shows what the service answers to a token."""
-    page.add_init_script(f"sessionStorage.setItem('chronos-token', {json.dumps(token)})")
+    page.add_init_script(f"sessionStorage.setItem('chronos-token /', {json.dumps(token)})")
     page.goto(service.url + path)
     expect(page.locator("#health")).not_to_have_text("connecting")
     return page

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.clients.campaign import SHARDS, Outcome, TooSlow, cancellers, readings, run
 from tests.clients.judge import Reading
+from tests.clients.openapi import GENERATORS, run_generated
 from tests.clients.programs import CLIENTS, ClientError, Program, left_out, set_up
 from tests.clients.snippets import Place, snippets, wait_for_message
 from tests.harness.broker import Broker, BrokerError
@@ -25,7 +26,8 @@ For every ordered pair of clients the first writes messages, and the second canc
 a tenth and reschedules a tenth. Java and confluent-kafka also act in transactions that are committed and that are aborted.
 Required: no cancelled message is delivered; every other one is, exactly once, with its last value, and not before its due
 time; no record is rejected. Then every client reads a topic with aborted transactions: those that can read committed records
-only must show exactly these. Last, every program in docs/how-to/schedule.md must schedule its message.
+only must show exactly these. Every program in docs/how-to/schedule.md must schedule its message. Last, four generators make
+clients of /openapi.json, and a linter checks it; each client must schedule, find and cancel a message.
 
 Exit codes: 0 nothing was wrong, 1 something was, 2 a client is left out or the campaign could not be run.
 """  # noqa: E501
@@ -141,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=1, help="seed of the bytes in ids (default 1)")
     made.add_argument(
         "--part",
-        choices=("all", "cancels", "readers", "snippets"),
+        choices=("all", "cancels", "readers", "snippets", "generated"),
         default="all",
         help="what is tried (default all)",
     )
@@ -162,12 +164,15 @@ def main() -> int:
         parser().error(f"unknown clients: {', '.join(sorted(unknown))}")
     if arguments.messages < 10:
         parser().error("--messages must be at least 10")
-    chosen = [] if arguments.part == "snippets" else [CLIENTS[name] for name in names]
+    without = ("snippets", "generated")
+    chosen = [] if arguments.part in without else [CLIENTS[name] for name in names]
     absent = left_out(chosen)
     if arguments.part in ("all", "snippets"):
         absent |= {
             f"the snippet {each.name}": reason for each in snippets() if (reason := each.missing())
         }
+    if arguments.part in ("all", "generated"):
+        absent |= {each.name: reason for each in GENERATORS if (reason := each.missing())}
     for name, reason in absent.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     if absent and not arguments.allow_missing:
@@ -177,6 +182,11 @@ def main() -> int:
         )
         return INCOMPLETE
     try:
+        if arguments.part in ("all", "generated"):
+            with tempfile.TemporaryDirectory() as folder:
+                run_generated(Path(folder), arguments.programs.resolve())
+        if arguments.part == "generated":
+            return 0
         programs = set_up(
             [client for client in chosen if client.name not in absent], arguments.programs.resolve()
         )

@@ -261,37 +261,24 @@ def _node(client: Client, folder: Path) -> Program:
     return Program(client, ["node", str(node_packages(folder) / "main.js"), client.name])
 
 
+def install_hashed(folder: Path, name: str, requirements: Path) -> Path:
+    """The directory with the packages of a file with versions and hashes."""
+
+    def make(into: Path) -> None:
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet"]
+        pip += ["--disable-pip-version-check"]
+        pip += ["--no-input", "--require-hashes", "--only-binary", ":all:", "--target", into]
+        run_step([*pip, "-r", requirements], HERE)
+
+    return made(folder, name, [requirements], make)
+
+
 def _python(client: Client, folder: Path) -> Program:
     path = [str(ROOT)]
     if client.packages:
-        requirements = HERE / "python" / client.packages
-
-        def make(into: Path) -> None:
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-input",
-            ]
-            run_step(
-                [
-                    *pip,
-                    "--require-hashes",
-                    "--only-binary",
-                    ":all:",
-                    "--target",
-                    into,
-                    "-r",
-                    requirements,
-                ],
-                HERE,
-            )
-
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        path.insert(0, str(made(folder, f"{client.name}-python{version}", [requirements], make)))
+        name = f"{client.name}-python{version}"
+        path.insert(0, str(install_hashed(folder, name, HERE / "python" / client.packages)))
     command = [sys.executable, "-m", f"tests.clients.python.{client.module}", client.name]
     return Program(client, command, {"PYTHONPATH": os.pathsep.join(path)})
 

@@ -24,7 +24,7 @@ from chronos.adapters.kafka.cluster.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.cluster.reader import TopicEntry
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.adapters.kafka.writer import KafkaWriter, Throttling
 from chronos.adapters.raft.coordinator import RaftCoordinator, VoterClients
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.adapters.zookeeper.servers import ZooKeeperServers
@@ -285,7 +285,7 @@ class KafkaCluster(RealCluster):
             transactional_id=f"chronos-{topic.id}-controller",
             progress_topic=topic.name,
             shard=partition,
-            timeout_s=PATIENCE_S,
+            throttling=Throttling(PATIENCE_S),
             small_batch_topics={},
         )
         writer.send([], value)

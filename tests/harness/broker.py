@@ -253,6 +253,17 @@ class Clients:
         # The first line has the titles of the columns.
         return {line.split()[0] for line in shown.splitlines()[1:] if line.strip()}
 
+    def limit_producers(self, client_id: str, bytes_per_second: int) -> None:
+        """Set the quota of the producers with this client id, by Kafka's own tool."""
+        command = java_command(
+            TOOL_OPTIONS,
+            "kafka.admin.ConfigCommand",
+            *("--bootstrap-server", self.bootstrap),
+            *("--alter", "--add-config", f"producer_byte_rate={bytes_per_second}"),
+            *("--entity-type", "clients", "--entity-name", client_id),
+        )
+        _run_tool(command, stdin="", timeout_s=TOOL_TIMEOUT_S)
+
     def wait_forgotten(self) -> None:
         """Wait until the brokers remember no transactional id."""
         if not is_in_time(

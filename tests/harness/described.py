@@ -70,8 +70,11 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 def alternatives(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The schema and those of which one must be valid."""
+    schema = resolved(schema)
     yield schema
-    yield from (resolved(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, ()))
+    for key in ("anyOf", "oneOf", "allOf"):
+        for one in schema.get(key, ()):
+            yield from alternatives(one)
 
 
 def candidates(schema: dict[str, Any], names: Names) -> list[Any]:
@@ -81,15 +84,17 @@ def candidates(schema: dict[str, Any], names: Names) -> list[Any]:
         return list(schema["enum"])
     found: list[Any] = []
     for one in alternatives(schema):
-        match one.get("type"):
-            case "string":
-                found += names.texts
-            case "integer":
-                found += [one.get("minimum", 0), 1]
-            case "boolean":
-                found += [True, False]
-            case "array":
-                found += [candidates(one["items"], names)]
+        kind = one.get("type")
+        for each in kind if isinstance(kind, list) else [kind]:
+            match each:
+                case "string":
+                    found += names.texts
+                case "integer":
+                    found += [one.get("minimum", 0), 1]
+                case "boolean":
+                    found += [True, False]
+                case "array":
+                    found += [candidates(one["items"], names)]
     return found
 
 

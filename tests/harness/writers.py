@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chronos.ports import Appended, Outgoing, Sent, Verify, Writer
+from chronos.ports import Appended, Outgoing, Sent, Throttle, Verify, Writer
 
 
 class AroundWriter:
@@ -16,6 +16,10 @@ class AroundWriter:
     @property
     def sent(self) -> Sequence[Sent]:
         return self._writer.sent
+
+    @property
+    def throttle(self) -> Throttle | None:
+        return self._writer.throttle
 
     def begin_at(self, end: int) -> None:
         self._writer.begin_at(end)

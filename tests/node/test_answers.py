@@ -16,7 +16,9 @@ import chronos
 from chronos.admin.cluster.cluster import check_drain
 from chronos.admin.http.problems import ProblemError
 from chronos.client import AsyncClient, Client, Rejected, message
+from chronos.client.requests import time_ms
 from chronos.core.cluster.roles import Member, Roles
+from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import ClusterSnapshot
 from tests.harness.command import run
@@ -127,6 +129,61 @@ def test_a_request_that_waits_is_told_what_became_of_its_message(node: Inside) -
     assert (plain.status, plain.json()["result"]) == (202, "accepted")
     asked = f"/v1/messages/once/outcome?offset={plain.json()['offset']}"
     assert node.ask("GET", asked).json()["result"] == "conflict"
+
+
+def test_an_upsert_is_told_what_it_did_and_when_the_message_is_due(
+    node: Inside, client: Client
+) -> None:
+    """By HTTP, by the client at once and later, and in a batch."""
+    every = {"repeat": "every 1h", "delay": "1h", "on_conflict": "upsert"}
+    first = node.ask("POST", "/v1/messages?wait=5s", body(id="start", **every)).json()
+    assert first["result"] == "created"
+    again = node.ask("POST", "/v1/messages?wait=5s", body(id="start", **every)).json()
+    assert (again["result"], again["due_at"]) == ("unchanged", first["due_at"])
+    asked = f"/v1/messages/start/outcome?offset={again['offset']}"
+    assert node.ask("GET", asked).json()["result"] == "unchanged"
+    changed = client.schedule(
+        "orders", "w", delay="1h", repeat="every 1h", id="start", on_conflict="upsert", wait=True
+    )
+    assert changed.result == "changed"
+    assert format_time(time_ms(changed.due_at)) == first["due_at"]
+    many = client.schedule_many(
+        [
+            message(
+                "orders",
+                "w",
+                delay="2h",
+                repeat=f"every {hours}h",
+                id="start",
+                on_conflict="upsert",
+            )
+            for hours in (1, 2, 2)
+        ],
+        wait=True,
+    )
+    assert [each.result for each in many] == ["unchanged", "changed", "unchanged"]
+    assert node.ask("GET", "/v1/messages/start").json()["due_at"] == first["due_at"]
+
+
+def test_a_series_that_ended_is_not_begun_again_by_an_upsert(node: Inside, client: Client) -> None:
+    once: dict[str, Any] = {
+        "repeat": "every 1h",
+        "repeat_times": 1,
+        "delay": "0ms",
+        "on_conflict": "upsert",
+    }
+    assert node.ask("POST", "/v1/messages?wait=5s", body(id="ends", **once)).status == 200
+    wait_until(lambda: node.ask("GET", "/v1/messages/ends").json()["state"] == "delivered")
+    with pytest.raises(Rejected, match="the series with this id ended"):
+        client.schedule(
+            "orders",
+            "v",
+            delay="1h",
+            repeat="every 1h",
+            id="ends",
+            on_conflict="upsert",
+            wait=True,
+        )
 
 
 def test_a_request_for_many_that_waits_is_told_what_became_of_each(
@@ -360,13 +417,15 @@ def test_the_doctor_asks_the_service_that_it_is_told_of(node: Inside, tmp_path: 
         done = run("doctor", *options, server=server, cwd=tmp_path)
         assert (done.code, done.err) == (0, ""), done.out
         assert f"node {node.node.config.node.id} is ready" in done.out
-        assert "chronos-data is not on this machine" in done.out
+        here = done.out.index("chronos-data is not on this machine")
+        assert here < done.out.index(f"node {node.node.config.node.id} is ready")
         assert done.out.endswith("\nno problems found; not checked: data directory, disk, stores\n")
     assert not list(tmp_path.iterdir())
     nobody = run("doctor", server=f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert nobody.code == 3
     assert "PROBLEM  service" in nobody.out
     assert "ok       settings" in nobody.out
+    assert nobody.out.index("PROBLEM  service") > nobody.out.index("not on this machine")
 
 
 @pytest.mark.process
@@ -439,6 +498,8 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
         ValueError, match=r"'0 9 \* \* 1-5' is not a repetition; begin with every, backoff or cron"
     ):
         chronos.headers(target="t", repeat="0 9 * * 1-5", delay="1h")
+    with pytest.raises(ValueError, match="write cron 0 9"):
+        chronos.headers(target="t", repeat="0 9 * * 1-5")
 
     def refused(*options: str) -> str:
         done = run("send", "--to", "t", "v", *options, server=node.server.url)

@@ -1,10 +1,16 @@
 """`/openapi.json` against the running service: every operation, with good and bad data made from
-the description."""
+the description.
+
+The description keeps within what generators of clients take, so it has some rules in words only.
+`exact()` has them as JSON Schema: good data is made from it, and the service must agree with it.
+Bad data is made from the description itself."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -12,7 +18,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema_rs import Draft202012Validator
 
-from chronos.admin.http.openapi import EXAMPLE_BODIES, EXAMPLE_QUERIES, document, example, reference
+from chronos.admin.http.openapi import (
+    EXAMPLE_BODIES,
+    EXAMPLE_QUERIES,
+    document,
+    example,
+    inline,
+    reference,
+)
 from chronos.admin.http.routes import table
 from chronos.admin.http.schemas import (
     TOPIC_PATTERN,
@@ -36,6 +49,101 @@ if TYPE_CHECKING:
 # of a request which only nodes of the cluster may send.
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
+IN_WORDS: dict[str, dict[str, Any]] = {
+    "Target": {
+        "not": {"required": ["key", "key_base64"], "properties": {"key": {"type": "string"}}}
+    },
+    "Message": {
+        "oneOf": [
+            {"required": ["deliver_at"]},
+            {"required": ["delay"]},
+            {
+                "required": ["repeat"],
+                "properties": {
+                    "repeat": {"type": "string", "pattern": "^cron "},
+                    "deliver_at": False,
+                    "delay": False,
+                },
+            },
+        ],
+        "anyOf": [{"required": ["value"]}, {"required": ["value_base64"]}],
+        "not": {"required": ["value", "value_base64"], "properties": {"value": {"type": "string"}}},
+        "dependentRequired": {
+            "on_conflict": ["id"],
+            "repeat_times": ["repeat"],
+            "repeat_until": ["repeat"],
+            "time_zone": ["repeat"],
+            "late_policy": ["repeat"],
+        },
+    },
+    "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
+    "DeadLetterSelection": {
+        "properties": {"all": {"const": True}},
+        "anyOf": [
+            {"required": [name]}
+            for name in ("id", "positions", "all", "target", "reason", "since", "until")
+        ],
+        "not": {
+            "anyOf": [
+                {"required": [one, other]}
+                for one, other in (("id", "all"), ("id", "positions"), ("all", "positions"))
+            ]
+            + [
+                {"required": [one, name]}
+                for one in ("id", "positions", "all")
+                for name in ("target", "reason", "since", "until")
+            ]
+        },
+    },
+    "JobRequest": {
+        "if": {"properties": {"action": {"const": "reschedule"}}},
+        "then": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
+        "else": {"not": {"anyOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]}},
+    },
+}
+"""What the description says in words: the fields of a component that go together."""
+
+_Q, _ONE, _TWO = "[A-Za-z0-9+/]{4}", "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
+
+ID_IN_WORDS: dict[str, Any] = {
+    "anyOf": [
+        {"maxLength": 1024, "not": {"pattern": "^base64:"}},
+        {"pattern": f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"},
+    ]
+}
+"""1 to 1,024 bytes; the characters of text are at most as many."""
+
+DELAY_IN_WORDS: dict[str, dict[str, Any]] = {
+    "ms": {"not": {"minimum": 1, "maximum": 999}},
+    "duration": {"not": {"pattern": "^0*[1-9][0-9]{0,2}$"}},
+}
+"""A number below 1,000 needs a unit in a delay, by the title of the arm."""
+
+
+@cache
+def exact() -> dict[str, Any]:
+    """The description with the rules that it has in words, and with the unions of parameters."""
+    made = inline()
+    components = made["components"]["schemas"]
+
+    def add(node: Any, is_delay: bool = False) -> None:
+        if isinstance(node, dict):
+            if node.get("title") == "id" and node.get("type") == "string":
+                node |= ID_IN_WORDS
+            for key, each in node.items():
+                add(each, is_delay or key in ("delay", "spread"))
+            if is_delay and isinstance(node.get("title"), str):
+                node |= DELAY_IN_WORDS.get(node["title"], {})
+        elif isinstance(node, list):
+            for each in node:
+                add(each, is_delay)
+
+    add(made)
+    for name, rules in IN_WORDS.items():
+        components[name] |= {"allOf": [rules]}
+    return made
+
+
 # One node answers all of them.
 
 
@@ -53,8 +161,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def description(service: Service) -> schemathesis.BaseSchema:
-    """The description that the service serves."""
+def descriptions(service: Service) -> dict[str, schemathesis.BaseSchema]:
+    """The description that the service serves, for bad data, and the exact one, for good data."""
     import schemathesis
 
     config = schemathesis.Config.from_dict(
@@ -66,7 +174,12 @@ def description(service: Service) -> schemathesis.BaseSchema:
             }
         }
     )
-    return schemathesis.openapi.from_url(service.url + "/openapi.json", config=config)
+    good = schemathesis.openapi.from_dict(exact(), config=config)
+    good.config.update(base_url=service.url)
+    return {
+        "negative": schemathesis.openapi.from_url(service.url + "/openapi.json", config=config),
+        "positive": good,
+    }
 
 
 ANY_TEXT = (ArchiveAuditName, NodeName, ConfigName, ViewPath, FileName)
@@ -88,13 +201,13 @@ EXAMPLES_MAX = 15
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
-def test_every_operation_answers_as_described(description, method, path, mode):
+def test_every_operation_answers_as_described(descriptions, method, path, mode):
     """Status, content type and body of every answer, for valid and invalid requests; no answer is a
     server error."""
     from schemathesis import GenerationMode
     from schemathesis.checks import CheckFunction, not_a_server_error
 
-    operation = description[path][method]
+    operation = descriptions[mode][path][method]
     expects_failure = path.endswith(
         ("/transfer", "/drain", "/undrain", "/forget", "/arm", "/checkpoints")
     )
@@ -176,15 +289,17 @@ BODIES = [
 def test_the_description_and_the_service_agree_on_the_limits_of_a_message(
     service, change, is_valid
 ):
-    """A validator of JSON Schema accepts exactly the bodies at these limits that the service
-    accepts."""
+    """With the rules in words, a validator of JSON Schema accepts exactly the bodies at these
+    limits that the service accepts. Without them it refuses none that the service accepts."""
     body: dict[str, object] = {"target": {"topic": "limits"}} | change if change else {}
     if body and "value_base64" not in body:
         body = {"value": "v"} | body
     if body and not {"deliver_at", "delay"} & body.keys():
         body["delay"] = "1h"
-    schema = {"$ref": "#/components/schemas/Message", "components": document()["components"]}
-    assert Draft202012Validator(schema, validate_formats=True).is_valid(body) == is_valid
+    for described in (exact(), document()):
+        schema = {"$ref": "#/components/schemas/Message", "components": described["components"]}
+        found = Draft202012Validator(schema, validate_formats=True).is_valid(body)
+        assert found == is_valid or (found and described == document())
     status, problem = service.ask("POST", "/v1/messages", body)
     assert status == (202 if is_valid else 422), problem
 
@@ -195,10 +310,7 @@ def test_the_description_and_the_service_agree_on_the_limits_of_a_message(
 def test_the_description_and_the_service_agree_on_the_size_of_a_batch(service, count, is_valid):
     """1 to 10,000 messages."""
     batch = [{"target": {"topic": "sizes"}, "value": "v", "delay": "1h"}] * count
-    schemas = document()["paths"]["/v1/messages"]["post"]["requestBody"]["content"][
-        "application/json"
-    ]["schema"]["anyOf"]
-    (described,) = (each for each in schemas if each.get("type") == "array")
+    described = document()["components"]["schemas"]["Batch"]
     assert (described["minItems"] <= count <= described["maxItems"]) == is_valid
     assert service.ask("POST", "/v1/messages", batch)[0] == (202 if is_valid else 422)
 
@@ -223,7 +335,7 @@ def test_the_description_and_the_service_agree_on_the_limits_of_parameters(
 ):
     """Bounds of numbers, times and page keys."""
     (parameter,) = (
-        each for each in document()["paths"][path]["get"]["parameters"] if each["name"] == name
+        each for each in exact()["paths"][path]["get"]["parameters"] if each["name"] == name
     )
     assert (
         Draft202012Validator(parameter["schema"], validate_formats=True).is_valid(value) == is_valid
@@ -286,3 +398,71 @@ def test_the_served_description_is_the_generated_one(service):
     served = service.get("/openapi.json")
     assert served == document()
     assert served["openapi"].startswith("3.1.")
+
+
+KEYWORDS = {"if", "then", "else", "not", "allOf", "const", "dependentRequired", "dependentSchemas"}
+"""What at least one of the generators does not take, or makes nothing of."""
+
+
+def schemas_of(node: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of the description with its place."""
+    if isinstance(node, dict):
+        yield place, node
+        for name, each in node.items():
+            yield from schemas_of(each, f"{place}/{name}")
+    elif isinstance(node, list):
+        for number, each in enumerate(node):
+            yield from schemas_of(each, f"{place}/{number}")
+
+
+def test_the_description_has_only_what_generators_of_clients_take():
+    """openapi-typescript, openapi-generator, oapi-codegen and openapi-python-client: no boolean as
+    a schema, no keyword that combines fields, a name for each union and for each of its arms, a
+    type for each enumeration, 64 bits for a number that needs them, no default that makes a field
+    required, no required field that is not defined."""
+    faults = []
+    for place, node in schemas_of(document()):
+        is_map = place.endswith(("/properties", "/components/schemas"))
+        if is_map:
+            faults += [
+                f"{place}/{name}: boolean" for name, each in node.items() if each in (True, False)
+            ]
+            continue
+        faults += [f"{place}: {word}" for word in KEYWORDS & node.keys()]
+        if isinstance(node.get("items"), bool):
+            faults.append(f"{place}: boolean")
+        if "enum" in node and "type" not in node:
+            faults.append(f"{place}: an enumeration without a type")
+        if "required" in node and isinstance(node["required"], list):
+            unknown = set(node["required"]) - node.get("properties", {}).keys()
+            faults += [f"{place}: {name} is required and not defined" for name in unknown]
+        if node.get("type") == "integer" and node.get("maximum", 2**31) >= 2**31:
+            faults += [f"{place}: 32 bits"] if node.get("format") != "int64" else []
+        if "default" in node and "/properties/" in place:
+            faults.append(f"{place}: a default")
+        arms = [each for key in ("anyOf", "oneOf") for each in node.get(key, ())]
+        named = [each for each in arms if "$ref" in each]
+        if len(named) < len([each for each in arms if each != {"type": "null"}]):
+            faults.append(f"{place}: an arm without a name")
+        if len(named) > 1 and place.rpartition("/")[0] != "/components/schemas":
+            faults.append(f"{place}: a union without a name")
+    assert faults == []
+
+
+def test_no_title_of_the_description_stands_for_two_things():
+    """Generators call types by the titles."""
+    found: dict[str, set[bytes]] = {}
+    for place, node in schemas_of(document()):
+        if "type" in node and isinstance(node.get("title"), str) and "/parameters/" not in place:
+            same = {name: node[name] for name in ("type", "enum", "properties") if name in node}
+            if isinstance(same["type"], list):
+                same["type"] = next(each for each in same["type"] if each != "null")
+            found.setdefault(node["title"], set()).add(msgspec.json.encode(same))
+    assert [title for title, each in found.items() if len(each) > 1] == []
+    names = Counter(name.lower() for name in document()["components"]["schemas"])
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_address_of_the_service_is_relative_to_that_of_its_description():
+    """So that clients are right behind the path of a proxy."""
+    assert [each["url"] for each in document()["servers"]] == ["."]

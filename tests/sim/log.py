@@ -24,6 +24,7 @@ from chronos.ports import (
     Outgoing,
     ReaderMode,
     Sent,
+    Throttle,
     TopicInfo,
     TopicSpec,
     Verify,
@@ -273,6 +274,7 @@ class SimWriter:
         log.caller.touch("sent")
 
     sent: Sequence[Sent] = ()
+    throttle: Throttle | None = None
 
     def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults

@@ -105,4 +105,23 @@ FAULTS: Faults = {
         Change("verb not in (Verb.REPLAY, Verb.BACKFILL)", "verb is not Verb.REPLAY")
     ],
     "fire-now delays a message": [Change("min(", "max(", "_move")],
+    "an upsert of the same message puts it off": [
+        Change("if is_unchanged(command.entry, self._pending_entry(id_state)):", "if False:"),
+        Change("due_ms=pending.due_ms,", "due_ms=entry.due_ms,", "upserted"),
+    ],
+    "a series loses its count when its content is replaced": [
+        Change("occurrence=pending.occurrence,", "occurrence=entry.occurrence,", "upserted")
+    ],
+    "an upsert with another rhythm puts a series off": [
+        Change("latest_ms, is_late = pending.due_ms, False", "return entry", "upserted")
+    ],
+    "an upsert ends a pause": [
+        Change("is_late = 0 < of_pending.planned_ms < pending.due_ms", "pass", "upserted")
+    ],
+    "a message in a lane goes to its end when its content is replaced": [
+        Change("lane = self._lane(id_state)", "pass", "_schedule")
+    ],
+    "a series that ended is begun again by an upsert": [
+        Change("if is_broken or not self._ended_lately(id_state, command):", "if True:")
+    ],
 }

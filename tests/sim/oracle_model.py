@@ -226,6 +226,7 @@ class ShardModel:
         pending = self.pending.get(message_id)
         if pending is not None:
             self._settle(pending, "replaced")
+        late_ms = min(first_ms, record.timestamp_ms)
         message = Message(
             id=message_id,
             offset=record.offset,
@@ -238,8 +239,77 @@ class ShardModel:
             planned_ms=due_ms,
             occurrence=0 if command.leaves_first_time else 1,
         )
-        self._put(message, due_ms + self._shift_ms(message), min(first_ms, record.timestamp_ms))
+        if pending is not None and command.on_conflict == "upsert":
+            self._succeed(message, pending)
+        if message.lane is None:
+            self._put(message, message.due_ms + self._shift_ms(message), late_ms)
+        else:
+            self.pending[message_id] = message
         return None
+
+    def _succeed(self, message: Message, pending: Message) -> None:
+        """An upsert takes the place of a pending message."""
+        command, before = message.command, pending.command
+        due_ms = message.due_ms
+        if self._rhythm(message) == self._rhythm(pending):
+            message.due_ms, message.planned_ms = pending.due_ms, pending.planned_ms
+            message.expire_at_ms, message.aside = pending.expire_at_ms, pending.aside
+            message.occurrence, message.first_by_ms = pending.occurrence, pending.first_by_ms
+        elif command.at_ms is None:
+            latest_ms = pending.due_ms if pending.occurrence else pending.first_by_ms or 2**62
+            was_moved = (
+                before.rhythm is not None
+                and command.rhythm is not None
+                and pending.occurrence > 0
+                and pending.planned_ms < pending.due_ms
+            )
+            first_ms = min(due_ms, latest_ms)
+            if message.occurrence == 0 and first_ms == due_ms != latest_ms and not was_moved:
+                message.first_by_ms = latest_ms if latest_ms < 2**62 else 0
+            else:
+                message.planned_ms, message.occurrence = first_ms, 1
+                message.due_ms = latest_ms if was_moved else first_ms
+                message.aside = message.due_ms != first_ms
+                if message.expire_at_ms is not None and command.rhythm is not None:
+                    message.expire_at_ms += first_ms - due_ms
+        is_in_place = message.due_ms == pending.due_ms and (command.target, command.target_key) == (
+            before.target,
+            before.target_key,
+        )
+        if pending.lane is not None and is_in_place:
+            message.lane, message.place_ms = pending.lane, pending.place_ms
+            message.aside, message.reason = True, pending.reason
+
+    @staticmethod
+    def _rhythm(message: Message) -> tuple[object, ...]:
+        """Return what an upsert compares to find the same rhythm: of the due time nothing."""
+        command, expiry_ms = message.command, message.expire_at_ms
+        if expiry_ms is not None and command.rhythm is not None:
+            expiry_ms -= message.planned_ms
+        return command.rhythm, command.spread_ms, expiry_ms
+
+    def _refuse_upsert(self, command: Command, first_ms: int, message_id: bytes) -> str:
+        """Return why an upsert is refused; empty: it is accepted."""
+        pending, settled = self.pending.get(message_id), self.settled.get(message_id)
+        if pending is not None:
+            due_ms = self.service.due_ms(command, first_ms)
+            again = replace(
+                pending, command=command, expire_at_ms=command.expire_at_ms, planned_ms=due_ms
+            )
+            before = pending.command
+            is_same = self._rhythm(again) == self._rhythm(pending) and all(
+                getattr(command, name) == getattr(before, name)
+                for name in ("target", "target_key", "value", "headers", "attempts_max")
+            )
+            return "ignored" if is_same else ""
+        if settled is None or settled.state == "cancelled" or settled.reason == "bad-value":
+            return ""
+        is_late = first_ms - settled.settled_ms >= self.terms.deduplication_ms
+        if settled.message.command.rhythm is None or is_late:
+            return ""
+        if self._found != "conflict" and self._is_deleted(settled):
+            return ""
+        return "conflict"
 
     def _refuse_message(
         self, message_id: bytes, command: Command, source: int, first_ms: int
@@ -259,6 +329,8 @@ class ShardModel:
         )
         if command.verb == "replace":
             return "" if pending is not None else "unknown" if settled is None else "too-late"
+        if command.on_conflict == "upsert":
+            return self._refuse_upsert(command, first_ms, message_id)
         if not is_taken:
             return ""
         if command.verb == "replay":
@@ -529,7 +601,11 @@ class ShardModel:
         planned_ms, occurrence = message.planned_ms, message.occurrence
         next_ms = rhythm.next_ms(planned_ms, occurrence, planned_ms)
         if occurrence == 0:
-            return None if next_ms is None else ("skipped", next_ms, 1)
+            return (
+                None
+                if next_ms is None
+                else ("skipped", min(next_ms, message.first_by_ms or next_ms), 1)
+            )
         if next_ms is None:
             return None
         if next_ms > reached_ms or rhythm.late_policy == "fire-all":

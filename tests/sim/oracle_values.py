@@ -80,6 +80,8 @@ class Message:
     attempt: int = 1
     planned_ms: int = 0
     """The time of the occurrence in the rhythm."""
+    first_by_ms: int = 0
+    """While its first time is not decided: the latest that it may be; 0: any."""
     aside: bool = False
     """It is late for a reason of its own: a retry, a lane, a reschedule, or because missed ones
     were put together."""

@@ -104,6 +104,11 @@ class Producers:
         self.long_past = self.names_dice.choice([0.0, 0.1])
         """Messages and changes to a time that is refused because it is too long ago, or accepted as
         a backfill."""
+        self.upsert_dice = Random(f"upserts {seed}")
+        self.upserts = self.upsert_dice.choice([0.0, 0.2, 0.6])
+        """Messages with an id that are upserts."""
+        self.upserted: dict[bytes, tuple[Command, Pairs]] = {}
+        """The last upsert of each id."""
         self.ends_series = False
         """New series have an end."""
 
@@ -270,8 +275,37 @@ class Producers:
 
     def _send_message(self, verb: str) -> None:
         command, headers, key = self._message(verb)
+        if verb == "schedule" and key and self.upsert_dice.random() < self.upserts:
+            command, headers = self._as_upsert(command, headers, key)
+            headers = [*headers]
         command, headers = self._as_long_past(command, headers)
         self._write(self._partition(command), command, headers, key)
+
+    def _as_upsert(self, command: Command, headers: Pairs, key: bytes) -> tuple[Command, Pairs]:
+        """Make an upsert of the message, or repeat the last one of its id: as it was, with another
+        payload, or with another time."""
+        dice, last = self.upsert_dice, self.upserted.get(key)
+        kind = dice.random()
+        if last is not None and kind < 0.8:
+            again, before = last
+            rhythm = again.rhythm
+            is_bounded = again.expire_at_ms is not None or (rhythm and rhythm.until_ms)
+            if kind < 0.35 and (again.delay_ms is None or not is_bounded):
+                return last
+            if kind < 0.6 and (again.delay_ms is None or not is_bounded):
+                value = b"w%d" % self.sent
+                self.upserted[key] = replace(again, value=value), before
+                return self.upserted[key]
+            if not is_bounded and not again.leaves_first_time and command.delay_ms is not None:
+                times = ("chronos-deliver-at", "chronos-delay")
+                again = replace(again, at_ms=None, delay_ms=command.delay_ms)
+                before = [pair for pair in before if pair[0] not in times]
+                before.append(("chronos-delay", b"%dms" % command.delay_ms))
+                return again, before
+        headers = [pair for pair in headers if pair[0] != "chronos-on-conflict"]
+        headers.append(("chronos-on-conflict", b"upsert"))
+        self.upserted[key] = replace(command, on_conflict="upsert"), headers
+        return self.upserted[key]
 
     def _as_long_past(self, command: Command, headers: Pairs) -> tuple[Command, Pairs]:
         """Move some due times so far into the past that they are refused, unless the record is a

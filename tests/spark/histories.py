@@ -71,7 +71,7 @@ def _random_sent(dice: random.Random) -> Sent:
         id_number=dice.randint(0, 9),
         in_ms=_in_ms(dice),
         after_ms=dice.choice([0, 0, 0, 1, 4]),
-        policy=dice.choice(["reject", "replace", "ignore"]),
+        policy=dice.choice(["reject", "replace", "ignore", "upsert"]),
         form=dice.randint(0, 2),
         flaw=dice.choice(["", "", "", "", "", "forbidden", "far", "unknown-header"]),
         gap=dice.choice([1, 1, 1, 2]),

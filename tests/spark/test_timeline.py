@@ -12,7 +12,7 @@ from hypothesis import given
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Action, ConditionalSchedule, Record, Rejection
 from chronos.core.message import OnConflict as Policy
-from chronos.core.series import shift_ms
+from chronos.core.series import repetition_of, rhythm, shift_ms
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.core.shard.rules import Rules
@@ -39,12 +39,19 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
     cursor = (0, OFFSET_END)
     parked: set[tuple[int, int, int]] = set()
     for step in steps:
-        refused = step.rejections()
+        refused, first = step.rejections(), 0 if record is None else record.offset
         while record is not None and record.offset < step.pull_offset:
             if record.offset not in refused:
                 _take(record, cursor, found, owners)
             record = next(records, None)
         cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
+        # An upsert of this step may have the place of a parked message, which it cannot leave yet.
+        in_place = {
+            (due_ms, upsert, lane)
+            for due_ms, offset, lane in parked
+            for upsert in owners
+            if upsert >= first and owners[upsert] == owners[offset]
+        }
         for decided in [*_left_lanes(step, cursor, parked), *_decisions(step, cursor)]:
             found[owners[decided.offset]].append(decided)
         parked |= {
@@ -52,6 +59,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
             for made in step.decisions
             if made.outcome is Outcome.PARKED
         }
+        parked |= in_place
     return found
 
 
@@ -73,9 +81,13 @@ def _take(
             )
             found[command.id].append(Event(verb, record.offset, first_ms, command.due_ms, *cursor))
         return
-    entry = command.entry if isinstance(command, ConditionalSchedule) else command
+    if isinstance(command, ConditionalSchedule):
+        entry, policy, is_at = command.entry, command.on_conflict, command.is_at
+    else:
+        entry, policy, is_at = command, Policy.REJECT, False
     message_id = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
-    takes_over = isinstance(command, ConditionalSchedule) and command.on_conflict is Policy.REPLACE
+    upserts = policy is Policy.UPSERT
+    takes_over = upserts or policy is Policy.REPLACE
     owners[record.offset] = message_id
     placed_ms = entry.due_ms + shift_ms(entry, SHARD, record.offset)
     found[message_id].append(
@@ -89,6 +101,11 @@ def _take(
             entry.due_ms,
             takes_over,
             occurrence=entry.occurrence,
+            upserts=upserts,
+            is_at=is_at,
+            rhythm=repr(rhythm(entry)),
+            is_series=repetition_of(entry) is not None,
+            target_key=entry.key,
         )
     )
 

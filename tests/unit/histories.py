@@ -6,6 +6,7 @@ Times and ids lie close together, so that collisions are frequent.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,7 @@ sents = st.builds(
     id_number=st.integers(0, 9),
     in_ms=_in_ms,
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
-    policy=st.sampled_from(["reject", "replace", "ignore"]),
+    policy=st.sampled_from(["reject", "replace", "ignore", "upsert"]),
     form=st.integers(0, 2),
     flaw=_often(
         "", "forbidden", "far", "past", "unknown-header", "near-header", "create-time", "forged-hop"
@@ -175,6 +176,8 @@ class Producers:
         # The broker's clock follows this one, a little behind, and never steps back.
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
         intent = self._intent(sent)
+        by_delay = sent.form == 2 and intent.due_ms >= intent.first_ms
+        intent = dataclasses.replace(intent, is_at=not (intent.first_is_left or by_delay))
         self.intents.append(intent)
         self.records.append(_as_spelled(render(intent, sent.form), sent))
 

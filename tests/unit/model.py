@@ -108,6 +108,8 @@ class Intent:
     hop_ms: int | None = None
     """Of a forwarded record: how long before its own time its first timestamp is; negative where
     the clocks differ."""
+    is_at: bool = True
+    """Its time is given, and not a delay."""
     hop_from: int = 0
     """Of a forwarded record: the shard that it came to first."""
     elsewhere: int | None = None
@@ -168,7 +170,7 @@ class Message:
 
     def aside(self) -> Message:
         """The message once its occurrence does not stand at its time in the rhythm any more."""
-        if self.intent.repetition is None or self.planned_ms:
+        if self.intent.repetition is None or (self.planned_ms and self.occurrence):
             return self
         return replace(self, planned_ms=self.due_ms)
 
@@ -483,7 +485,11 @@ class Model:
                     if taken_by.intent.replayed == intent.replayed
                     else Reason.CONFLICT
                 )
-            if (
+            if intent.verb == "schedule" and intent.policy == "upsert":
+                refused = self._refuse_upsert(intent, holder, known)
+                if refused is not None:
+                    return refused
+            elif (
                 intent.verb == "schedule"
                 and intent.policy != "replace"
                 and (holder is not None or fresh)
@@ -512,11 +518,89 @@ class Model:
         )
         self.orders[message.id] = None if intent.hop_ms is None else IdOrder(intent.hop_from)
         message = replace(message, order=self.id_order(message.id))
+        failure = self.failures.pop(message.id, None)
+        if intent.id is not None and intent.policy == "upsert" and holder is not None:
+            message = self._succeeding(message, holder)
+            if message.lane is not None and failure is not None:
+                self.failures[message.id] = msgspec.structs.replace(failure, attempts=0)
         self.pending[intent.offset] = message
         self._set_state(message, "pending")
-        self.failures.pop(message.id, None)
         self.totals["accepted"] += 1
         return None
+
+    def _succeeding(self, message: Message, holder: Message) -> Message:
+        """The message of an upsert that takes the place of a pending one."""
+        rhythm, before = message.intent.repetition, holder.intent.repetition
+        if self._rhythm(message) == self._rhythm(holder):
+            message = replace(
+                message,
+                due_ms=holder.due_ms,
+                planned_ms=holder.planned_ms,
+                expire_at_ms=holder.expire_at_ms,
+                occurrence=holder.occurrence,
+            )
+        elif not message.intent.is_at:
+            own_ms, latest_ms = message.due_ms, holder.due_ms
+            if holder.occurrence == 0:
+                latest_ms = holder.planned_ms or LAST
+            is_later = bool(rhythm and before and holder.occurrence) and (
+                0 < holder.planned_ms < holder.due_ms
+            )
+            first_ms = min(own_ms, latest_ms)
+            if rhythm is None:
+                message = replace(message, due_ms=first_ms)
+            elif message.occurrence == 0 and own_ms < latest_ms and not is_later:
+                message = replace(message, planned_ms=latest_ms if latest_ms < LAST else 0)
+            else:
+                expire_at_ms = message.expire_at_ms
+                message = replace(
+                    message,
+                    due_ms=latest_ms if is_later else first_ms,
+                    planned_ms=first_ms if is_later and first_ms < latest_ms else 0,
+                    occurrence=1,
+                    expire_at_ms=expire_at_ms and expire_at_ms + first_ms - own_ms,
+                )
+        stays = message.due_ms == holder.due_ms and message.intent.target == holder.intent.target
+        if holder.lane is not None and stays:
+            return replace(message.aside(), lane=holder.lane, place_ms=holder.place_ms)
+        place_ms = self._place(
+            message.due_ms + message.shift_ms,
+            min(message.intent.first_ms, message.intent.timestamp_ms),
+        )
+        return replace(message, place_ms=place_ms, moved=True)
+
+    @staticmethod
+    def _rhythm(message: Message) -> tuple[object, ...]:
+        """What an upsert compares to find the same rhythm."""
+        repetition, expiry_ms = message.intent.repetition, message.expire_at_ms
+        if repetition is not None and expiry_ms is not None:
+            expiry_ms -= message.planned_ms or message.due_ms
+        return message.intent.spread_ms, repetition, expiry_ms
+
+    def _refuse_upsert(
+        self, intent: Intent, holder: Message | None, known: tuple[str, int, int, int] | None
+    ) -> Reason | None:
+        if holder is not None:
+            planned_ms = holder.planned_ms or holder.due_ms
+            again = replace(
+                holder, intent=intent, expire_at_ms=intent.expire_at_ms, due_ms=intent.due_ms
+            )
+            again = replace(again, planned_ms=0)
+            same = (intent.target, intent.value) == (holder.intent.target, holder.intent.value)
+            is_same = same and self._rhythm(again) == self._rhythm(
+                replace(holder, planned_ms=planned_ms)
+            )
+            return Reason.IGNORED if is_same and holder.intent.replayed is None else None
+        if known is None or known[0] not in ("delivered", "expired", "dead"):
+            return None
+        failure = self.failures.get(intent.id or b"")
+        if failure is not None and failure.reason == Reason.BAD_VALUE:
+            return None
+        ended = self.settled.get(known[1:3])
+        is_late = intent.first_ms - known[3] >= self.deduplication_ms
+        if ended is None or ended.intent.repetition is None or is_late:
+            return None
+        return Reason.CONFLICT
 
     def _move(self, message: Message, due_ms: int, timestamp_ms: int, shift_ms: int) -> None:
         moved = replace(

@@ -323,6 +323,10 @@ WRONG_VALUES = {
     "log.kafka.bootstrap_servers=a:99999": (
         'log.kafka.bootstrap_servers: "a:99999" is no address; write host:port, several with commas'
     ),
+    "coordinator.zookeeper.hosts=zk:2181/apps/delay": (
+        'coordinator.zookeeper.hosts: "zk:2181/apps/delay" has a path; write "zk:2181" here, and '
+        '"/apps/delay" in coordinator.zookeeper.path'
+    ),
     "log.kafka.bootstrap_servers=SASL_SSL://a:9092, [::1]:9092,c": None,
     "coordinator.raft.peers=[a=host-a:7701, b=10.0.0.2:7701, 'c=[fe80::1]:7701', d=host_d.x:1]": None,  # noqa: E501
     "coordinator.raft.peers=[host-a:7701]": (

@@ -536,6 +536,8 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (Reason.BEYOND_MAX_DELAY, [TO, (delay, b"999999999999999")], None),
         (Reason.BEYOND_MAX_DELAY, [action("reschedule"), (delay, b"2d")], key),
         (Reason.NO_TIME, [TO], None),
+        (Reason.NO_TIME, [TO, ("chronos-repeat", b"every 5s")], None),
+        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"0 9 * * 1-5")], None),
         (Reason.NO_TIME, [TO, action("schedule"), ("chronos-target-key", b"k")], None),
         (Reason.NO_TIME, [action("reschedule")], key),
         (Reason.NO_TARGET, [AT], None),

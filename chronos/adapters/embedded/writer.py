@@ -32,6 +32,7 @@ from chronos.ports import (
     Clock,
     Outgoing,
     Sent,
+    Throttle,
     Verify,
 )
 
@@ -163,6 +164,9 @@ class EmbeddedWriter:
 
     sent: Sequence[Sent] = ()
     """There are no brokers."""
+
+    throttle: Throttle | None = None
+    """There are no quotas."""
 
     def __init__(self, records: RecordWriter, progress_topic: str, shard: int) -> None:
         self._records = records

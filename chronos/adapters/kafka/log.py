@@ -31,7 +31,7 @@ from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader, PartitionConsumer, record_bytes_max
 from chronos.adapters.kafka.shared import QUIET_S, PatientReader, SharedConsumer
 from chronos.adapters.kafka.topics import KafkaTopics
-from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.adapters.kafka.writer import KafkaWriter, Throttling
 from chronos.core.message import Record
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
@@ -76,6 +76,8 @@ class KafkaLog:
         cluster."""
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
+        self._throttling: dict[int, Throttling] = {}
+        """By shard: a producer that takes over from one that failed goes on with its rate."""
         self._connection = Connection(
             bootstrap_servers, properties, request_timeout_s=request_timeout_s, shards=shards
         )
@@ -161,8 +163,8 @@ class KafkaLog:
             transactional_id=f"chronos-{self._progress_id()}-{shard}",
             progress_topic=self._progress_topic,
             shard=shard,
-            timeout_s=self._transaction_timeout_s,
             small_batch_topics=self._topics.small_batch_topics,
+            throttling=self._throttling.setdefault(shard, Throttling(self._transaction_timeout_s)),
             read=partial(self.records_between, self._progress_topic, shard),
         )
 

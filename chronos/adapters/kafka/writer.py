@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 from msgspec import Struct
 
 from chronos.adapters.kafka.connection import (
@@ -32,9 +32,9 @@ from chronos.adapters.kafka.connection import (
     Connection,
 )
 from chronos.core.message import Record
-from chronos.core.size import batch_bytes_max
+from chronos.core.size import batch_bytes, batch_bytes_max
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, Retry, TransactionAborted
-from chronos.ports import Appended, Outgoing, Sent, Verify
+from chronos.ports import Appended, Outgoing, Sent, Throttle, Verify
 
 FOLLOWED_EVERY = 500
 """Of so many messages the report of one is asked for: a report costs as much as producing the
@@ -60,7 +60,72 @@ OWN_OFFSETS = 2
 """Offsets that a transaction takes in the progress partition: its progress record and its marker.
 An aborted one may take fewer, and Kafka may write a marker twice (KAFKA-19999)."""
 
+THROTTLE_GROWTH = 1.25
+"""Factor by which the rate grows with a transaction at most: with each that no quota slowed down it
+does, until steps are as large again as without quotas."""
+
+UNTHROTTLED_BYTES = 64 << 20
+"""Bytes of a transaction above which the rate is no bound of a step."""
+
+PAUSE_MAX_S = 10.0
+"""Longest pause before a transaction: the next heartbeat of the master must not be late."""
+
 Report = Callable[[KafkaError | None, Message], None]
+
+
+class Throttling:
+    """What the producers of one shard were told about quotas, and the rate that they reached.
+
+    A broker above whose quota a client is takes a request at once, answers for how long it takes no
+    other one from this connection (KIP-219), and so makes the client as slow as its quota."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s`: of a transaction."""
+        self.timeout_s = timeout_s
+        self._half_s = timeout_s / 2
+        self._told = False
+        """A broker told of a quota during the open transaction."""
+        self._until_s = 0.0
+        """Monotonic time up to which a broker takes nothing."""
+        self._rate: float | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a quota slows the open transaction down."""
+        return self._told
+
+    def told(self, event: ThrottleEvent) -> None:
+        """Note what a broker said. The callback of a producer."""
+        if event.throttle_time > 0:
+            self._told = True
+            self._until_s = max(self._until_s, time.monotonic() + event.throttle_time)
+
+    def ended(self, messages: Sequence[Outgoing], took_s: float) -> None:
+        """Note the end of a transaction, whether it was committed or not."""
+        told, self._told = self._told, False
+        if told:
+            size = sum(batch_bytes(*message[1:4]) for message in messages)
+            left_s = max(0.0, self._until_s - time.monotonic())
+            seen = max(1.0, size / max(0.001, took_s + left_s))
+            # A broker lets a burst pass and counts it for seconds: one rate proves little.
+            self._rate = seen if self._rate is None else min(seen, self._rate * THROTTLE_GROWTH)
+        elif self._rate is not None:
+            self._rate *= THROTTLE_GROWTH
+            if self._rate * self._half_s > UNTHROTTLED_BYTES:
+                self._rate = None
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """See `ports.Writer`."""
+        rate = self._rate
+        if rate is None:
+            return None
+        pause_s = min(PAUSE_MAX_S, self._until_s - time.monotonic() - self._half_s)
+        return Throttle(
+            rate=int(rate),
+            bytes_max=max(1, int(rate * self._half_s)),
+            pause_ms=max(0, int(pause_s * 1_000)),
+        )
 
 
 class KafkaWriter:
@@ -73,21 +138,25 @@ class KafkaWriter:
         transactional_id: str,
         progress_topic: str,
         shard: int,
-        timeout_s: float,
+        throttling: Throttling,
         small_batch_topics: Mapping[str, int],
         read: Callable[[int, int], Iterable[Record]] = lambda start, stop: (),
         failure: str = "",
     ) -> None:
         """`small_batch_topics`: topics that take smaller batches than the client makes, with their
-        limits in bytes. `read`: yields the committed records of the progress partition from one
-        offset to another, exclusive. `failure`: text of the error when earlier producers cannot be
-        fenced."""
+        limits in bytes. `throttling`: of the shard, which earlier writers had too, with the
+        time-out of a transaction. `read`: yields the committed records of the progress partition
+        from one offset to another, exclusive. `failure`: text of the error when earlier producers
+        cannot be fenced."""
         self._transactional_id = transactional_id
         self._progress_topic = progress_topic
         self._read = read
         self._shard = shard
-        self._timeout_s = timeout_s
+        self._throttling = throttling
+        self._timeout_s = timeout_s = throttling.timeout_s
         self._small_batch_topics = small_batch_topics
+        self._messages: Sequence[Outgoing] = ()
+        """Those of the open transaction."""
         timeout_ms = int(timeout_s * 1_000)
         self._deadline = 0.0
         self._committed_offset = -1
@@ -106,6 +175,7 @@ class KafkaWriter:
                     "transactional.id": transactional_id,
                     "transaction.timeout.ms": timeout_ms,
                     "message.timeout.ms": timeout_ms,
+                    "throttle_cb": self._throttling.told,
                 }
             ),
             progress_topic,
@@ -114,6 +184,11 @@ class KafkaWriter:
                 f"a broker at {connection.bootstrap_servers} is slow or gone"
             ),
         )
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """See `ports.Writer`."""
+        return self._throttling.throttle
 
     def begin_at(self, end: int) -> None:
         """Expect the first progress record at this offset."""
@@ -125,6 +200,7 @@ class KafkaWriter:
         self._deadline = deadline = time.monotonic() + self._timeout_s
         self._reports = reports = []
         self.sent = []
+        self._messages = messages
         follow = self._follow(self._progress_topic, self._shard)
 
         def report(error: KafkaError | None, message: Message) -> None:
@@ -167,6 +243,13 @@ class KafkaWriter:
         return done.result()
 
     def _finish(self, verify: Verify) -> Appended:
+        try:
+            return self._finished(verify)
+        finally:
+            begun_s = self._deadline - self._timeout_s
+            self._throttling.ended(self._messages, time.monotonic() - begun_s)
+
+    def _finished(self, verify: Verify) -> Appended:
         deadline = self._deadline
         with self._translating(deadline):
             self._flush(deadline)
@@ -271,7 +354,11 @@ class KafkaWriter:
 
     def _flush(self, deadline: float) -> None:
         if self._producer.flush(max(0.1, deadline - time.monotonic())) > 0:
-            raise self._timed_out("one of them is slow or gone")
+            raise self._timed_out(
+                "a quota of the brokers (producer_byte_rate) makes them slow"
+                if self._throttling.is_told
+                else "one of them is slow or gone"
+            )
 
     def _timed_out(self, why: str) -> ProducerLost:
         """Return the error for a transaction that the brokers did not take in time, and mark what

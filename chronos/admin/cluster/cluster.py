@@ -142,7 +142,7 @@ class ReplicaTransfer:
     async def _send(self, request: web.Request, shard: ShardDriver) -> web.StreamResponse:
         context = self._context
         chunks = context.node.copier.stream(shard.number, shard.store, context.now_ms())
-        response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         try:
             # An error before the first byte is answered as a problem.
             chunk = await context.in_thread(next, chunks, None)

@@ -198,6 +198,15 @@ METRICS: tuple[ShardMetric, ...] = (
         read=lambda _, shard: shard.aborts,
     ),
     ShardMetric(
+        name="chronos_quota_bytes_per_second",
+        kind="gauge",
+        meaning=(
+            "Bytes a second to which a quota of the brokers slows the deliveries of the shard "
+            "down; 0 while none does."
+        ),
+        read=lambda _, shard: shard.replica.quota_rate,
+    ),
+    ShardMetric(
         name="chronos_pull_lag_records",
         kind="gauge",
         meaning=(

@@ -14,6 +14,9 @@ from msgspec import Struct
 INDEX = "index.html"
 """The document of every view."""
 
+HERE = b'="./'
+"""How an address in the document begins, which is relative to the path of the service."""
+
 VIEWS = frozenset(
     {"messages", "timeline", "series", "dead-letters", "rejected", "targets", "cluster", "audit"}
 )
@@ -53,7 +56,8 @@ class Console:
         """The document, in which the path of the request opens a view. The status is 404 if there
         is no such view, which the document says itself."""
         is_known = not view or view.split("/", 1)[0] in VIEWS
-        return _answer(request, self._files[INDEX], 200 if is_known else 404)
+        depth = request.rel_url.raw_path.count("/") - 1
+        return _answer(request, self._index(depth), 200 if is_known else 404)
 
     def file(self, request: web.Request, name: str) -> web.Response:
         """One file; status 404 if the package has none of this name."""
@@ -61,6 +65,15 @@ class Console:
         if found is None:
             raise web.HTTPNotFound
         return _answer(request, found, 200)
+
+    def _index(self, depth: int) -> File:
+        """The document for a path with this many segments above the last. Its addresses are
+        relative: a proxy may serve the console below a path, of which the service knows nothing."""
+        found = self._files[INDEX]
+        if depth == 0:
+            return found
+        body = found.body.replace(HERE, b'="' + b"../" * depth)
+        return File(body, found.kind, f"{found.tag}-{depth}")
 
 
 def _answer(request: web.Request, found: File, status: int) -> web.Response:

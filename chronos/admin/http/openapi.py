@@ -10,6 +10,7 @@ import msgspec
 from chronos import __version__
 from chronos.admin.http import schemas
 from chronos.admin.http.audit import is_recorded
+from chronos.admin.http.generators import for_generators
 from chronos.admin.http.problems import PROBLEM_JSON
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.tokens import ROLES
@@ -52,12 +53,28 @@ FORMATS = (
 """Types that the reference calls by their titles."""
 
 
-SENDERS = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
+SENDERS = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token of `admin.tokens`; a client certificate in it does the same.",
+    }
+}
 """How a request says from whom it is."""
+
+SERVERS = [{"url": ".", "description": "The node, or the proxy, that serves this description."}]
+"""Relative to the address of the description, as OpenAPI has it: so it is right behind a proxy's
+path too."""
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 description."""
+    """The OpenAPI 3.1 description, as generators of clients take it."""
+    return for_generators(inline(), _TEMPLATE)
+
+
+def inline() -> dict[str, Any]:
+    """The description with the schemas of the fields as `schemas` has them, without names for
+    unions."""
     listed = table(None)
     types = [kind for route in listed for kind in (route.body, route.answer) if kind is not None]
     type_schemas, components = msgspec.json.schema_components(
@@ -66,8 +83,6 @@ def document() -> dict[str, Any]:
     for component in components.values():
         if "description" in component:
             component["description"] = " ".join(component["description"].split())
-    for name, combinations in schemas.COMBINATIONS.items():
-        components[name] |= combinations
     by_type = dict(zip(map(repr, types), type_schemas, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in listed:
@@ -83,6 +98,7 @@ def document() -> dict[str, Any]:
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": SERVERS,
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": SENDERS},
     }
@@ -137,7 +153,8 @@ def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) 
             PROBLEM_JSON: {"schema": {"$ref": _TEMPLATE.format(name="Problem")}}
         }
     elif route.answer is None:
-        content = {route.media: {"schema": {"type": "string"}}}
+        binary = {"format": "binary"} if route.media == "application/octet-stream" else {}
+        content = {route.media: {"schema": {"type": "string"} | binary}}
     else:
         content = {route.media: {"schema": by_type[repr(route.answer)]}}
     return {"description": meaning, "content": content}
@@ -264,7 +281,7 @@ def contents() -> str:
 
 def reference() -> str:
     """The page of the site: the same, then every call, format and type in full."""
-    openapi = document()
+    openapi = inline()
     groups = _grouped()
     parts = [_HEAD.format(page="http-full", rest=_LONG), _calls(groups, are_links=True)]
     for group, listed in groups.items():
@@ -415,8 +432,6 @@ def _shape(schema: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_shape(each) for each in schema["anyOf"]))
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
-    if "not" in schema:
-        return "nothing"
     kind = str(schema.get("type", "object"))
     limits = _limits(schema)
     if kind == "array":

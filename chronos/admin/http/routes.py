@@ -643,7 +643,7 @@ def table(context: Context | None) -> list[Route]:
             scope="service",
             handler=copies.checkpoint,
             parameters=by_shard,
-            media="application/x-tar",
+            media="application/octet-stream",
             summary=(
                 "A checkpoint of the shard, made now, from which another node of the cluster "
                 "restores its replica. The request has the node's name in `Chronos-Node`, and in "

@@ -13,7 +13,7 @@ from chronos.core.rates import PATTERN
 from chronos.core.series import CRON_CHARACTERS_MAX
 from chronos.core.shard.parsing import TIMES_MAX
 from chronos.core.shard.rules import ATTEMPTS_MAX, TOPIC_NAME
-from chronos.core.timefmt import BARE_MS_MIN, DURATION_PATTERN, MS_MAX, duration_advice
+from chronos.core.timefmt import DURATION_PATTERN, MS_MAX, duration_advice
 
 BATCH_MAX = 10_000
 """Messages in one request."""
@@ -32,11 +32,9 @@ _ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
 
 TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
 """From 1970 on."""
-UNITLESS_PATTERN = "^0*[1-9][0-9]{0,2}$"
-"""A delay or a spread that lacks its unit."""
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
-BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
-"""1 to 1,024 bytes."""
+ID_CHARACTERS_MAX = len("base64:") + 1_368
+"""Longest id in a request: 1,024 bytes in base64."""
 TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
 RATE_PATTERN = f"^{PATTERN.pattern}$"
 HEADER_NAME_PATTERN = r"^((?![Cc][Hh][Rr][Oo][Nn][Oo][Ss][-_])[^\x00]+|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"  # noqa: E501
@@ -112,10 +110,7 @@ Delay = (
             ge=0,
             title="ms",
             description="Milliseconds: 0, or at least 1000. A smaller number needs a unit.",
-            extra_json_schema={
-                "maximum": MS_MAX,
-                "not": {"minimum": 1, "maximum": BARE_MS_MIN - 1},
-            },
+            extra_json_schema={"maximum": MS_MAX},
         ),
     ]
     | Annotated[
@@ -127,7 +122,6 @@ Delay = (
                 "A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m; or ISO "
                 "8601 without years and months: PT1M30.5S."
             ),
-            extra_json_schema={"not": {"pattern": UNITLESS_PATTERN}},
         ),
     ]
 )
@@ -138,12 +132,7 @@ Id = Annotated[
         min_length=1,
         description="1 to 1,024 bytes: UTF-8 text, or `base64:` and the bytes in base64.",
         examples=["order-17-reminder"],
-        extra_json_schema={
-            "anyOf": [
-                {"maxLength": 1024, "not": {"pattern": "^base64:"}},
-                {"pattern": BASE64_ID_PATTERN},
-            ]
-        },
+        extra_json_schema={"maxLength": ID_CHARACTERS_MAX},
     ),
 ]
 Base64 = Annotated[
@@ -292,12 +281,13 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
         | UnsetType
     ) = UNSET
     on_conflict: Annotated[
-        Literal["reject", "replace", "ignore"] | UnsetType,
+        Literal["reject", "replace", "ignore", "upsert"] | UnsetType,
         Meta(
             description=(
                 "What happens to this message when its id is pending, or was delivered within the "
                 "deduplication window: it is rejected (`reject`, the default), replaces the other "
-                "one, or is dropped (`ignore`). Needs `id`."
+                "one, or is dropped (`ignore`). `upsert` is for a message that is scheduled again "
+                "at every start of an application: a pending one keeps its time. Needs `id`."
             )
         ),
     ] = UNSET
@@ -341,7 +331,8 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
         str | UnsetType,
         Meta(
             description=(
-                "The time zone of a cron expression, a name of the IANA database; UTC if absent."
+                "The time zone of a cron expression, a name of the IANA database; UTC if absent. "
+                "Needs `repeat`."
             ),
             examples=["Europe/Lisbon"],
         ),
@@ -474,8 +465,8 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         JobAction,
         Meta(
             description=(
-                "`count` changes nothing: it counts the messages by target. `pause` and `resume` "
-                "concern series only."
+                "`count` changes nothing: it counts the messages by target. `reschedule` needs "
+                "`deliver_at` or `delay`. `pause` and `resume` concern series only."
             )
         ),
     ]
@@ -506,68 +497,25 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
 
-COMBINATIONS: dict[str, dict[str, Any]] = {
-    "Target": {
-        "not": {"required": ["key", "key_base64"], "properties": {"key": {"type": "string"}}}
-    },
-    "Message": {
-        "oneOf": [
-            {"required": ["deliver_at"]},
-            {"required": ["delay"]},
-            {
-                "required": ["repeat"],
-                "properties": {
-                    "repeat": {"type": "string", "pattern": "^cron "},
-                    "deliver_at": False,
-                    "delay": False,
-                },
-            },
-        ],
-        "anyOf": [{"required": ["value"]}, {"required": ["value_base64"]}],
-        "not": {"required": ["value", "value_base64"], "properties": {"value": {"type": "string"}}},
-        "dependentRequired": {
-            "on_conflict": ["id"],
-            "repeat_times": ["repeat"],
-            "repeat_until": ["repeat"],
-            "time_zone": ["repeat"],
-            "late_policy": ["repeat"],
-        },
-    },
-    "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
-    "DeadLetterSelection": {
-        "anyOf": [
-            {"required": [name]}
-            for name in ("id", "positions", "all", "target", "reason", "since", "until")
-        ],
-        "not": {
-            "anyOf": [
-                {"required": [one, other]}
-                for one, other in (("id", "all"), ("id", "positions"), ("all", "positions"))
-            ]
-            + [
-                {"required": [one, name]}
-                for one in ("id", "positions", "all")
-                for name in ("target", "reason", "since", "until")
-            ]
-        },
-    },
-    "JobRequest": {
-        "if": {"properties": {"action": {"const": "reschedule"}}},
-        "then": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
-        "else": {"not": {"anyOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]}},
-    },
-}
-"""What the schemas say besides: which fields go together."""
-
-
-ScheduleOutcome = Literal["accepted", "scheduled", "conflict", "ignored", "rejected"]
+ScheduleOutcome = Literal[
+    "accepted",
+    "scheduled",
+    "conflict",
+    "ignored",
+    "rejected",
+    "created",
+    "unchanged",
+    "changed",
+]
 """What is known of a record that schedules a message."""
 
 _OUTCOME = Meta(
     description=(
         "`accepted`: it is in the log, and the shard has not applied it yet. After a wait: "
         "`scheduled`; `conflict`, if the id is taken; `ignored`, if it is taken and `on_conflict` "
-        "is `ignore`; `rejected` for another reason, in `detail`."
+        "is `ignore`; `rejected` for another reason, in `detail`. Of an `upsert`: `created`, if "
+        "no message with the id was pending; `unchanged`, if the same one is; `changed`, if it "
+        "took the place of the pending one."
     )
 )
 
@@ -603,6 +551,10 @@ class Outcome(Struct, kw_only=True):
     shard: ShardNumber
     offset: Annotated[int, Meta(ge=0, description="Offset of the record in the delay topic.")]
     detail: Annotated[str | UnsetType, Meta(description="Why it is not scheduled.")] = UNSET
+    due_at: Annotated[
+        Instant | UnsetType,
+        Meta(description="Of an `upsert`: when the message that has the id is due."),
+    ] = UNSET
 
 
 class ActionResult(Struct, kw_only=True):
@@ -2730,7 +2682,7 @@ class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
     until: Annotated[Time | UnsetType, Meta(description="Those written before this time.")] = UNSET
     all: Annotated[
         bool | UnsetType,
-        Meta(description="All of them. Only true is valid.", extra_json_schema={"const": True}),
+        Meta(description="All of them. Only true is valid."),
     ] = UNSET
     dry_run: Annotated[
         bool,
@@ -3125,3 +3077,20 @@ class UnregistrationQuery(OneClusterQuery):
         ]
         | UnsetType
     ) = UNSET
+
+
+# --- Names for generators of clients
+
+UNIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "Time": (Time, ("EpochMilliseconds", "TimeText")),
+    "Delay": (Delay, ("DelayMilliseconds", "DelayText")),
+    "HeaderValue": (str | Binary, ("HeaderText",)),
+    "HeaderValueOrList": (
+        str | Binary | list[HeaderValue],
+        ("HeaderText", "HeaderValueList"),
+    ),
+    "MessageOrBatch": (Message | Batch, ("Batch",)),
+    "AcceptedOrList": (Accepted | list[Accepted], ("AcceptedList",)),
+}
+"""The unions of fields by their names in `/openapi.json`, each with the names of its arms that have
+none of their own, in the order of the schema."""

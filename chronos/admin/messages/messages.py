@@ -65,7 +65,13 @@ from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, LATE_POLICIES, TARGET_KEY, Entry, Options, Reason
 from chronos.core.query.lookup import FoundMessage, find, holds_for
 from chronos.core.reach import EVERYTHING, Reach
-from chronos.core.series import expires_ms, format_repetition, is_paused, upcoming
+from chronos.core.series import (
+    expires_ms,
+    format_repetition,
+    is_paused,
+    repetition_of,
+    upcoming,
+)
 from chronos.core.shard.codec import Failure
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -175,6 +181,8 @@ class Messages:
                     answer.shard, message_id, answer.offset, left_s, reach=reach, is_own=True
                 )
                 answer.result, answer.detail = found.result, found.detail
+                if found.due_at is not UNSET:
+                    answer.due_at = found.due_at
 
         async def add_all(answers: list[Accepted]) -> None:
             # The first look waits for the last record of the shard: the shard has applied all of
@@ -253,15 +261,17 @@ class Messages:
             answer.detail = "it is written on to the partition of its id"
         elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
             answer.result, answer.detail = "rejected", Reason(reason).label
+        elif (upsert := driver.upsert(offset)) is not None:
+            answer.result = upsert  # type: ignore[assignment]
+            if found is not None and found.offset <= offset and found.entry is not None:
+                answer.due_at = format_time(found.entry.due_ms)
         elif reason is None and found is None and not (is_own and driver.remembers(offset)):
             raise _not_found(message_id, [])
         elif reason is None and (found is None or found.offset >= offset):
             answer.result = "scheduled"
         else:
             answer.result = "ignored" if reason == Reason.IGNORED else "conflict"
-            answer.detail = "another message has this id" + (
-                "" if found is None else f" and is {found.state}"
-            )
+            answer.detail = _taken(found)
         return answer
 
     async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
@@ -657,6 +667,15 @@ class Messages:
         # The message was the sender's own before; one that is cancelled has no target.
         found = await self._context.in_thread(self._find, shard, message_id, EVERYTHING)
         return found is not None and found.state == "cancelled"
+
+
+def _taken(found: FoundMessage | None) -> str:
+    """Why the id of a message is taken."""
+    if found is None:
+        return "another message has this id"
+    if found.state != "pending" and found.entry is not None and repetition_of(found.entry):
+        return f"the series with this id ended, its last occurrence is {found.state}"
+    return f"another message has this id and is {found.state}"
 
 
 def _asked(wanted: MessageQuery) -> dict[str, object]:

@@ -65,7 +65,14 @@ from chronos.core.message import (
     Rejection,
     header_of,
 )
-from chronos.core.series import check_units, is_paused, planned_ms, repetition_of, resumed_ms
+from chronos.core.series import (
+    check_units,
+    is_paused,
+    parse_repetition,
+    planned_ms,
+    repetition_of,
+    resumed_ms,
+)
 from chronos.core.shard.parsing import parse, repeats_by_cron
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -318,7 +325,7 @@ class Planner:
                     and not TIME_FIELDS & data.keys()
                     and not _is_cron(data.get("repeat"))
                 ):
-                    faults.append(_no_time().fault)
+                    faults.append(_no_time(data.get("repeat")).fault)
                 if isinstance(data, dict) and not VALUE_FIELDS & data.keys():
                     faults.append(_no_value().fault)
                 return faults
@@ -380,7 +387,7 @@ class Planner:
             is_delay=is_delay,
             bytes=size,
             target=target.topic,
-            replaces=message.on_conflict == "replace",
+            replaces=message.on_conflict in ("replace", "upsert"),
             first=first,
         )
 
@@ -575,11 +582,18 @@ def _due(message: Message | Reschedule) -> tuple[int, bool]:
             )
         return _time_ms("deliver_at", message.deliver_at), False
     if message.delay is UNSET:
-        raise _no_time()
+        raise _no_time(message.repeat if isinstance(message, Message) else UNSET)
     return _delay_ms("delay", message.delay), True
 
 
-def _no_time() -> _FieldError:
+def _no_time(repeat: object) -> _FieldError:
+    """The error of a message without a time; that of its repetition, if it is none: only the kind
+    of a repetition tells whether a time is needed."""
+    if isinstance(repeat, str):
+        try:
+            parse_repetition(repeat)
+        except ValueError as error:
+            return _FieldError("repeat", str(error), Reason.BAD_VALUE.label)
     return _FieldError("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.label)
 
 

@@ -34,6 +34,7 @@ from chronos.client import (
     requests,
 )
 from chronos.core.series import check_units, parse_repetition
+from chronos.core.timefmt import format_time
 
 LINES_TOGETHER = 1_000
 """Messages of `send --lines` in one request."""
@@ -199,10 +200,12 @@ def send(
                 scheduled = client.confirm(scheduled, True, asked.on_conflict)
             except Rejected as error:
                 rejected, scheduled = error, error.scheduled or scheduled
+    is_upsert = scheduled.result in ("created", "unchanged", "changed")
     if output is Format.json:
         put_json(
             found
             | {"result": scheduled.result}
+            | ({"due_at": format_time(requests.time_ms(scheduled.due_at))} if is_upsert else {})
             | ({} if scheduled.detail is None else {"detail": scheduled.detail})
         )
     elif rejected is None:
@@ -213,6 +216,8 @@ def send(
         raise rejected
     if scheduled.result == "ignored":
         note(f"ignored: {scheduled.detail}")
+    elif is_upsert:
+        note(scheduled.result)
     elif wait and not scheduled.applied:
         note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
         raise typer.Exit(1)

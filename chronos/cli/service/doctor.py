@@ -1,9 +1,9 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names
 the remedy.
 
-the service that was named -> settings -> tokens -> open files -> time zones -> the cluster, if
-there is one -> data directory -> the service, if it runs here -> disk -> stores -> log -> topics ->
-targets -> clocks
+settings -> tokens -> open files -> time zones -> the cluster, if there is one -> data directory ->
+the service, if it runs here -> disk -> stores -> log -> topics -> targets -> clocks -> the service
+that was named
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and
 while it is stopped. Nothing is created or changed; one probe record is written, which is never
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import typer
@@ -91,10 +91,30 @@ def _print(finding: Finding) -> None:
 
 
 def _findings(path: str | None, overrides: list[str], server: str | None) -> Iterator[Finding]:
-    """1. The service that was named, 2. the settings, 3. this machine, by them."""
+    """1. The settings, 2. this machine, by them, 3. the service that was named."""
+    said: list[Finding] = []
+    asked = None if server is None else _collected(_named_service(server), said)
+    yield from _here(path, overrides, server, asked)
+    yield from said
+
+
+def _collected(
+    findings: Generator[Finding, None, dict[str, Any] | None], into: list[Finding]
+) -> dict[str, Any] | None:
+    """Put findings into a list; returns what the generator does."""
+    while True:
+        try:
+            into.append(next(findings))
+        except StopIteration as end:
+            return cast("dict[str, Any] | None", end.value)
+
+
+def _here(
+    path: str | None, overrides: list[str], server: str | None, asked: dict[str, Any] | None
+) -> Iterator[Finding]:
+    """The settings, and this machine, by them. `asked`: what the named service said of itself."""
     from chronos.config import load
 
-    asked = None if server is None else (yield from _named_service(server))
     try:
         config = load(path, os.environ, overrides)
     except ConfigurationError as error:

@@ -94,7 +94,7 @@ class Lanes:
         now_ms: int = 0,
     ) -> Leaving | None:
         """Return the first messages of the lane within both limits, at least one; None if actions
-        empty it.
+        empty it, or upserts have taken the places of all.
 
         A message that failed before is selected alone. `allowed`: number of messages that the rate
         of the topic allows now; those that have expired by `now_ms` do not count. None without a
@@ -105,6 +105,7 @@ class Lanes:
             messages_max = min(messages_max, 2 * allowed + EXPIRED_READ)
         start, stop = self._range(lane)
         ended = [1 for _, of in staged.unparked.values() if of == lane]
+        entered = [1 for _, of, _ in staged.relaned.values() if of == lane]
         for rows in portions(self._view, start, stop, messages_max, bytes_max):
             items = _remaining(_items(rows), staged)
             if items:
@@ -115,7 +116,7 @@ class Lanes:
         tried = next((at for at, entry in enumerate(entries) if entry.attempt > 1), len(entries))
         del entries[max(1, tried) :]
         del items[len(entries) :]
-        is_all = len(items) + len(ended) == self.states[lane].length
+        is_all = not entered and len(items) + len(ended) == self.states[lane].length
         return Leaving(lane=lane, items=items, entries=entries, is_all=is_all)
 
     def replay(self, cursors: Iterable[LaneCursor], staged: Staged) -> list[Leaving]:
@@ -182,6 +183,11 @@ class Lanes:
             lane = (entry.target, decision.lane)
             named = replace(entry, id=entry_id(entry, self._shard, offset), options=aside(entry))
             puts.append((lane_key(lane, due_ms, offset), pack_entry(named)))
+            puts.append((parked_key(due_ms, offset), pack_lane(lane)))
+            change[lane] += 1
+            first[lane] = min(self._first(lane, first, (due_ms, offset)), (due_ms, offset))
+        for offset, (due_ms, lane, data) in staged.relaned.items():
+            puts.append((lane_key(lane, due_ms, offset), data))
             puts.append((parked_key(due_ms, offset), pack_lane(lane)))
             change[lane] += 1
             first[lane] = min(self._first(lane, first, (due_ms, offset)), (due_ms, offset))

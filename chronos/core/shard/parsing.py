@@ -408,6 +408,18 @@ def _repeated(headers: Headers) -> str | None:
     return None
 
 
+def _not_a_repetition(control: Mapping[str, bytes | None]) -> Rejection | None:
+    """The rejection of a repetition that is none, in a record without a time: only its kind tells
+    whether a time is needed."""
+    if REPEAT not in control or has_time(control):
+        return None
+    try:
+        parse_repetition(text_of(control[REPEAT]))
+    except ValueError as error:
+        return bad_value(REPEAT, error)
+    return None
+
+
 def _verb(record: Record, control: Mapping[str, bytes | None]) -> Verb | Rejection:
     if ACTION not in control:
         is_tombstone = record.value is None and record.key is not None
@@ -445,7 +457,7 @@ def _message(
     first_is_left = not has_time(control) and repeats_by_cron(control)
     due_ms = record.timestamp_ms if first_is_left else _due_ms(record, control, rules)
     if isinstance(due_ms, Rejection):
-        return due_ms
+        return _not_a_repetition(control) or due_ms
     if (
         due_ms < record.timestamp_ms
         and verb not in (Verb.REPLAY, Verb.BACKFILL)
@@ -524,9 +536,9 @@ def _with_id(
                 f"{names(CONFLICT_POLICIES)}"
             ),
         )
-    return (
-        entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, Verb.SCHEDULE, policy)
-    )
+    if policy is OnConflict.REJECT:
+        return entry
+    return ConditionalSchedule(entry, Verb.SCHEDULE, policy, DELIVER_AT in control)
 
 
 def _replay(

@@ -391,6 +391,8 @@ class Shard:
             lanes, parked_delta = written.lanes, written.parked
             for due_ms, _ in staged.unparked.values():
                 delta[due_ms // MINUTE_MS] -= 1
+            for due_ms, _, _ in staged.relaned.values():
+                delta[due_ms // MINUTE_MS] += 1
             for due_ms, _, _ in selection.items[:left]:
                 delta[due_ms // MINUTE_MS] -= 1
             for source in parked:

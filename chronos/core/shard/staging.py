@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
-from chronos.core.keys import entry_key, generated_id, lane_key, parse_generated_id
+from chronos.core.keys import Lane, entry_key, generated_id, lane_key, parse_generated_id
 from chronos.core.message import (
     EXPIRE_AT,
+    REPEAT_TIMES,
+    REPEAT_UNTIL,
     REPLAYED,
     Action,
     Command,
@@ -24,11 +26,20 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
-from chronos.core.series import moved, repetition_of, shift_ms
+from chronos.core.series import (
+    aside,
+    is_unchanged,
+    moved,
+    repetition_of,
+    shift_ms,
+    upserted,
+)
 from chronos.core.shard.codec import (
     ABSENT,
     CANCELLED,
+    DEAD,
     DELIVERED,
+    EXPIRED,
     PENDING,
     IdState,
     State,
@@ -46,7 +57,15 @@ from chronos.core.shard.order import (
     with_cancel,
 )
 from chronos.core.shard.rules import Rules
-from chronos.core.shard.step import Parsed, Staged, StoreView, placed_ms
+from chronos.core.shard.step import (
+    CHANGED,
+    CREATED,
+    UNCHANGED,
+    Parsed,
+    Staged,
+    StoreView,
+    placed_ms,
+)
 from chronos.errors import LogMismatch
 
 CHANGED_NOTHING = frozenset({Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED})
@@ -135,6 +154,7 @@ class _Staging:
                 staged.refuse(offset, replayed[offset])
                 if replayed[offset] in CHANGED_NOTHING:
                     self._note_cancel(record, command, replayed[offset])
+                    self._note_upsert(record, command, replayed[offset])
                 continue
             if place is not None:
                 message_id, due_ms = command.id, place[0]
@@ -171,6 +191,7 @@ class _Staging:
                 self._refuse(record, rejection)
                 if rejection.reason in CHANGED_NOTHING:
                     self._note_cancel(record, command, rejection.reason)
+                    self._note_upsert(record, command, rejection.reason)
         if parsed.records:
             assert parsed.records[0].offset >= self.state.pull_offset, "a record is staged twice"
             staged.pull_offset = parsed.records[-1].offset + 1
@@ -237,6 +258,15 @@ class _Staging:
             if noted != id_state:
                 self.staged.id_states[command.id] = noted
 
+    def _note_upsert(self, record: Record, command: Command, reason: int) -> None:
+        """Keep that an upsert found the same message pending."""
+        if (
+            type(command) is ConditionalSchedule
+            and command.on_conflict is OnConflict.UPSERT
+            and reason == Reason.IGNORED
+        ):
+            self.staged.upserts[record.offset] = UNCHANGED
+
     def _cancelled(self, id_state: IdState, record: Record, cancel: Action) -> IdState:
         """Return the state that remembers a cancel, as far as it matters for the order of the
         records of its id."""
@@ -268,9 +298,7 @@ class _Staging:
                 Reason.TOO_LATE, "the message was scheduled after this record was written"
             )
         if command.verb is Verb.CANCEL:
-            self.staged.cancels[id_state.offset] = self.staged.placed.get(
-                id_state.offset, (0, None)
-            )[1]
+            self.staged.cancels[id_state.offset] = self._staged_entry(id_state.offset)
             self._remove(id_state)
             ended = IdState(
                 CANCELLED,
@@ -333,13 +361,35 @@ class _Staging:
                 rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
                 return rejection
+        entry = succeeding(command.entry, id_state)
+        lane, failure = None, None
+        is_upsert = command.on_conflict is OnConflict.UPSERT
+        if is_upsert:
+            self.staged.upserts[record.offset] = CREATED
         if id_state is not None and id_state.state == PENDING:
+            if is_upsert:
+                self.staged.upserts[record.offset] = CHANGED
+                pending = self._pending_entry(id_state)
+                entry = upserted(entry, pending, is_at=command.is_at)
+                if (
+                    entry.due_ms == pending.due_ms
+                    and entry.target == pending.target
+                    and entry.key == pending.key
+                ):
+                    lane = self._lane(id_state)
             self._remove(id_state)
             self.staged.replaced += 1
-        entry = succeeding(command.entry, id_state)
-        due_ms = self._place(entry, record)
+        if lane is None:
+            due_ms = self._place(entry, record)
+        else:
+            assert id_state is not None
+            due_ms, failure = id_state.due_ms, id_state.failure
+            if failure is not None:
+                failure = replace(failure, attempts=0)
+            parked = pack_entry(replace(entry, options=aside(entry)))
+            self.staged.relaned[record.offset] = (due_ms, lane, parked)
         self.staged.id_states[message_id] = IdState(
-            PENDING, due_ms, record.offset, 0, None, entry.timestamp_ms, entry.order
+            PENDING, due_ms, record.offset, 0, failure, entry.timestamp_ms, entry.order
         )
         self.staged.accepted += 1
         return None
@@ -367,13 +417,12 @@ class _Staging:
             if id_state.state != PENDING:
                 return Rejection(Reason.TOO_LATE, "the message is no longer pending")
             return None
+        if command.on_conflict is OnConflict.UPSERT:
+            return None if id_state is None else self._check_upsert(id_state, command)
         if id_state is None or command.on_conflict is OnConflict.REPLACE:
             return None
         pending = id_state.state == PENDING
-        window_ms = command.entry.timestamp_ms - self.rules.deduplication_ms
-        # Without an id state the time of the delivery is not known: the message itself is still
-        # kept, so it is not long ago.
-        delivered = id_state.state == DELIVERED and not 0 < id_state.settled_ms <= window_ms
+        delivered = id_state.state == DELIVERED and self._ended_lately(id_state, command)
         if pending or delivered:
             why = "is pending" if pending else "was delivered within the deduplication window"
             is_ignored = command.on_conflict is OnConflict.IGNORE or self._is_replay_of_same(
@@ -383,32 +432,55 @@ class _Staging:
             return Rejection(reason, f"a message with this id {why}")
         return None
 
+    def _ended_lately(self, id_state: IdState, command: ConditionalSchedule) -> bool:
+        """Return whether a settled message ended within the deduplication window."""
+        window_ms = command.entry.timestamp_ms - self.rules.deduplication_ms
+        # Without an id state the time of the delivery is not known: the message itself is still
+        # kept, so it is not long ago.
+        return not 0 < id_state.settled_ms <= window_ms
+
+    def _check_upsert(self, id_state: IdState, command: ConditionalSchedule) -> Rejection | None:
+        """Return the rejection of an upsert whose message is pending already, or is a series that
+        came to its end lately."""
+        if id_state.state == PENDING:
+            if is_unchanged(command.entry, self._pending_entry(id_state)):
+                return Rejection(Reason.IGNORED, "the same message with this id is pending")
+            return None
+        if id_state.state not in (DELIVERED, EXPIRED, DEAD):
+            return None
+        failure = id_state.failure
+        is_broken = failure is not None and failure.reason == Reason.BAD_VALUE
+        if is_broken or not self._ended_lately(id_state, command):
+            return None
+        (data,) = self.view.get([entry_key(id_state.due_ms, id_state.offset)])
+        repetition = None if data is None else repetition_of(unpack_entry(data))
+        if repetition is None:
+            return None
+        how = REPEAT_TIMES if repetition.times else REPEAT_UNTIL
+        return Rejection(
+            Reason.CONFLICT,
+            f"the series with this id ended by its {how} within the deduplication window: replace "
+            "begins it again",
+        )
+
     def _is_replay_of_same(self, id_state: IdState, command: ConditionalSchedule) -> bool:
         """Return whether the message that has the id is a replay of the dead letter that the
         command replays too."""
         if command.verb is not Verb.REPLAY:
             return False
-        place = self.staged.placed.get(id_state.offset)
-        if place is None:
+        data = self._staged_entry(id_state.offset)
+        if data is None:
             key = (
                 self._stored_key(id_state)
                 if id_state.state == PENDING
                 else entry_key(id_state.due_ms, id_state.offset)
             )
             (data,) = self.view.get([key])
-        else:
-            data = place[1]
         return data is not None and _replayed(unpack_entry(data)) == _replayed(command.entry)
 
     def _move(self, id_state: IdState, record: Record, action: Action) -> Rejection | None:
         """Execute a `reschedule` or `fire-now`: the same message at another time."""
-        place = self.staged.placed.get(id_state.offset)
-        if place is None:
-            (data,) = self.view.get([self._stored_key(id_state)])
-            assert data is not None, "the state of a pending id names no entry"
-        else:
-            data = place[1]
-        entry = unpack_entry(data)
+        entry = self._pending_entry(id_state)
         is_fired, first_ms = (
             action.due_ms is None,
             min(_first_ms(record, action), record.timestamp_ms),
@@ -456,26 +528,51 @@ class _Staging:
 
     def _remove(self, id_state: IdState) -> None:
         """Take a pending message out of this batch or out of the store."""
-        if self.staged.placed.pop(id_state.offset, None) is None:
-            due_ms, offset = id_state.due_ms, id_state.offset
-            if (due_ms, offset) > self.state.cursor:
+        due_ms, offset = id_state.due_ms, id_state.offset
+        if (
+            self.staged.placed.pop(offset, None) is None
+            and self.staged.relaned.pop(offset, None) is None
+        ):
+            lane = self._lane(id_state)
+            if lane is None:
                 self.staged.removed[offset] = due_ms
             else:
-                lane = lane_of(self.view, due_ms, offset)
-                assert lane is not None, (
-                    "a pending message is neither after the cursor nor in a lane"
-                )
                 self.staged.unparked[offset] = (due_ms, lane)
+
+    def _staged_entry(self, offset: int) -> bytes | None:
+        """Return the packed entry of a message that a record of this batch brought or moved."""
+        place = self.staged.placed.get(offset)
+        if place is not None:
+            return place[1]
+        parked = self.staged.relaned.get(offset)
+        return None if parked is None else parked[2]
+
+    def _pending_entry(self, id_state: IdState) -> Entry:
+        """Return the entry of a pending message."""
+        data = self._staged_entry(id_state.offset)
+        if data is None:
+            (data,) = self.view.get([self._stored_key(id_state)])
+            assert data is not None, "the state of a pending id names no entry"
+        return unpack_entry(data)
+
+    def _lane(self, id_state: IdState) -> Lane | None:
+        """Return the lane of a pending message; None: the cursor has not passed it."""
+        due_ms, offset = id_state.due_ms, id_state.offset
+        if offset in self.staged.relaned:
+            return self.staged.relaned[offset][1]
+        if (due_ms, offset) > self.state.cursor:
+            return None
+        lane = lane_of(self.view, due_ms, offset)
+        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+        return lane
 
     def _stored_key(self, id_state: IdState) -> bytes:
         """Return the key of a pending message in the store: in its lane if the cursor has passed
         it."""
-        due_ms, offset = id_state.due_ms, id_state.offset
-        if (due_ms, offset) > self.state.cursor:
-            return entry_key(due_ms, offset)
-        lane = lane_of(self.view, due_ms, offset)
-        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
-        return lane_key(lane, due_ms, offset)
+        lane = self._lane(id_state)
+        if lane is None:
+            return entry_key(id_state.due_ms, id_state.offset)
+        return lane_key(lane, id_state.due_ms, id_state.offset)
 
 
 def _first_ms(record: Record, action: Action) -> int:

@@ -46,6 +46,10 @@ class StoreView(Protocol):
 KeyValue = tuple[bytes, bytes]
 """Key and value, as the store takes them."""
 
+CREATED, UNCHANGED, CHANGED = "created", "unchanged", "changed"
+"""What an upsert did: it became a new message, or found the same one pending, or took the place of
+the pending one."""
+
 
 def portions(
     view: StoreView, start: bytes, stop: bytes, count_max: int, bytes_max: int
@@ -128,6 +132,9 @@ class Staged(Struct, kw_only=True):
     unparked: dict[int, tuple[int, Lane]] = msgspec.field(default_factory=dict)
     """Source offset -> due time (epoch ms) and lane of parked messages that leave their lane by an
     action."""
+    relaned: dict[int, tuple[int, Lane, bytes]] = msgspec.field(default_factory=dict)
+    """Source offset -> due time (epoch ms), lane and packed entry of messages that take the place
+    of a parked one in its lane."""
     cancels: dict[int, bytes | None] = msgspec.field(default_factory=dict)
     """Source offset -> packed entry of messages that were cancelled; None for one that is in the
     store, at the position it leaves."""
@@ -152,6 +159,8 @@ class Staged(Struct, kw_only=True):
     ignored: int = 0
     forwarded: int = 0
     probes: int = 0
+    upserts: dict[int, str] = msgspec.field(default_factory=dict)
+    """Offset of an upsert -> CREATED, UNCHANGED or CHANGED."""
     unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with
     them."""

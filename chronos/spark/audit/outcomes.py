@@ -24,7 +24,19 @@ from pyspark.sql import functions as f
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX, REJECTED
-from chronos.core.message import DELAY, DELIVER_AT, REPEAT, Reason
+from chronos.core.message import (
+    DELAY,
+    DELIVER_AT,
+    REPEAT,
+    ConditionalSchedule,
+    Entry,
+    OnConflict,
+    Reason,
+    Record,
+)
+from chronos.core.series import repetition_of, rhythm
+from chronos.core.shard.parsing import parse
+from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.timeline import (
@@ -127,7 +139,12 @@ def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFram
 def _may_act() -> Column:
     """True for a record that is about a message that may exist already."""
     acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
-    return acting | ((f.col("verb") == "schedule") & (f.col("on_conflict") == "replace"))
+    return acting | ((f.col("verb") == "schedule") & _takes_over())
+
+
+def _takes_over() -> Column:
+    """True for a `schedule` that takes the place of a pending message."""
+    return f.col("on_conflict").isin("replace", "upsert")
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
@@ -182,6 +199,10 @@ def promised_deliveries(
     moved = _moved_here(messages, refusals, acting, span)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
     acted_here = here.select(*_NARROW).join(acted_ids, ["shard", "id"], "left_semi")
+    has_upserts = not messages.where(f.col("on_conflict") == "upsert").isEmpty()
+    registered = _registered(messages, refusals, acting) if has_upserts else None
+    if registered is not None:
+        moved = moved.unionByName(registered.select(*_NARROW))
     decided = relevant_decisions(decisions, span, moved.unionByName(acted_here))
     decided_offsets = (
         decided.where(f.col("outcome") != LEFT_LANE)
@@ -202,6 +223,13 @@ def promised_deliveries(
         ["shard", "offset"]
     )
     ordered = ordered.join(_untimed(messages, acting), ["shard", "offset"], "left")
+    if registered is not None:
+        ordered = ordered.join(_compared(registered), ["shard", "offset"], "left").withColumn(
+            "occurrence", f.coalesce("occurrence", "first_occurrence")
+        )
+        # The predecessor of an upsert may have ended before the window, which only an old cursor
+        # shows.
+        steps = progress
     in_order = events(ordered, decided, progress, steps)
     followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
     return _all([_plain_deliveries(plain), followed, unreadable])
@@ -259,6 +287,72 @@ def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
 
 
 _FOLDED = "replace(lower(header.name), '_', '-')"
+
+
+def _registered(messages: DataFrame, refusals: DataFrame, acting: DataFrame) -> DataFrame:
+    """The messages of ids that an upsert names, whenever they are due: it may keep the time of the
+    pending one."""
+    named = acting.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
+    found = messages.where(f.col("verb").isin("schedule", "replace"))
+    return found.join(f.broadcast(named), ["shard", "id"], "left_semi").join(
+        refusals, ["shard", "offset"], "left_anti"
+    )
+
+
+def _compared(registered: DataFrame) -> DataFrame:
+    """What an upsert compares of these records, for `timeline.Event`."""
+    return registered.mapInArrow(
+        _compare_batches,
+        "shard int, offset long, upserts boolean, is_at boolean, rhythm string, "
+        "is_series boolean, key_of_target binary, first_occurrence int",
+    )
+
+
+_COMPARED_TYPES = (
+    ("shard", pa.int32()),
+    ("offset", pa.int64()),
+    ("upserts", pa.bool_()),
+    ("is_at", pa.bool_()),
+    ("rhythm", pa.string()),
+    ("is_series", pa.bool_()),
+    ("key_of_target", pa.binary()),
+    ("first_occurrence", pa.int32()),
+)
+
+
+def _compare_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        names = ("shard", "offset", "timestamp_ms", "key", "value", "headers")
+        rows = []
+        for shard, offset, timestamp_ms, key, value, headers in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            pairs = [(pair["name"], pair["value"]) for pair in headers]
+            rules = Rules(shard=shard, shards=shard + 1, max_delay_ms=NO_LIMIT_MS)
+            command = parse(Record(offset, timestamp_ms, key, value, pairs), rules)
+            assert isinstance(command, Entry | ConditionalSchedule), "an accepted message"
+            is_plain = isinstance(command, Entry)
+            entry = command if isinstance(command, Entry) else command.entry
+            rows.append(
+                (
+                    shard,
+                    offset,
+                    not is_plain and command.on_conflict is OnConflict.UPSERT,  # type: ignore[union-attr]
+                    not is_plain and command.is_at,  # type: ignore[union-attr]
+                    repr(rhythm(entry)),
+                    repetition_of(entry) is not None,
+                    entry.key,
+                    entry.occurrence,
+                )
+            )
+        columns = zip(*rows, strict=True) if rows else ((),) * len(_COMPARED_TYPES)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(list(column), kind)
+                for column, (_, kind) in zip(columns, _COMPARED_TYPES, strict=True)
+            ],
+            names=[name for name, _ in _COMPARED_TYPES],
+        )
 
 
 def _carried_here(
@@ -430,7 +524,12 @@ def events(
         "shard", f.col("offset").alias("source_offset"), "id", f.col("target").alias("own_target")
     )
     decisions = (
-        _with_lanes_left(decided.join(owners, ["shard", "source_offset"]), decided)
+        _with_lanes_left(
+            decided.join(owners, ["shard", "source_offset"]),
+            decided,
+            records,
+            progress,
+        )
         .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
         .select(
             "shard",
@@ -465,14 +564,22 @@ def events(
         "cursor_offset",
         "target",
         "requested_due_ms",
-        (
-            f.coalesce(f.col("on_conflict") == "replace", f.lit(False))
-            | (f.col("verb") == "replace")
-        ).alias("takes_over"),
+        (f.coalesce(_takes_over(), f.lit(False)) | (f.col("verb") == "replace")).alias(
+            "takes_over"
+        ),
         f.coalesce("occurrence", f.lit(1)).alias("occurrence"),
         f.lit(1).alias("attempt"),
+        *_more_of(records),
     )
     return staged.unionByName(decisions, allowMissingColumns=True)
+
+
+def _more_of(records: DataFrame) -> list[Column]:
+    """What an upsert compares, if there are any upserts."""
+    if "upserts" not in records.columns:
+        return []
+    names = ("upserts", "is_at", "rhythm", "is_series")
+    return [*map(f.col, names), f.col("key_of_target").alias("target_key")]
 
 
 def _order() -> Column:
@@ -487,10 +594,13 @@ def _next_due_ms() -> Column:
     )
 
 
-def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
+def _with_lanes_left(
+    made: DataFrame, decided: DataFrame, records: DataFrame, progress: DataFrame
+) -> DataFrame:
     """Decisions about messages, with `own_target` -> the same, and for each `parked` a row
     `left-lane` of the step in which the lane's cursor first reached the message, with its position
-    as `next_due_ms`."""
+    as `next_due_ms`; the same for each upsert among the records that may have taken the place of
+    the parked message."""
     of_messages = made.where(f.col("outcome") != LEFT_LANE).drop("target")
     cursors = decided.where(f.col("outcome") == LEFT_LANE).select(
         "shard",
@@ -505,10 +615,26 @@ def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
         (f.col("_due_ms") == f.col("position_due_ms"))
         & (f.col("_offset") >= f.col("source_offset"))
     )
+    parked = of_messages.where(f.col("outcome") == PARKED).withColumn("_upsert", f.lit(-1))
+    cursors = cursors.withColumn("_pulled_before", f.lit(0))
+    if "upserts" in records.columns:
+        upserts = records.where("upserts").select("shard", "id", f.col("offset").alias("_upsert"))
+        in_place = parked.drop("_upsert").join(upserts, ["shard", "id"])
+        in_place = in_place.where("_upsert > source_offset").withColumn(
+            "source_offset", f.col("_upsert")
+        )
+        parked = parked.unionByName(in_place)
+        steps = Window.partitionBy("shard").orderBy("offset")
+        pulled = progress.select(
+            "shard",
+            f.col("offset").alias("_at"),
+            f.lag("pull_offset", 1, 0).over(steps).alias("_pulled_before"),
+        )
+        cursors = cursors.drop("_pulled_before").join(pulled, ["shard", "_at"])
     left = (
-        of_messages.where(f.col("outcome") == PARKED)
-        .join(cursors, ["shard", "lane", "own_target"])
+        parked.join(cursors, ["shard", "lane", "own_target"])
         .where((f.col("_at") > f.col("progress_offset")) & passed)
+        .where("_pulled_before > _upsert")
         .groupBy("shard", "source_offset", "id", "lane", "position_due_ms", "progress_offset")
         .agg(f.min_by("_step", "_at").alias("_step"))
         .select(
@@ -540,6 +666,11 @@ _EVENT = (
     "occurrence",
     "attempt",
     "lane",
+    "upserts",
+    "is_at",
+    "rhythm",
+    "is_series",
+    "target_key",
 )
 
 
@@ -549,7 +680,8 @@ def follow_all(in_order: DataFrame) -> DataFrame:
     by_id = in_order.repartition("shard", "id").sortWithinPartitions(
         "shard", "id", "at", "kind", "seq"
     )
-    return by_id.select("shard", "id", *_EVENT).mapInArrow(
+    known = [name for name in _EVENT if name in by_id.columns]
+    return by_id.select("shard", "id", *known).mapInArrow(
         _follow_batches, f"{PROMISED}, window_ms long"
     )
 

@@ -70,6 +70,14 @@ class Event(Struct, frozen=True, gc=False):
     attempt: int = 1
     lane: int | None = None
     """The partition whose lane the message entered, or left (`parked`, `left-lane`)."""
+    upserts: bool = False
+    """True for an upsert; it takes over too."""
+    is_at: bool = False
+    """The due time of an upsert is given as `chronos-deliver-at`."""
+    rhythm: str | None = None
+    """What an upsert compares of a record; of records of other ids it is not needed."""
+    is_series: bool = False
+    target_key: bytes | None = None
 
 
 class PromisedDelivery(Struct, frozen=True, gc=False):
@@ -115,6 +123,11 @@ class _Current(Struct):
     """Its due time is that of its record."""
     is_untimed: bool = False
     """Its series has no first time yet."""
+    planned_ms: int = 0
+    """Time of the occurrence in the rhythm."""
+    rhythm: str | None = None
+    is_series: bool = False
+    target_key: bytes | None = None
 
     def is_behind(self, cursor_due_ms: int, cursor_offset: int) -> bool:
         """Return whether a cursor at this position had settled the message."""
@@ -146,11 +159,13 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
     current: _Current | None = None
     for event in events:
         if event.verb in (SCHEDULE, REPLACE):
+            before = None
             if current is not None:
                 took_over = event.takes_over and not current.is_behind(
                     event.cursor_due_ms, event.cursor_offset
                 )
                 yield current.promised(REPLACED if took_over else None)
+                before = current if took_over and event.upserts else None
             assert event.due_ms is not None
             current = _Current(
                 event.offset,
@@ -164,6 +179,10 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
                 current.due_ms - current.requested_due_ms,
                 not event.occurrence,
             )
+            current.planned_ms, current.rhythm = current.requested_due_ms, event.rhythm
+            current.is_series, current.target_key = event.is_series, event.target_key
+            if before is not None:
+                _succeed(current, before, event)
         elif current is None:
             continue
         elif event.verb in (CANCEL, RESCHEDULE, FIRE_NOW):
@@ -182,6 +201,33 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
                 current = None
     if current is not None:
         yield current.promised()
+
+
+def _succeed(current: _Current, before: _Current, event: Event) -> None:
+    """The message of an upsert takes the place of the pending one, as in `core.series.upserted`."""
+    if current.rhythm == before.rhythm:
+        current.requested_due_ms, current.planned_ms = before.requested_due_ms, before.planned_ms
+        current.occurrence, current.is_untimed = before.occurrence, before.is_untimed
+    elif event.is_at or before.is_untimed:
+        return
+    else:
+        own_ms, latest_ms = current.requested_due_ms, before.requested_due_ms
+        is_late = (
+            current.is_series and before.is_series and before.planned_ms < before.requested_due_ms
+        )
+        if own_ms < latest_ms and not is_late:
+            return
+        current.planned_ms = min(own_ms, latest_ms)
+        current.requested_due_ms, current.is_untimed = latest_ms, False
+    current.is_as_sent = False
+    current.due_ms = current.requested_due_ms + current.shift_ms
+    current.place_ms = placed_ms(current.due_ms, event.timestamp_ms, event.cursor_due_ms)
+    if before.lane is not None and (
+        current.requested_due_ms == before.requested_due_ms
+        and current.target == before.target
+        and current.target_key == before.target_key
+    ):
+        current.lane, current.place_ms = before.lane, before.place_ms
 
 
 def _move(current: _Current, event: Event) -> None:
@@ -223,7 +269,7 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
     assert event.due_ms is not None
     if event.verb in (AGAIN, SKIPPED, EXPIRED, DEAD_LETTER):
         current.requested_due_ms, current.due_ms = event.due_ms, event.due_ms + current.shift_ms
-        current.is_as_sent = False
+        current.planned_ms, current.is_as_sent = event.due_ms, False
         current.place_ms, current.attempt = max(current.due_ms, event.cursor_due_ms + 1), 1
     else:
         current.place_ms, current.attempt = (

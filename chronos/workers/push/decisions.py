@@ -317,7 +317,7 @@ def decide_series(
         if occurrence == 0:
             if next_ms is None:
                 return DeadLetter(Reason.EXPIRED, "the series ends before its first time")
-            return _skipped(next_ms, 1)
+            return _skipped(min(next_ms, repetition.planned_ms or next_ms), 1)
         if next_ms is None:
             return Deliver()
         if next_ms > reached_ms or repetition.late_policy == LatePolicy.FIRE_ALL:

@@ -123,6 +123,8 @@ class Follower:
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the refused delay records in the progress records that the last
         step applied."""
+        self.upserts: dict[int, str] = {}
+        """As `Staged.upserts`, of the same progress records."""
 
     @property
     def position(self) -> int:
@@ -147,7 +149,7 @@ class Follower:
     def step(self) -> int:
         """Apply the progress records that can be read now; return how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
-        self.refused = []
+        self.refused, self.upserts = [], {}
         self.applying = bool(records)
         own = [record for record in records if not is_foreign(record)]
         for record in own:
@@ -251,6 +253,7 @@ class Follower:
         self._store.write(changes.puts, changes.deletes)
         shard.install(changes)
         self.refused += progress.refused
+        self.upserts |= staged.upserts
         self.last, self.written_ms = progress, record.timestamp_ms
 
     def _delay_to(self, pull_offset: int) -> list[Record]:

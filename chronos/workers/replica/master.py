@@ -35,7 +35,16 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Log, Store, Tracing, Writer
+from chronos.ports import (
+    CLOCK_TOLERANCE_MS,
+    Appended,
+    Clock,
+    Log,
+    Store,
+    Throttle,
+    Tracing,
+    Writer,
+)
 from chronos.workers.push.decisions import within_cron, within_targets
 from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
@@ -203,6 +212,10 @@ class Master:
             # `now_ms` may be from before the clock was set: come back with the current time.
             self._distrust_clock()
             return self._clock.now_ms()
+        throttle = self._writer.throttle
+        if throttle is not None and throttle.pause_ms:
+            self._is_lingering = True
+            return now_ms + throttle.pause_ms
         since_ms = now_ms - self._committed_ms
         if self._caught_up and 0 <= since_ms < self._limits.linger_ms:
             self._is_lingering = True
@@ -329,7 +342,17 @@ class Master:
         texts = self._held.degraded() + self._letters.deferring(
             self._pusher.letters.dead_letter_topic
         )
+        if (throttle := self.throttle) is not None:
+            texts.append(
+                f"a quota of the brokers (producer_byte_rate) slows its deliveries down to "
+                f"{throttle.rate / 1_000:,.0f} kB/s: raise the quota, or expect late messages"
+            )
         return "; ".join(texts) or None
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """See `ports.Writer`. Any thread may read."""
+        return self._writer.throttle
 
     def _pull(
         self, now_ms: int, *, to_end: bool, something_leaves: bool
@@ -405,18 +428,16 @@ class Master:
         apart = search.separate or self._letters.rejected.failures > 0
         if not limits.push or staged.forwards or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
+        throttle = self._writer.throttle
+        bytes_max = limits.bytes if throttle is None else min(limits.bytes, throttle.bytes_max)
         if not open_lanes:
-            return self._select_due(
-                staged, until_ms, now_ms, TARGETS_MAX, messages_max, limits.bytes
-            )
+            return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, messages_max, bytes_max)
 
         def is_apart(due: Selection) -> bool:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
-        bounds = SelectionBounds(
-            messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms
-        )
+        bounds = SelectionBounds(messages=messages_max, bytes=bytes_max, alone=alone, now_ms=now_ms)
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
         return self.lanes.select(staged, bounds, select_due, is_apart)
 

@@ -120,6 +120,8 @@ class Replica:
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the refused delay records in the progress records that the last
         step committed or applied."""
+        self.upserts: Mapping[int, str] = {}
+        """As `Staged.upserts`, of the same progress records."""
         self.trouble: str | None = None
         """Why the last transaction was aborted or lost; None once one was committed after it."""
         self.limits = context.settings.limits
@@ -216,6 +218,13 @@ class Replica:
         pusher = self._pusher
         return None if pusher is None else pusher.partitions.waits_for(now_ms)
 
+    @property
+    def quota_rate(self) -> int:
+        """Bytes a second to which a quota of the brokers slows a master down; 0: none does."""
+        master = self._master
+        throttle = None if master is None else master.throttle
+        return 0 if throttle is None else throttle.rate
+
     def target_partitions(self, topic: str) -> int | None:
         """Return the number of partitions that a master last found the target to have; None if it
         is not known."""
@@ -248,7 +257,7 @@ class Replica:
     def step(self, now_ms: int) -> int:
         """Do one turn; return when to be called again, in epoch ms. A Retry pauses and starts
         again; a Stop is raised."""
-        self.last, self.refused, self._sleeping = None, [], False
+        self.last, self.refused, self.upserts, self._sleeping = None, [], {}, False
         try:
             return self._turn_or_restore(now_ms)
         except Retry as error:
@@ -602,7 +611,7 @@ class Replica:
             return self._sleep_until(now_ms + PAUSE_MS)
         if master.last is not None:
             self.last = master.last
-            self.refused = master.last.refused
+            self.refused, self.upserts = master.last.refused, master.last.upserts
             self.commits += 1
             self.trouble = None
             self._aborts_in_a_row = 0
@@ -669,7 +678,7 @@ class Replica:
         """Apply the progress records that can be read now; return how many."""
         self._check_guard()
         applied = follower.step()
-        self.refused = follower.refused
+        self.refused, self.upserts = follower.refused, follower.upserts
         self._replay.records += applied
         if self._role == ReplicaState.RECOVERING and applied:
             self._replay.log_position(self.number, self.state, now_ms)

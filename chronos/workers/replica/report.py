@@ -40,6 +40,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     ahead: Sequence[tuple[int, int]] = ()
     """Partition and milliseconds of every hop whose first timestamp is too far ahead to be
     believed."""
+    upserts: Mapping[int, str] = {}
+    """As `Staged.upserts`."""
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
             delivered=delivered,
             late=_late(plan, selection, delivered, committed_ms - LATE_MS),
             ahead=staged.ahead,
+            upserts=staged.upserts,
         )
 
     def write(self, shard: int) -> None:

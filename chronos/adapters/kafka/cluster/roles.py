@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from chronos.adapters.kafka.cluster.topic import ClusterTopic
-from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.adapters.kafka.writer import KafkaWriter, Throttling
 from chronos.core.cluster.kafka.controllership import Controllership, Stage
 from chronos.core.cluster.kafka.records import HEARTBEATS, ROLES, RolesRecord, pack_record
 from chronos.errors import ChronosError, LogUnavailable
@@ -115,7 +115,7 @@ class RolesWriter:
                 transactional_id=f"chronos-{self._topic.id}-controller",
                 progress_topic=self._topic.name,
                 shard=ROLES,
-                timeout_s=self._timeout_s,
+                throttling=Throttling(self._timeout_s),
                 small_batch_topics={},
                 failure=(
                     "becoming controller: the last transaction of the controller before was not "

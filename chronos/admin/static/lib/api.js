@@ -1,8 +1,8 @@
 // Requests to the service, and what it answers when it refuses one.
 
-import { address } from "./dom.js";
+import { BASE, address, placed } from "./dom.js";
 
-const TOKEN = "chronos-token"; // Kept until this tab is closed; where storage is forbidden, until the page is.
+const TOKEN = `chronos-token ${BASE}`; // Of this service only: others may be at other paths of the host. Kept until this tab is closed; where storage is forbidden, until the page is.
 
 /** An answer that is a problem document (RFC 9457), or no answer at all, whose status is 0. */
 export class ApiError extends Error {
@@ -42,7 +42,7 @@ export async function request(method, path, { query, body, signal } = {}) {
   const sent = token();
   const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(address(path, query), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) }).catch(() => noAnswer(signal));
+  const answer = await fetch(placed(address(path, query)), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) }).catch(() => noAnswer(signal));
   if (answer.status === 401) {
     // Another request may have asked in the meantime.
     const isGiven = asking === null && token() !== sent ? true : await askOnce();

@@ -2,12 +2,19 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/** The path of the service: "/", or that of a proxy, such as "/chronos/". Found in the address of this file. */
+export const BASE = new URL("../../", import.meta.url).pathname;
+
+/** The address of a path of the service, such as "/ui/messages", below BASE. */
+export const placed = (path) => BASE + path.slice(1);
+
 function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "class") made.setAttribute("class", value);
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "value" && "value" in made) made.value = value;
+    else if (name === "href" && value.startsWith("/")) made.setAttribute("href", placed(value));
     else made.setAttribute(name, value === true ? "" : value);
   }
   made.append(...nodes(children));

@@ -11,6 +11,9 @@ import { currentZone, nowMs, switchTheme, switchZone } from "./state.js";
 import { health, troubles } from "./trouble.js";
 
 const $ = (id) => document.getElementById(id);
+// Addresses in the document are relative to the one with which it was loaded, which changes with the view.
+for (const each of document.querySelectorAll('a[href^="."], link[rel="icon"]')) each.setAttribute("href", each.href);
+
 const SHOWN = 4; // Troubles shown before the rest is opened.
 
 // [view, address, name, the key after g]
@@ -34,7 +37,7 @@ export function frame(current) {
 
 /** Hide the link to the audit trail from a token that may not read it, unless the view is shown. */
 function linkPermitted() {
-  const audit = $("views").querySelector('[href="/ui/audit"]');
+  const audit = $("views").querySelector('[href$="/ui/audit"]');
   audit.hidden = !audit.hasAttribute("aria-current") && notPermitted("audit") !== null;
 }
 

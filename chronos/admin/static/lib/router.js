@@ -1,5 +1,7 @@
 // Addresses of views. app.js draws what the address says; anything may change the address.
 
+import { BASE, placed } from "./dom.js";
+
 const VIEWS = {
   messages: ["messages", "message"], timeline: ["timeline"], series: ["series"],
   "dead-letters": ["dead_letters", "dead_letter"], rejected: ["rejected", "rejected"],
@@ -11,8 +13,9 @@ const VIEWS = {
  * none). The module is null if there is no such view.
  */
 export function resolve(location) {
-  const [, root, name, ...rest] = location.pathname.split("/");
-  const params = { path: location.pathname, query: new URLSearchParams(location.search), id: null };
+  const path = location.pathname.slice(BASE.length - 1);
+  const [, root, name, ...rest] = path.split("/");
+  const params = { path, query: new URLSearchParams(location.search), id: null };
   if (root === "") return { module: "overview", view: "overview", params };
   const modules = root === "ui" && Object.hasOwn(VIEWS, name) ? VIEWS[name] : undefined;
   const id = rest.join("/");
@@ -28,8 +31,10 @@ export function resolve(location) {
 let draw = () => {};
 export function onNavigate(drawn) { draw = drawn; }
 
-/** Go to an address of this console. `replace`: without an entry in the history of the browser. */
-export function navigate(address, { replace = false } = {}) {
+/** Go to a view by its path, such as "/ui/messages", and query. `replace`: without an entry in the history of the browser. */
+export function navigate(address, { replace = false } = {}) { go(placed(address), replace); }
+
+function go(address, replace = false) {
   if (replace) history.replaceState(null, "", address);
   else history.pushState(null, "", address);
   draw({ isNew: !replace });
@@ -41,5 +46,5 @@ document.addEventListener("click", (event) => {
   const found = event.target.closest?.("a[data-route]");
   if (!found || event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
-  navigate(found.getAttribute("href"));
+  go(found.href);
 });

@@ -110,7 +110,7 @@ export function mount(root, { path, query, id }) {
     const isHidden = Boolean(message.target) && message.value === undefined && message.value_base64 === undefined;
     const gone = h("p", { class: "soft" }, message.state === "cancelled" ? "A cancelled message is not kept." : "It is no longer kept: the retention of the message is over.", isDead(message) ? " The dead letter has it." : "");
     replace(carried, carried.firstChild, message.target
-      ? payload(message, { mode: query.get("as"), onMode: (mode) => history.replaceState(null, "", `${path}?as=${mode}`) }) : gone);
+      ? payload(message, { mode: query.get("as"), onMode: (mode) => history.replaceState(null, "", `${location.pathname}?as=${mode}`) }) : gone);
     const own = message.target?.headers;
     const copyHeaders = own && copyButton("Copy as JSON", () => JSON.stringify(own, null, 2));
     copyHeaders?.classList.add("quiet");

@@ -2,7 +2,7 @@
 
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
-import { address, card, h, link, messageLink, replace, tabs } from "../lib/dom.js";
+import { address, card, h, link, messageLink, placed, replace, tabs } from "../lib/dom.js";
 import { ago, bytes, duration, ms, number, plural, relative, timeText } from "../lib/format.js";
 import { past } from "../lib/past.js";
 import { growth, look, seldom, service, sum } from "../lib/service.js";
@@ -177,7 +177,7 @@ function firstSteps() {
     h("p", null, "Send the first one, and watch it arrive five seconds later:"),
     command("chronos send --to hello --in 5s --key order-17 'please pay'\nchronos tail hello --from beginning --headers -n 1"),
     h("p", null, "Or with any HTTP client:"),
-    command(`curl -s ${location.origin}/v1/messages -H 'Content-Type: application/json' \\\n     -d '{"target": {"topic": "hello"}, "value": "please pay", "delay": "5s"}'`),
+    command(`curl -s ${location.origin}${placed("/v1/messages")} -H 'Content-Type: application/json' \\\n     -d '{"target": {"topic": "hello"}, "value": "please pay", "delay": "5s"}'`),
     h("p", { class: "soft" }, "Or as a record in the delay topic, with any Kafka client: the header ", h("code", null, "chronos-target-topic"), " names the target, and ", h("code", null, "chronos-delay"), " says when. A service with tokens needs one in each of these."));
   made.hidden = true;
   return made;

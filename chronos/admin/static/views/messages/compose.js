@@ -57,7 +57,7 @@ function form(query, message) {
     zone: input("send-zone", message?.repetition?.time_zone, { placeholder: "UTC" }),
     times: h("input", { id: "send-times", type: "number", min: "1", value: (replaces ? timesLeft(message) : message?.repetition?.times) ?? "" }),
     id: input("send-id", replaces || (isLetter && isFree(message)) ? message.id : null, { maxlength: 1024, class: "mono" }),
-    conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"]], replaces ? "replace" : ""),
+    conflict: choice("send-conflict", [["", "reject this one"], ["replace", "replace the other one"], ["ignore", "drop this one"], ["upsert", "keep the other one's time (upsert)"]], replaces ? "replace" : ""),
     key: input("send-key", message?.target?.key ?? (message?.target?.key_base64 && `base64:${message.target.key_base64}`), { class: "mono" }),
     headers: h("textarea", { id: "send-headers", rows: 3, spellcheck: "false", value: lines }),
     discards: h("input", { id: "send-discards", type: "checkbox", checked: true }),
@@ -174,9 +174,10 @@ async function schedule(message, place) {
   replace(place, h("p", { class: "soft" }, "Sending."));
   const sent = await post("/v1/messages", message, { wait: "5s" });
   const found = sent.result === "accepted" ? await follow(sent, place) : sent;
-  const isScheduled = found.result === "scheduled";
+  const isScheduled = ["scheduled", "created", "unchanged", "changed"].includes(found.result);
+  const due = timeText(found.due_at ?? sent.due_at);
   const told = {
-    scheduled: `Scheduled for ${timeText(sent.due_at)}.`, conflict: "Not scheduled: the id is taken.", ignored: "Ignored: the id is taken.", rejected: "Rejected.",
+    scheduled: `Scheduled for ${due}.`, created: `Scheduled for ${due}.`, unchanged: `Unchanged: the same message is due ${due}.`, changed: `Changed: it is due ${due}.`, conflict: "Not scheduled: the id is taken.", ignored: "Ignored: the id is taken.", rejected: "Rejected.",
     accepted: "In the log; the shard has not applied it yet.",
   }[found.result];
   const warnings = (sent.warnings ?? []).map((text) => ` Warning: ${text}.`).join("");

@@ -1,0 +1,1 @@
+"""Clients that generators make of `/openapi.json`, each with a program that uses it."""
