@@ -160,8 +160,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is captured yet."""
-    # Almost nothing that is made before the first test is garbage.
-    gc.disable()
     config.stash[_stderr] = os.dup(2)
     tiers.begin(config)
     stale_seeds.begin(config)
@@ -169,10 +167,16 @@ def pytest_configure(config: pytest.Config) -> None:
     reruns.begin(config)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was made until now out of all later collections of garbage."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile, and leave what is made then out of all later collections: it
+    stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

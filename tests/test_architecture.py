@@ -172,6 +172,8 @@ def test_no_test_imports_another_one():
     assert found == []
 
 
+@pytest.mark.slow
+@pytest.mark.smoke
 def test_imports_go_one_way_and_core_is_pure():
     """Every import of the package is one that MAY_IMPORT allows; docs/architecture.md gives the
     reasons."""
@@ -187,6 +189,7 @@ NOT_IN_HEART = ("chronos.core.cluster", "chronos.workers.cluster")
 KNOWN_TO_HEART = "chronos.core.cluster.roles."
 
 
+@pytest.mark.slow
 def test_the_heart_knows_no_cluster_and_no_interface():
     """A shard is told its role: nothing in it decides about a cluster. Archive and interfaces are
     excluded by MAY_IMPORT."""
@@ -322,6 +325,7 @@ def name_complaints(package: Path) -> list[str]:
     return [f"{name}: {', '.join(files)}" for name, files in found.items() if len(files) > 1]
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name(tmp_path):
     """One thing, one name; a private name is that of one file."""
     assert name_complaints(ROOT / "chronos") == []
@@ -330,6 +334,7 @@ def test_no_two_classes_have_one_name(tmp_path):
     assert name_complaints(tmp_path) == ["Same: a.py, b.py, schemas.py", "Shard: a.py, b.py"]
 
 
+@pytest.mark.slow
 def test_everything_imported_is_a_declared_dependency():
     """What the package imports is in pyproject.toml, and is not there only because another package
     needs it."""
@@ -377,6 +382,7 @@ SERVER_VERBS = {
 """The modules of the command line that need an extra, by folder."""
 
 
+@pytest.mark.slow
 def test_the_base_installation_imports_no_package_of_an_extra():
     """`pip install kafka-chronos` alone has the clients and the verbs that ask a service."""
     package = ROOT / "chronos"

@@ -21,6 +21,7 @@ def test_a_change_asks_for_the_tests_of_the_nearest_folder_once() -> None:
     assert to_run(["chronos/spark/audit/job.py", "tests/spark/witness.py"]) == ["tests/spark"]
     assert to_run(["docs/index.md", "tests/node/test_cli.py"]) == [
         "tests/node",
+        "tests/test_docs.py",
         "tests/test_docs_examples.py",
         "tests/test_site.py",
     ]

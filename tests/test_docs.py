@@ -114,6 +114,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
+@pytest.mark.slow
 def test_every_script_helps_without_setting_anything_up(script: Path, tmp_path: Path) -> None:
     """In a checkout without .venv, and whatever the other arguments are."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
@@ -344,6 +345,7 @@ def written() -> tuple[re.Pattern[str], ...]:
 
 
 @on_every_page
+@pytest.mark.slow
 def test_every_error_that_is_shown_is_one_that_chronos_writes(page: Path) -> None:
     """`error: ...` in the output of a command."""
     for line in re.findall(r"^error: (.+)$", page.read_text(), re.MULTILINE):
@@ -385,6 +387,7 @@ def explained() -> dict[str, re.Pattern[str]]:
     }
 
 
+@pytest.mark.slow
 def test_every_text_explained_to_operators_is_one_that_chronos_writes() -> None:
     """What docs/operations/texts.md quotes stands in the code; `Corruption` is RocksDB's own
     word."""
@@ -449,6 +452,7 @@ def raised() -> Iterator[tuple[str, str]]:
                     yield file.name, str(text.value)
 
 
+@pytest.mark.slow
 def test_every_text_that_stops_or_pauses_a_node_is_explained_to_operators() -> None:
     """A new text needs a row in a table of docs/operations/texts.md that quotes a piece of it."""
     silent = [
@@ -659,6 +663,7 @@ def test_every_counter_is_explained() -> None:
     assert set(Totals.__struct_fields__) <= explained
 
 
+@pytest.mark.slow
 def test_the_glossary_names_classes_and_functions_that_exist() -> None:
     """Names in brackets are those of the code; every term has one row."""
     text = (DOCS / "reference/glossary.md").read_text()

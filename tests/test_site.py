@@ -113,6 +113,7 @@ def test_the_navigation_has_the_sections_of_the_index(project: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.slow
 def test_the_script_explains_itself_and_writes_nothing(option: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "site.py", option],

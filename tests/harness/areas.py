@@ -28,7 +28,7 @@ AREAS = {
     "chronos/spark": ["tests/spark"],
     "chronos/workers": ["tests/unit", "tests/sim", "tests/integration"],
     "config": ["tests/integration/test_chart.py", "tests/integration/test_promtool.py"],
-    "docs": ["tests/test_docs_examples.py", "tests/test_site.py"],
+    "docs": ["tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_site.py"],
     "examples": ["tests/node/test_examples.py"],
     "locks": ["tests"],
     "tests/harness": ["tests/contract"],

@@ -338,7 +338,7 @@ FAULTS: Faults = {
         Change("member.stays", "not member.retiring", "_may_stay")
     ],
     "a message leaves its lane although an action has taken it out": [
-        Change("items = _remaining(rows, staged)", "items = rows")
+        Change("items = _remaining(_items(rows), staged)", "items = _items(rows)")
     ],
     "a replica empties a lane beyond its cursor": [
         Change("stop = _after(lane, (cursor.due_ms, cursor.offset))", "_, stop = self._range(lane)")

@@ -76,7 +76,7 @@ FAULTS: Faults = {
     ],
     "a retried series is judged as late": [Change("if repetition.planned_ms:", "if False:")],
     "a message leaves its lane although an action has taken it out": [
-        Change("items = _remaining(rows, staged)", "items = rows")
+        Change("items = _remaining(_items(rows), staged)", "items = _items(rows)")
     ],
     "an expired message is delivered": [
         Change("now_ms > expire_at_ms", "now_ms > expire_at_ms + 600_000", "decide")

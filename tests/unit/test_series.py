@@ -53,7 +53,6 @@ from tests.unit.drivers import OTHER_RULES, OUTCOMES, Scenario, opened
 from tests.unit.histories import SHARD, START_MS, Step, render
 from tests.unit.model import ChosenOutcome, Intent, Rows
 from tests.unit.records import WRITER
-from tests.unit.settings import CHOSEN
 
 T = 1_700_000_000_000
 SECOND = 1_000
@@ -594,29 +593,31 @@ def check_all_with_model(
 CASES = list(product((None, b"a"), LatePolicy))
 
 
+@pytest.mark.parametrize("length", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("message_id", "policy"), CASES)
 def test_actions_act_on_a_series_at_any_moment(
-    message_id: bytes | None, policy: LatePolicy
+    message_id: bytes | None, policy: LatePolicy, length: int
 ) -> None:
     """All orders of selection, retry, dead letter, outage, cancel, replacement, reschedule,
     fire-now and restart."""
     for first in operations(message_id):
-        check_all(2 if CHOSEN == "fast" else 4, message_id, policy, first)
+        check_all(length, message_id, policy, first)
 
 
+@pytest.mark.parametrize("length", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("message_id", "policy"), CASES)
 def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
-    message_id: bytes | None, policy: LatePolicy
+    message_id: bytes | None, policy: LatePolicy, length: int
 ) -> None:
     """Every byte of the store."""
     for first in operations(message_id):
-        check_all_with_model(2 if CHOSEN == "fast" else 3, message_id, policy, first)
+        check_all_with_model(length, message_id, policy, first)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("message_id", "policy"), CASES)
 def test_longer_orders_of_actions(message_id: bytes | None, policy: LatePolicy) -> None:
-    """The same, one action more: some 50 times the orders."""
+    """The same, with five actions, and with four against the model: some 80 times the orders."""
     for first in operations(message_id):
         check_all(5, message_id, policy, first)
         check_all_with_model(4, message_id, policy, first)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.shard.wheel import Item, Position, Wheel
-from tests.unit.settings import CHOSEN, examples
+from tests.unit.settings import examples
 
 START: Position = (0, OFFSET_MAX)
 
@@ -127,8 +127,9 @@ SMALL: dict[str, Callable[[Both], None]] = {
 }
 
 
-def test_every_short_history_leaves_the_same_as_in_a_sorted_list() -> None:
-    for history in itertools.product(SMALL, repeat=2 if CHOSEN == "fast" else 4):
+@pytest.mark.parametrize("length", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_short_history_leaves_the_same_as_in_a_sorted_list(length: int) -> None:
+    for history in itertools.product(SMALL, repeat=length):
         both = Both()
         for name in ("read to 1", "read to 3", *history):
             SMALL[name](both)
