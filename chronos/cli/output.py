@@ -33,6 +33,34 @@ WIDE = 10_000
 PROSE_COLUMNS = 100
 """Widest line of prose."""
 
+RETRIES = 1
+"""Repetitions of a call: fewer than a program makes, because a person can try again."""
+
+OPTIONS = {
+    "filter.target": "--target",
+    "filter.due_from": "--due-from",
+    "filter.due_to": "--due-to",
+    "filter.id_prefix": "--id-prefix",
+    "filter.contains": "--contains",
+    "filter.header": "--header",
+    "filter.headers": "--header",
+    "target.topic": "--to",
+    "target.key": "--key",
+    "target.key_base64": "--key",
+    "target.headers": "--header",
+    "id": "--id",
+    "on_conflict": "--on-conflict",
+    "expire_at": "--expire-at",
+    "repeat_times": "--times",
+    "repeat_until": "--until",
+    "time_zone": "--time-zone",
+    "late_policy": "--late-policy",
+    "spread": "--spread",
+    "value": "VALUE",
+    "value_base64": "VALUE",
+}
+"""Fields of the HTTP interface, and the option each comes from."""
+
 
 class Format(StrEnum):
     """`-o`."""
@@ -244,35 +272,6 @@ def wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(
         text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
     )
-
-
-RETRIES = 1
-"""Repetitions of a call: fewer than a program makes, because a person can try again."""
-
-OPTIONS = {
-    "filter.target": "--target",
-    "filter.due_from": "--due-from",
-    "filter.due_to": "--due-to",
-    "filter.id_prefix": "--id-prefix",
-    "filter.contains": "--contains",
-    "filter.header": "--header",
-    "filter.headers": "--header",
-    "target.topic": "--to",
-    "target.key": "--key",
-    "target.key_base64": "--key",
-    "target.headers": "--header",
-    "id": "--id",
-    "on_conflict": "--on-conflict",
-    "expire_at": "--expire-at",
-    "repeat_times": "--times",
-    "repeat_until": "--until",
-    "time_zone": "--time-zone",
-    "late_policy": "--late-policy",
-    "spread": "--spread",
-    "value": "VALUE",
-    "value_base64": "VALUE",
-}
-"""Fields of the HTTP interface, and the option each comes from."""
 
 
 def connect(server: str, retries: int = RETRIES) -> Client:

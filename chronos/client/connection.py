@@ -20,6 +20,21 @@ TIMEOUT_S = 30.0
 RETRIES = 4
 """Most repetitions of a call, however much time is left."""
 
+CA = "CHRONOS_CA"
+"""Variable: PEM file with the authorities to trust; without it, those of the system."""
+
+CERT = "CHRONOS_CERT"
+"""Variable: PEM file with the certificate to show."""
+
+CERT_KEY = "CHRONOS_CERT_KEY"
+"""Variable: PEM file with its key; without it, the file of the certificate has both."""
+
+PROBE_S = 1.0
+"""How long an address may take to begin TLS."""
+
+NAME_MISMATCH = (62, 64)
+"""OpenSSL's codes for a certificate that is for another name, and for another address."""
+
 
 def addresses(server: str | Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
     """The given addresses, else those of `$CHRONOS_SERVER`, else the default, and whether they are
@@ -81,22 +96,6 @@ def unreachable(server: str, error: Exception) -> Unreachable:
         f"no answer from {server}: {certificates.reason(error)}. Is the service running (chronos "
         "serve), and the address right?"
     )
-
-
-CA = "CHRONOS_CA"
-"""Variable: PEM file with the authorities to trust; without it, those of the system."""
-
-CERT = "CHRONOS_CERT"
-"""Variable: PEM file with the certificate to show."""
-
-CERT_KEY = "CHRONOS_CERT_KEY"
-"""Variable: PEM file with its key; without it, the file of the certificate has both."""
-
-PROBE_S = 1.0
-"""How long an address may take to begin TLS."""
-
-NAME_MISMATCH = (62, 64)
-"""OpenSSL's codes for a certificate that is for another name, and for another address."""
 
 
 def context_of_variables() -> ssl.SSLContext | None:

@@ -33,6 +33,11 @@ Position = tuple[int, int]
 POSITIONS_MAX = 1_000
 """Positions in one request."""
 
+Progress = Callable[[DeadLetterTotals], None]
+"""Called after each part with the totals so far."""
+
+_whole = msgspec.json.Decoder(WholeDeadLetter).decode
+
 
 class DeadLetterFilter(TypedDict, total=False):
     """Which dead letters, of those that are not resolved.
@@ -68,10 +73,6 @@ class DeadLetterPart(msgspec.Struct, frozen=True, kw_only=True):
     refused: list[DeadLetterRefusal]
     after: str | None
     records: int
-
-
-Progress = Callable[[DeadLetterTotals], None]
-"""Called after each part with the totals so far."""
 
 
 def page(
@@ -217,5 +218,4 @@ def fields(given: DeadLetterFilter) -> dict[str, Any]:
 
 
 _page = msgspec.json.Decoder(DeadLetterPage).decode
-_whole = msgspec.json.Decoder(WholeDeadLetter).decode
 _part = msgspec.json.Decoder(DeadLetterPart).decode

@@ -25,6 +25,26 @@ from chronos.core.keys import parse_generated_id, partition_of
 BACK_OFF_S = 0.1
 """Wait before the first repetition; it doubles, and a random half of it is left out."""
 
+ROUTES_S = 30.0
+"""How long routes are used before they are asked for again (RocketMQ's interval)."""
+
+REFRESH_PAUSE_S = 1.0
+"""Least time between two requests for routes, whatever is missing."""
+
+REGISTRY_S = 3.0
+"""How long a registry may take to answer; then the next one is asked (RocketMQ's time-out)."""
+
+AVOID_S = 30.0
+"""How long a node that failed is asked last."""
+
+ATTEMPT_S = 10.0
+"""How long a node may take to answer a read, beyond the wait that the read has, while another node
+could be asked."""
+
+CONNECT_S = 3.0
+"""How long a connection to a node may take to open, while another node could be asked: nothing was
+sent by then."""
+
 
 def check_open(closed: bool) -> None:
     """RuntimeError if the client of the request was closed."""
@@ -124,27 +144,6 @@ def _given(**query: Any) -> dict[str, Any]:
 
 def _config_path(*names: str) -> str:
     return "/".join(["/v1/registry/config", *(quote(name, safe="") for name in names)])
-
-
-ROUTES_S = 30.0
-"""How long routes are used before they are asked for again (RocketMQ's interval)."""
-
-REFRESH_PAUSE_S = 1.0
-"""Least time between two requests for routes, whatever is missing."""
-
-REGISTRY_S = 3.0
-"""How long a registry may take to answer; then the next one is asked (RocketMQ's time-out)."""
-
-AVOID_S = 30.0
-"""How long a node that failed is asked last."""
-
-ATTEMPT_S = 10.0
-"""How long a node may take to answer a read, beyond the wait that the read has, while another node
-could be asked."""
-
-CONNECT_S = 3.0
-"""How long a connection to a node may take to open, while another node could be asked: nothing was
-sent by then."""
 
 
 class _Shard(NamedTuple):

@@ -51,6 +51,16 @@ Part = tuple[list[AuditEntry], Sequence[int] | None, int]
 """The entries of a page, the position behind them, None if everything was read, and the number of
 entries that were read."""
 
+RESULT = ".json"
+"""The ending of the files that are results."""
+
+RESULT_BYTES_MAX = 8 << 20
+"""A larger file is not read. `chronos audit` prints at most 10,000 rows by hour and 1,000 targets:
+some 3 MB."""
+
+BROKEN = ("missing", "duplicated", "early")
+"""Outcomes that break a promise."""
+
 
 class Period(msgspec.Struct, frozen=True):
     """Times as entries have them, which order like text."""
@@ -144,17 +154,6 @@ def _is_wanted(entry: AuditEntry, query: AuditQuery, period: Period) -> bool:
         and period.since <= entry.time
         and (period.until is None or entry.time < period.until)
     )
-
-
-RESULT = ".json"
-"""The ending of the files that are results."""
-
-RESULT_BYTES_MAX = 8 << 20
-"""A larger file is not read. `chronos audit` prints at most 10,000 rows by hour and 1,000 targets:
-some 3 MB."""
-
-BROKEN = ("missing", "duplicated", "early")
-"""Outcomes that break a promise."""
 
 
 class _Result(AuditedMessages, kw_only=True, rename={"start": "from", "end": "to"}):

@@ -48,6 +48,28 @@ from chronos.node.shards import ShardDriver
 from chronos.ports import ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
 
+log = structlog.get_logger("chronos.http")
+
+STREAMS_MAX = 2
+"""Checkpoints sent at a time: each reads a whole store."""
+
+PUBLISHED_S = 2.0
+"""How long to wait for a member that has just joined; the coordinator publishes it within
+milliseconds."""
+
+SEND_S = 60.0
+"""How long the other node may take to accept a chunk of a megabyte; then the transfer ends."""
+
+TRANSFER_S = 10.0
+"""How long a request waits for its transfer or drain; then the answer is `accepted`."""
+
+MEMBER_S = 3.0
+"""How long a request waits for a node that this node does not see yet: a node that has just become
+ready appears in the snapshots of other nodes a moment later."""
+
+PASSWORD = re.compile(r"//[^/@]*@")
+"""Credentials in a node's address, which are not shown."""
+
 
 class CheckpointHandlers:
     """The handlers of `/v1/checkpoints`."""
@@ -101,19 +123,6 @@ class CheckpointHandlers:
                 for number, checkpointer in sorted(scheduler.checkpointers.items())
             ]
         )
-
-
-log = structlog.get_logger("chronos.http")
-
-STREAMS_MAX = 2
-"""Checkpoints sent at a time: each reads a whole store."""
-
-PUBLISHED_S = 2.0
-"""How long to wait for a member that has just joined; the coordinator publishes it within
-milliseconds."""
-
-SEND_S = 60.0
-"""How long the other node may take to accept a chunk of a megabyte; then the transfer ends."""
 
 
 class ReplicaTransfer:
@@ -225,17 +234,6 @@ class ReplicaTransfer:
             "checkpoints are sent only to other nodes of this cluster",
             hint="for backups of your own set checkpoints.location",
         )
-
-
-TRANSFER_S = 10.0
-"""How long a request waits for its transfer or drain; then the answer is `accepted`."""
-
-MEMBER_S = 3.0
-"""How long a request waits for a node that this node does not see yet: a node that has just become
-ready appears in the snapshots of other nodes a moment later."""
-
-PASSWORD = re.compile(r"//[^/@]*@")
-"""Credentials in a node's address, which are not shown."""
 
 
 class ClusterHandlers:

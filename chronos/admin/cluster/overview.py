@@ -68,6 +68,14 @@ LANES_MAX = 1_000
 
 _decode_change = msgspec.json.Decoder(RateChange).decode
 
+DAY_MS = 86_400_000
+
+TIMELINE_MS = 3_600_000
+"""Length of a timeline whose end is not given."""
+
+TIMELINE_INTERVALS = 60
+"""Greatest number of intervals of a timeline without a step."""
+
 
 class RateLimitHandlers:
     """The handlers of `/v1/rates`."""
@@ -207,15 +215,6 @@ def _empty_at(messages: int, rate: Rate | None, now_ms: int) -> str | None:
     if rate is None or rate.per_s == 0:
         return None
     return format_time(min(MS_MAX, now_ms + int(messages / rate.per_s * 1_000)))
-
-
-DAY_MS = 86_400_000
-
-TIMELINE_MS = 3_600_000
-"""Length of a timeline whose end is not given."""
-
-TIMELINE_INTERVALS = 60
-"""Greatest number of intervals of a timeline without a step."""
 
 
 class Overview:

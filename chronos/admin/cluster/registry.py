@@ -92,6 +92,29 @@ _CREDENTIALS = re.compile(r"//[^/@]*@")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RegistrationResult).decode
 
+AHEAD_MS = 86_400_000
+"""How far the state version of a registration may be ahead of this node's clock. Versions are the
+times of changes (epoch ms): one that is far ahead would keep the later states of its node out."""
+
+CHANGE_S = 10.0
+"""How long to wait until the controller has published a change of the configuration."""
+
+MEMBER_S = 2.0
+"""How long to wait for a member that has just joined."""
+
+ENCODED_MAX = 4_096
+"""Most answers about routes that are kept encoded."""
+
+_decode_registration = msgspec.json.Decoder(RegistrationBody).decode
+_decode_value = msgspec.json.Decoder(ConfigChange).decode
+
+_PERMISSIONS: dict[int, Permissions] = {
+    bits: [*(["read"] if bits & READ else []), *(["write"] if bits & WRITE else [])]  # type: ignore[list-item]
+    for bits in (0, READ, WRITE, READ | WRITE)
+}
+
+T = TypeVar("T")
+
 
 class Registrar:
     """The registration of one node, in the event loop of its server."""
@@ -262,30 +285,6 @@ async def _within(timeout_s: float, tasks: Sequence[asyncio.Future[Any]]) -> Non
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-AHEAD_MS = 86_400_000
-"""How far the state version of a registration may be ahead of this node's clock. Versions are the
-times of changes (epoch ms): one that is far ahead would keep the later states of its node out."""
-
-CHANGE_S = 10.0
-"""How long to wait until the controller has published a change of the configuration."""
-
-MEMBER_S = 2.0
-"""How long to wait for a member that has just joined."""
-
-ENCODED_MAX = 4_096
-"""Most answers about routes that are kept encoded."""
-
-_decode_registration = msgspec.json.Decoder(RegistrationBody).decode
-_decode_value = msgspec.json.Decoder(ConfigChange).decode
-
-_PERMISSIONS: dict[int, Permissions] = {
-    bits: [*(["read"] if bits & READ else []), *(["write"] if bits & WRITE else [])]  # type: ignore[list-item]
-    for bits in (0, READ, WRITE, READ | WRITE)
-}
-
-T = TypeVar("T")
 
 
 def monotonic_ms() -> int:

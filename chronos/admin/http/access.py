@@ -9,6 +9,8 @@ import hmac
 import ipaddress
 import re
 import socket
+import ssl
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -21,21 +23,20 @@ from msgspec.structs import replace
 from chronos.admin.http.audit import SENDER
 from chronos.admin.http.connections import SparseLog
 from chronos.admin.http.encoding import id_text
+from chronos.admin.http.issuer import Issuer, Untrusted
 from chronos.admin.http.problems import ProblemError
 from chronos.admin.http.tokens import (
     ANYBODY,
     MEMBER,
-    Issuer,
     Role,
     Sender,
     TokenFile,
-    Untrusted,
-    names_shown,
 )
 from chronos.config import Config
 from chronos.core.cluster.roles import Member
 from chronos.core.query.filter import WILDCARDS
 from chronos.core.reach import EVERYTHING, Reach
+from chronos.node.certificates import decoded
 
 PAGE = "/"
 VIEWS = "/ui/"
@@ -43,6 +44,20 @@ VIEWS = "/ui/"
 
 HOST = re.compile(r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", re.ASCII)
 """A Host header: a name or an address, and a port."""
+
+NODE_HEADER = "Chronos-Node"
+"""Name of the node that sends the request."""
+
+TOKEN_HEADER = "Chronos-Token"
+"""The token that this node gave the coordinator."""
+
+REACH_HEADER = "Chronos-Reach"
+"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not
+limited."""
+
+ASKER_HEADER = "Chronos-Asker"
+"""Name of the token whose request a node forwards: its work takes turns with that of other
+tokens."""
 
 
 class Hosts:
@@ -157,21 +172,6 @@ def _netloc(origin: str) -> str:
 
 def _plain(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
-
-
-NODE_HEADER = "Chronos-Node"
-"""Name of the node that sends the request."""
-
-TOKEN_HEADER = "Chronos-Token"
-"""The token that this node gave the coordinator."""
-
-REACH_HEADER = "Chronos-Reach"
-"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not
-limited."""
-
-ASKER_HEADER = "Chronos-Asker"
-"""Name of the token whose request a node forwards: its work takes turns with that of other
-tokens."""
 
 
 class Access:
@@ -361,3 +361,16 @@ def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
 def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:
     """403; `why`: what the sender may not do."""
     return ProblemError(403, "forbidden", f"the token {sender.name} {why}", hint=hint)
+
+
+def names_shown(request: web.Request) -> tuple[str, ...]:
+    """The names in the certificate that the client has shown; none without one, and none of one
+    that has expired since."""
+    found = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    if not isinstance(found, ssl.SSLObject | ssl.SSLSocket):
+        return ()
+    encoded = found.getpeercert(binary_form=True)
+    if not encoded:
+        return ()
+    certificate = decoded(encoded)
+    return certificate.names if time.time() < certificate.ends_s else ()

@@ -74,6 +74,8 @@ AGAIN_S = 1.0
 CLOSE_S = 2.0
 """How long entries may take to be written when the server stops."""
 
+_encode = msgspec.json.Encoder().encode
+
 
 class _Named(Struct):
     """An element of a body, or of an answer, as far as the trail needs it."""
@@ -85,7 +87,6 @@ class _Named(Struct):
     type: Any = None
 
 
-_encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[_Named | list[_Named]] = msgspec.json.Decoder(_Named | list[_Named])
 
 

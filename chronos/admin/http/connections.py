@@ -41,6 +41,64 @@ READ_BYTES = 32 * 1024
 BODY_S = 30.0
 """How long a body may take to arrive."""
 
+log = structlog.get_logger("chronos.http")
+
+CONNECTIONS_MAX = 2_000
+"""Most connections: each takes some kilobytes, and one pass of the loop for each event."""
+
+HEADER_S = 10.0
+"""How long a new connection may take to negotiate TLS and to send its first request, headers
+included."""
+
+KEEP_S = 75.0
+"""How long an idle connection is kept, and how long an answer may take to be read."""
+
+RECEIVE_BYTES = 16 * 1024
+"""Bytes that are received at a time; asyncio's own 256 KiB are kept by every connection with
+TLS."""
+
+READ_AHEAD_BYTES = 8 * 1024
+"""Bytes of a body that wait to be read: at twice as many nothing more is received."""
+
+TLS_BYTES_MAX, TLS_BYTES_MIN = 24 * 1024, 20 * 1024
+"""Encrypted bytes that wait to be read: from the first number on nothing is received, until there
+are no more than the second, which is more than one record of TLS takes."""
+
+TLS_BYTES = RECEIVE_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""The memory of a connection with TLS for what is encrypted, counted as long as it is open."""
+
+BODY_UNREAD_MAX = 2 * READ_AHEAD_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""Most bytes of a body that a connection has received before it stops: what was decrypted at once
+comes after the last look."""
+
+HEADS_BYTES_MAX = 96 * 1024
+"""Most bytes of requests without their bodies that a connection sends before they are answered;
+then it is closed."""
+
+ALWAYS_BYTES = 8 * 1024
+"""Bytes that a connection may always send: health checks are answered also when the memory for
+requests is taken."""
+
+LINGER_S = 2.0
+"""How long the rest of a body is thrown away after the answer, so that a client which is still
+sending reads it."""
+
+SWEEP_S = 1.0
+"""Time between two looks for connections that took too long."""
+
+ACCEPT_PAUSE_S = 1.0
+"""Pause after the system refused to accept a connection."""
+
+BACKLOG = 128
+"""Connections that the system accepts before the node does."""
+
+LOG_EVERY_S = 60.0
+"""Time between two log lines about untrusted clients of one kind, however often it happens."""
+
+FAULT_EVERY_S = 1.0
+"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause
+thousands."""
+
 
 class BodyBudget:
     """The memory for the bodies in flight. For one event loop."""
@@ -169,65 +227,6 @@ async def read_body(request: web.Request, share: BodyShare, bytes_max: int) -> b
     finally:
         unread.is_read = False
     return bytes(body)
-
-
-log = structlog.get_logger("chronos.http")
-
-CONNECTIONS_MAX = 2_000
-"""Most connections: each takes some kilobytes, and one pass of the loop for each event."""
-
-HEADER_S = 10.0
-"""How long a new connection may take to negotiate TLS and to send its first request, headers
-included."""
-
-KEEP_S = 75.0
-"""How long an idle connection is kept, and how long an answer may take to be read."""
-
-RECEIVE_BYTES = 16 * 1024
-"""Bytes that are received at a time; asyncio's own 256 KiB are kept by every connection with
-TLS."""
-
-READ_AHEAD_BYTES = 8 * 1024
-"""Bytes of a body that wait to be read: at twice as many nothing more is received."""
-
-TLS_BYTES_MAX, TLS_BYTES_MIN = 24 * 1024, 20 * 1024
-"""Encrypted bytes that wait to be read: from the first number on nothing is received, until there
-are no more than the second, which is more than one record of TLS takes."""
-
-TLS_BYTES = RECEIVE_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
-"""The memory of a connection with TLS for what is encrypted, counted as long as it is open."""
-
-BODY_UNREAD_MAX = 2 * READ_AHEAD_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
-"""Most bytes of a body that a connection has received before it stops: what was decrypted at once
-comes after the last look."""
-
-HEADS_BYTES_MAX = 96 * 1024
-"""Most bytes of requests without their bodies that a connection sends before they are answered;
-then it is closed."""
-
-ALWAYS_BYTES = 8 * 1024
-"""Bytes that a connection may always send: health checks are answered also when the memory for
-requests is taken."""
-
-LINGER_S = 2.0
-"""How long the rest of a body is thrown away after the answer, so that a client which is still
-sending reads it."""
-
-SWEEP_S = 1.0
-"""Time between two looks for connections that took too long."""
-
-ACCEPT_PAUSE_S = 1.0
-"""Pause after the system refused to accept a connection."""
-
-BACKLOG = 128
-"""Connections that the system accepts before the node does."""
-
-LOG_EVERY_S = 60.0
-"""Time between two log lines about untrusted clients of one kind, however often it happens."""
-
-FAULT_EVERY_S = 1.0
-"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause
-thousands."""
 
 
 def connections_max() -> int:

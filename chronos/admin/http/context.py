@@ -17,7 +17,8 @@ from chronos.admin.http.connections import BODIES_BYTES_MAX, BodyBudget, BodySha
 from chronos.admin.http.encoding import Cursors
 from chronos.admin.http.tokens import Sender, TokenFile
 from chronos.admin.http.waiting import Polls, ThreadTurns, Waiter, asker
-from chronos.admin.letters.scan import LetterTopic, RecentRejections
+from chronos.admin.letters.recent import RecentRejections
+from chronos.admin.letters.scan import LetterTopic
 from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
 from chronos.core.cluster.registry.registry import Registry

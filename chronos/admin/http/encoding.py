@@ -29,9 +29,17 @@ from chronos.config import Config
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import ID_BYTES_MAX
 
+if TYPE_CHECKING:
+    from chronos.admin.http.context import Call
+
 BASE64_ID = "base64:"
 """Prefix of an id in base64. An id whose own bytes begin with the prefix is written in base64
 too."""
+
+TAG_BYTES = 16
+
+BESIDES = frozenset({"after", "fresh", "limit", "shards"})
+"""Parameters that a key is not bound to."""
 
 
 def id_text(message_id: bytes) -> str:
@@ -151,15 +159,6 @@ def headers_in(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
                     (name, to_bytes(one) if isinstance(one, str) else from_base64(one.base64))
                 )
     return pairs
-
-
-if TYPE_CHECKING:
-    from chronos.admin.http.context import Call
-
-TAG_BYTES = 16
-
-BESIDES = frozenset({"after", "fresh", "limit", "shards"})
-"""Parameters that a key is not bound to."""
 
 
 class Cursors:

@@ -85,6 +85,43 @@ TITLES = {
 
 _encode = msgspec.json.Encoder().encode
 
+_DETAILS = {
+    404: "there is nothing at this path",
+    405: "this path does not support this method",
+    413: "the body is larger than the limit of one request",
+}
+
+VALUES_MAX = 1_000_000
+"""JSON values of a body, estimated from above, up to which all errors are searched for: some
+hundred MB as Python objects. The answer to a body with more values has its first error only."""
+
+NAME_SHOWN = 100
+"""Characters of a name from a request that an error repeats."""
+
+JSON_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
+
+UNIONS = (Union, UnionType)
+
+T = TypeVar("T")
+
+_TEXTS = {repr(pattern): text for pattern, text in PATTERN_TEXTS.items()}
+_PATH = re.compile(r" - at .*$", re.DOTALL)
+_INDEX = re.compile(r"(?:\[([0-9]+)\])?\.?(.*)", re.DOTALL)
+_NAME = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPE = re.compile(r"Expected `([a-z| ]+)`, got `([a-z]+)`")
+_PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
+_BOUND = re.compile(r"Expected `[a-z]+` (>=|<=) (-?[0-9]+)")
+_LENGTH = re.compile(r"Expected `([a-z]+)` of length (>=|<=) ([0-9]+)")
+_MULTIPLE = re.compile(r"Expected `int` that's a multiple of ([0-9]+)")
+
 
 class ProblemError(Exception):
     """Ends a request with a problem. Handlers raise it, the server answers it."""
@@ -186,45 +223,6 @@ def plain(error: web.HTTPException) -> web.Response:
     )
     allow = error.headers.get("Allow")
     return answer(problem, {"Allow": allow} if allow else None)
-
-
-_DETAILS = {
-    404: "there is nothing at this path",
-    405: "this path does not support this method",
-    413: "the body is larger than the limit of one request",
-}
-
-
-VALUES_MAX = 1_000_000
-"""JSON values of a body, estimated from above, up to which all errors are searched for: some
-hundred MB as Python objects. The answer to a body with more values has its first error only."""
-
-NAME_SHOWN = 100
-"""Characters of a name from a request that an error repeats."""
-
-JSON_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "a boolean",
-    "object": "an object",
-    "array": "an array",
-    "null": "null",
-}
-
-UNIONS = (Union, UnionType)
-
-T = TypeVar("T")
-
-_TEXTS = {repr(pattern): text for pattern, text in PATTERN_TEXTS.items()}
-_PATH = re.compile(r" - at .*$", re.DOTALL)
-_INDEX = re.compile(r"(?:\[([0-9]+)\])?\.?(.*)", re.DOTALL)
-_NAME = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
-_TYPE = re.compile(r"Expected `([a-z| ]+)`, got `([a-z]+)`")
-_PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
-_BOUND = re.compile(r"Expected `[a-z]+` (>=|<=) (-?[0-9]+)")
-_LENGTH = re.compile(r"Expected `([a-z]+)` of length (>=|<=) ([0-9]+)")
-_MULTIPLE = re.compile(r"Expected `int` that's a multiple of ([0-9]+)")
 
 
 def decode_body(decode: Callable[[bytes], T], kind: Any, body: bytes) -> T:

@@ -15,7 +15,8 @@ from chronos.admin.cluster.topics import TopicReads
 from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
-from chronos.admin.letters.letters import DeadLetters, RejectedRecords
+from chronos.admin.letters.dead_letters import DeadLetters
+from chronos.admin.letters.rejected import RejectedRecords
 from chronos.admin.messages.jobs import JobHandlers
 from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages

@@ -42,6 +42,7 @@ from chronos.admin.http.connections import (
 )
 from chronos.admin.http.console import Console
 from chronos.admin.http.context import Call, Context, without_names
+from chronos.admin.http.issuer import Issuer
 from chronos.admin.http.problems import (
     ProblemError,
     answer,
@@ -52,7 +53,7 @@ from chronos.admin.http.problems import (
 )
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.schemas import REPEATABLE, AnyQuery, Fault, NoQuery
-from chronos.admin.http.tokens import ROLES, Issuer, Sender
+from chronos.admin.http.tokens import ROLES, Sender
 from chronos.admin.http.waiting import asker
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
@@ -62,6 +63,27 @@ from chronos.node.opening import open_audit
 
 TARGET_LABEL = re.compile(rb'\{(?:target|topic)="([^"]*)"')
 """The first label of the samples of one target."""
+
+log = structlog.get_logger("chronos.http")
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+"""Largest request body: 10,000 messages of 3 kB; more where a single message may be larger."""
+
+STOP_S = 8.0
+"""How long requests may take to finish when the server stops; an action waits at most 5 s."""
+
+LINE_BYTES_MAX = 65_536
+"""Longest first line of a request: many times the longest id, percent-encoded."""
+
+HSTS_S = 365 * 24 * 3600
+"""How long a browser that has reached this node over TLS refuses to reach it without."""
+
+_encode = msgspec.json.Encoder().encode
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
+"""Of a route that the server itself serves."""
 
 
 def shown(answer: object, sender: Sender) -> object:
@@ -168,28 +190,6 @@ def _leave_own_cases(shard: schemas.Shard, reach: Reach) -> None:
     )
     if not dead.cases:
         shard.dead_recently = None
-
-
-log = structlog.get_logger("chronos.http")
-
-BODY_BYTES_MAX = 32 * 1024 * 1024
-"""Largest request body: 10,000 messages of 3 kB; more where a single message may be larger."""
-
-STOP_S = 8.0
-"""How long requests may take to finish when the server stops; an action waits at most 5 s."""
-
-LINE_BYTES_MAX = 65_536
-"""Longest first line of a request: many times the longest id, percent-encoded."""
-
-HSTS_S = 365 * 24 * 3600
-"""How long a browser that has reached this node over TLS refuses to reach it without."""
-
-_encode = msgspec.json.Encoder().encode
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
-"""Of a route that the server itself serves."""
 
 
 class Server:

@@ -26,6 +26,19 @@ asker: ContextVar[str | None] = ContextVar("asker", default=None)
 """Name of the token of the request that is served, also in the tasks that it began; None: without a
 token."""
 
+CHECK_S = 0.1
+"""Longest sleep of the thread that waits for a position, so that requests that gave up do not keep
+it busy."""
+
+POLL_S = 0.02
+"""How often `poll` looks again."""
+
+POLLS_MAX = 500
+"""Requests that may wait at a time; further ones are refused."""
+
+TOPIC_CHECK_S = 0.02
+"""How often to look for new topics; the log has no notification for it."""
+
 
 class _Account(Struct):
     """One token."""
@@ -123,14 +136,6 @@ class ThreadTurns:
             account.waiting.clear()
 
 
-CHECK_S = 0.1
-"""Longest sleep of the thread that waits for a position, so that requests that gave up do not keep
-it busy."""
-
-POLL_S = 0.02
-"""How often `poll` looks again."""
-
-
 async def poll(
     look: Callable[[], T | None],
     timeout_s: float,
@@ -220,13 +225,6 @@ class Waiter:
                 await loop.run_in_executor(self._executor, self._wait_beyond, reached, CHECK_S)
         finally:
             self._watching = None
-
-
-POLLS_MAX = 500
-"""Requests that may wait at a time; further ones are refused."""
-
-TOPIC_CHECK_S = 0.02
-"""How often to look for new topics; the log has no notification for it."""
 
 
 class Browsable(Protocol):

@@ -77,6 +77,38 @@ RESULTS_S = 3.0
 TARGETS_MAX = 10_000
 """Targets counted one by one."""
 
+log = structlog.get_logger("chronos.http")
+
+KEPT_MAX = 100
+"""Jobs that are kept; the oldest ended ones are forgotten first."""
+
+RUNNING_MAX = 10
+"""Jobs that run at a time: each keeps a snapshot of the store."""
+
+ASK_EVERY_S = 0.5
+"""How often another node is asked about its part of a job."""
+
+SILENT_S = 30.0
+"""How long that node may not answer."""
+
+STOP_S = 5.0
+"""How long a request to stop a job waits until it has ended."""
+
+VERBS = {
+    "cancel": b"cancel",
+    "reschedule": b"reschedule",
+    "fire": b"fire-now",
+    "pause": b"reschedule",
+    "resume": b"reschedule",
+    "count": None,
+}
+
+SAMPLE_ID = b"sample"
+"""An id with which the action of a job is checked before it starts."""
+
+_decode_request = msgspec.json.Decoder(JobRequest).decode
+_decode_info = msgspec.json.Decoder(JobInfo).decode
+
 
 class Order(Struct, frozen=True, kw_only=True):
     """What a job does."""
@@ -287,39 +319,6 @@ class BulkRun:
         else:
             counts.failed += 1
             counts.reasons[Reason(reason).label] += 1
-
-
-log = structlog.get_logger("chronos.http")
-
-KEPT_MAX = 100
-"""Jobs that are kept; the oldest ended ones are forgotten first."""
-
-RUNNING_MAX = 10
-"""Jobs that run at a time: each keeps a snapshot of the store."""
-
-ASK_EVERY_S = 0.5
-"""How often another node is asked about its part of a job."""
-
-SILENT_S = 30.0
-"""How long that node may not answer."""
-
-STOP_S = 5.0
-"""How long a request to stop a job waits until it has ended."""
-
-VERBS = {
-    "cancel": b"cancel",
-    "reschedule": b"reschedule",
-    "fire": b"fire-now",
-    "pause": b"reschedule",
-    "resume": b"reschedule",
-    "count": None,
-}
-
-SAMPLE_ID = b"sample"
-"""An id with which the action of a job is checked before it starts."""
-
-_decode_request = msgspec.json.Decoder(JobRequest).decode
-_decode_info = msgspec.json.Decoder(JobInfo).decode
 
 
 class PartFailed(Exception):

@@ -50,6 +50,20 @@ ARCHIVE_OPTIONS = {
 }
 """Condition of a list -> the option of `chronos archive find`."""
 
+WAIT = "20s"
+"""Length of one poll."""
+
+READ_TOGETHER = 500
+"""Records of one answer."""
+
+LOOK_AGAIN_S = 0.5
+"""How often to look for a topic that does not exist yet."""
+
+CLOSED_LOOK_S = 0.2
+"""How often to check, while no record arrives, that stdout still has a reader."""
+
+Arrival = list[dict[str, Any]] | ClientError
+
 
 def list_(
     server: str, output: Format, matching: FilterOptions, limit: int, state: ListedState
@@ -273,21 +287,6 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
         cell.ljust(width) for cell, width in zip(row, widths, strict=True)
     )
     return f"{due}  {wait.strip().rjust(widths[1])}  {target}  {id}  {value}  {last}".rstrip()
-
-
-WAIT = "20s"
-"""Length of one poll."""
-
-READ_TOGETHER = 500
-"""Records of one answer."""
-
-LOOK_AGAIN_S = 0.5
-"""How often to look for a topic that does not exist yet."""
-
-CLOSED_LOOK_S = 0.2
-"""How often to check, while no record arrives, that stdout still has a reader."""
-
-Arrival = list[dict[str, Any]] | ClientError
 
 
 def follow(

@@ -32,6 +32,31 @@ from chronos.cli.output import (
 from chronos.client import Client, ServiceFailed, Unreachable, requests
 from chronos.core.texts import shards_text
 
+failover_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Show the health of the masters, or permit the replacement of one that is stuck.
+
+    Needs `failover.on_unhealthy: armed` or `auto`; `auto` is the default with three nodes or more. A master whose session is lost is replaced without it.
+
+    \b
+    Examples:
+      chronos failover status
+      chronos failover arm 3
+    """,  # noqa: E501
+)
+
+OFF = "off"
+"""The rate that removes a limit set at run time."""
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+HISTORY = 5
+"""Changes of roles shown."""
+
+WATCH_S = 1.0
+"""Time between two refreshes of `--watch`."""
+
 
 def show_failover(server: str, output: Format) -> None:
     """All shards."""
@@ -59,21 +84,6 @@ def _row(shard: dict[str, Any]) -> list[str]:
         "-" if shard["needed"] is None else str(shard["needed"]),
         "-" if shard["armed_until"] is None else f"ends {relative(shard['armed_until'])}",
     ]
-
-
-failover_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="""Show the health of the masters, or permit the replacement of one that is stuck.
-
-    Needs `failover.on_unhealthy: armed` or `auto`; `auto` is the default with three nodes or more. A master whose session is lost is replaced without it.
-
-    \b
-    Examples:
-      chronos failover status
-      chronos failover arm 3
-    """,  # noqa: E501
-)
 
 
 @failover_app.command()
@@ -137,10 +147,6 @@ def _patterns(patterns: list[str]) -> str:
     return "all" if "*" in patterns else printable(", ".join(patterns))
 
 
-OFF = "off"
-"""The rate that removes a limit set at run time."""
-
-
 def show_rates(server: str, output: Format, topic: str | None) -> None:
     """All limits and lanes, or those of one topic."""
     found = fetch(server, output, requests.rates(topic))
@@ -200,15 +206,6 @@ def _lane(lane: dict[str, Any]) -> list[str]:
         lane["rate"] or "-",
         empty,
     ]
-
-
-BARS = " ▁▂▃▄▅▆▇█"
-
-HISTORY = 5
-"""Changes of roles shown."""
-
-WATCH_S = 1.0
-"""Time between two refreshes of `--watch`."""
 
 
 def show(server: str, output: Format, *, watch: bool) -> None:
