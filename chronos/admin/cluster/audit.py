@@ -1,10 +1,10 @@
-"""Reads of the console's view Audit: the audit trail, and the results of audits of the archive.
+"""Handlers of the console's view Audit: entries of the audit trail, and the results of audits of
+the archive.
 
-The trail is read from its end, in bounded parts; `chronos/admin/http/audit.py` writes it. Its times
-are those of the nodes, each by its own clock, so entries of several nodes are only about in order.
-
-The results are files that `chronos audit -o json` made in the folder `admin.archive_audits`. A node
-reads them, and writes nothing there."""
+This module only reads: `admin/http/audit.py` writes the trail, and `chronos audit -o json` the
+results, which are files in the folder `admin.archive_audits`. The trail is read from its end, in
+bounded parts. Each node writes its entries with the time of its own clock, so entries of several
+nodes are only roughly in order."""
 
 import asyncio
 import os

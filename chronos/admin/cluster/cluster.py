@@ -1,5 +1,8 @@
-"""The cluster over HTTP: its nodes, the masters of its shards, requests of an operator, and
-checkpoints."""
+"""Handlers about the cluster: its nodes, the masters of its shards, transfers, drains and
+failovers; and checkpoints, which a node makes and sends to another node.
+
+A handler does not change roles itself: it asks the controller, and waits a bounded time until the
+change is published."""
 
 import asyncio
 import re

@@ -1,8 +1,7 @@
-"""`/metrics` for Prometheus: values are read from the shards at each scrape, so nothing is counted
-twice.
+"""The metrics of a node in the format of Prometheus, for `/metrics`.
 
-`METRICS` and `NODE_METRICS` list all of them; `docs/reference/metrics.md` is made from the lists.
-"""
+The values of shards are read at each scrape. `METRICS`, `COUNTS`, `NODE_METRICS` and
+`BROKER_METRICS` list all metrics; `docs/reference/metrics.md` is made from the lists."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

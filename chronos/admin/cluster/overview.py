@@ -1,4 +1,5 @@
-"""The shards, the timeline, the history, the health and the rate limits of a node over HTTP."""
+"""Handlers about the work of the shards: their state, the timeline of due times, the last minutes,
+the rate limits, and the health checks `/livez` and `/readyz`."""
 
 import asyncio
 from collections import Counter

@@ -1,9 +1,10 @@
-"""The registry over HTTP: registrations of nodes, routes, configuration by namespace; and the
-registration of this node with the registry of every node of its cluster.
+"""The registry of nodes: the handlers under `/v1/registry`, and the registration of this node with
+the registries of all nodes of its cluster.
 
-After RocketMQ: each time the whole registration, at once when it changes, else every
-REGISTER_EVERY_MS. A registry that does not answer is asked again after RETRY_MS. No
-registry waits for another one."""
+The registry holds registrations of nodes, routes of topics, and configuration by namespace. As in
+RocketMQ, a registration is always whole: it is sent at once when it changes, otherwise every
+REGISTER_EVERY_MS. A registry that does not answer is asked again after RETRY_MS. Law: a registry
+that does not answer delays no registration with another one."""
 
 import asyncio
 import re

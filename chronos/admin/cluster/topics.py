@@ -1,8 +1,8 @@
-"""Topics and their records, by long poll.
+"""Handlers of `/v1/topics`: topics and their records, by long poll.
 
-On the embedded log, which no Kafka consumer can read, all topics. On Kafka those of Chronos and
-those that `targets` permits: Chronos may have permissions for others, which a sender of requests
-does not have."""
+On the embedded log, which no Kafka consumer can read, all topics are shown. On Kafka only the
+topics of Chronos and the targets that `targets.allow` and `targets.deny` permit: Chronos may have
+permissions for further topics that the sender of a request does not have."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,10 @@
-"""Who may send a request: where it comes from, the tokens of users, and the nodes of the cluster.
+"""The sender of a request, and whether the request is permitted: its host name, its origin, its
+token or certificate, and the targets and ids that it names.
 
 A browser sends requests for any web page that a person opens. Two checks keep such pages away from
-the service: the name in the Host header must be one of the node (DNS rebinding), and a request must
-not be marked as one of another site."""
+the service: the name in the Host header must be a name of the node (against DNS rebinding), and a
+request must not be marked as a request of another site. Tokens are read in `tokens`, the tokens of
+an OIDC issuer are verified in `issuer`."""
 
 import binascii
 import hmac

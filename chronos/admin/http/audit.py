@@ -1,13 +1,16 @@
-"""The audit trail: who asked over HTTP to change something, or to see payloads, and what came of
-it.
+"""The audit trail of the HTTP interface: an entry for each request that changes something or shows
+payloads, with its sender and its outcome.
 
-The server makes one entry for each such request, whichever handler or node answers it, refusals
-included. Requests of members are left out: the node that forwards a request writes its entry.
-Health checks, deliveries and members therefore never wait for the trail.
+The server makes the entries, whichever handler or node answers the request; requests that are
+refused have one too. There is none for a request without a known sender, for one beyond the limits
+of its sender, and for one that another node has forwarded, which has written the entry itself.
+Health checks and deliveries do not wait for the trail. Entries are read in
+`admin/cluster/audit.py`.
 
-With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the answer is given, and
-the outcome is written. While an entry cannot be written, it is tried again, and new requests are
-refused."""
+With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the answer is sent, and the
+outcome is written. While entries cannot be written, outcomes are kept and tried again, and new
+requests are refused. Without `audit.required` an entry may be lost; `Trail.lost` counts the lost
+ones."""
 
 import asyncio
 import secrets

@@ -1,15 +1,13 @@
-"""Connections and bodies: bounds their number, their bytes and their time, and answers what is not
-HTTP.
+"""Connections and request bodies: the bounds of their number, memory and time, and the answers to
+connections that do not send HTTP.
 
-All bodies, the records made from them, and what was received and not read yet share one bound in
-memory.
+All bodies, the records made from them, and the bytes received and not read yet share one bound of
+memory. At most READ_AHEAD_BYTES of a body are received before its handler reads it; most handlers
+read none.
 
-A node without a free file descriptor cannot open its own files and sockets, so connections take at
-most half of them. At the bound the connection that has been idle longest is closed for a new one; a
-connection that serves a request is not.
-
-What a connection sends and nobody reads is small, and part of the memory for requests. Reading
-stops at READ_AHEAD_BYTES of a body until its handler reads it; most handlers read none."""
+Connections take at most half of the process's file descriptors, so that the node can always open
+its own files and sockets. At the bound the connection that has been idle longest is closed for a
+new one; a connection with a request in progress is not."""
 
 import asyncio
 import resource

@@ -1,5 +1,6 @@
-"""What all handlers share: the node, the threads for work that blocks, and values cached for a
-second."""
+"""The context of all handlers: one request (`Call`), and the server's shared state (`Context`): the
+node, threads for blocking work, clients of other nodes, and values that are cached for a short
+time."""
 
 import asyncio
 import time

@@ -1,11 +1,11 @@
-"""Bytes in JSON: text where they are UTF-8, base64 where they are not; ids, and page keys, which a
-client can neither read nor make.
+"""Bytes in JSON: ids, keys, values, headers and page keys.
 
-A key is bound to the token and to the conditions of its request: given back with others it cannot
-be read. All nodes of a cluster read each other's keys. With `coordinator.secret` the key of the
-seal is made from it. Otherwise it is made from the random token that the node has given the
-coordinator at its start, which only nodes can read; then a page key ends with the process of its
-node.
+Bytes are written as text if they are UTF-8, and in base64 otherwise. A page key is sealed: a client
+can neither read nor make one. It is bound to the token and to the conditions of its request; with
+others it cannot be opened. All nodes of a cluster open each other's keys. With `coordinator.secret`
+the secret of the seal is derived from it. Otherwise it is derived from the random token that the
+node has given the coordinator at its start, which only nodes can read; then a page key is valid
+until its node ends.
 
 The seal is a synthetic initialization vector (as in RFC 5297), with HMAC-SHA-256 as the function
 and SHAKE-256 as the key stream."""

@@ -1,8 +1,8 @@
-"""Error answers: `application/problem+json` (RFC 9457), with a hint what to do; and the check of
-JSON against the types of `schemas`, which names every error by field.
+"""Error answers (`application/problem+json`, RFC 9457) with a hint what to do; and the check of
+JSON against the types of `schemas`, which names every error by its field.
 
-Decoders of msgspec stop at the first error. They run first, on every request; what they refuse is
-checked again here, field by field, so that the answer lists all errors."""
+The decoders of msgspec stop at the first error. They run first, on every request; a body that they
+refuse is checked again here, field by field, so that the answer lists all errors."""
 
 import difflib
 import re

@@ -1,5 +1,7 @@
-"""The table of routes, with their parameters, bodies and answers. `/openapi.json` is made from
-it."""
+"""The table of routes: path, role, parameters, body, answers and handler of each.
+
+The server serves the table and `openapi` describes it; a route that is not in the table does not
+exist."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal

@@ -1,11 +1,9 @@
-"""The HTTP server of a running node: checks the sender, runs the routes, and hides from an answer
-what its sender may not see.
+"""The HTTP server of a running node: finds the sender, runs the handler of the route, and removes
+from the answer what the sender may not see.
 
-Payloads and headers are shown only with the role `payload`, and the names of targets only to a
-sender whose own they are.
-
-It starts last, when the node runs, and stops first: long polls end at once, other requests are
-finished."""
+Payloads and headers are shown only to senders with the role `payload`, and targets only to senders
+whose own they are. The server starts last, when the node runs, and stops first: long polls end at
+once, other requests are finished."""
 
 import asyncio
 import re

@@ -1,9 +1,9 @@
-"""Waiting requests: for a shard to apply what they sent, for a record, and for a thread, which the
-tokens use in turns.
+"""Waiting requests: for a thread, which the tokens use in turns; for a position of a shard; and for
+a record of the embedded log.
 
-A thread that is free takes work of the token that has used the least time so far, of those that
-have work waiting. No token has more than a part of the threads at a time: threads that compute wait
-for each other, and for the event loop."""
+A free thread takes the waiting work of the token that has used the least time so far. A token has
+at most a fixed share of the threads at a time, because threads that compute wait for each other and
+for the event loop. The number of waiting requests is bounded."""
 
 import asyncio
 import time

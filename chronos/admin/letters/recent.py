@@ -1,8 +1,8 @@
-"""The newest rejected records by id, for a look-up of an id that no shard knows.
+"""The newest rejected records by id, for the look-up of an id.
 
-The index of a node is read from the end of the rejected topic, when it is asked. It holds nothing
-that the topic does not hold: every node has the same one, also after a restart. Records that the
-index has dropped are found by a scan of the topic."""
+Each node has its own index in memory. A look-up first reads the records that have come to the
+rejected topic since the look-up before; the first one reads the end of the topic. The index keeps
+the newest IDS_MAX ids; older records are found by a scan of the topic."""
 
 import threading
 import time

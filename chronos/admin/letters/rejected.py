@@ -1,8 +1,8 @@
 """Rejected records over HTTP: list, show and count.
 
-A rejected record is a record of the delay topic that was not accepted as a message; it was never
-scheduled, so it cannot be replayed. Each request reads a bounded part of the rejected topic; its
-answer says where the next request continues."""
+A rejected record is a record of the delay topic that its shard did not accept. It is kept in the
+rejected topic, and nothing replays it. Each request reads a bounded part of that topic; its answer
+says where the next request continues."""
 
 from collections import Counter
 from typing import Any

@@ -1,7 +1,7 @@
-"""The part that requests about dead letters and about rejected records share: the letters that a
-request selects, one bounded part of a topic, and the page key of the rest.
+"""The common part of the handlers of dead letters and of rejected records: the filter of a request,
+the reading of one bounded part of the topic, and the page key of the rest.
 
-No route is here: the handlers are in `dead_letters` and `rejected`, the reading is in `scan`."""
+The handlers are in `dead_letters` and `rejected`; the topics are read in `scan`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,9 +1,8 @@
-"""Reads of the dead-letter topic and of the rejected topic: bounded parts, each with a filter, with
-the resolution of each dead letter.
+"""Reads of the dead-letter topic and of the rejected topic in bounded parts, with a filter.
 
 A dead letter is resolved if a marker behind it in its partition names it. The markers up to the end
-of a partition are therefore read before any of its letters is shown. A node reads each record for
-its markers once, and keeps only ranges of resolved offsets."""
+of a partition are therefore read before any of its letters is shown. Only ranges of resolved
+offsets are kept in memory, so that a node reads each record for its markers once."""
 
 import threading
 import time

@@ -1,12 +1,11 @@
 """Bulk operations over HTTP: jobs that cancel, reschedule, fire, pause, resume or count all pending
 messages that a filter selects.
 
-The actions are ordinary records of the delay topic, so replay, replicas and the audit treat them
-like a user's.
-
-A job runs on the node that was asked, for the shards it holds; for the other shards it starts a job
-on a node that holds them and adds up the counts. Jobs are kept in memory: one ends with its node.
-Its actions are in the log by then or never, so it can be repeated."""
+A job writes one action for each message, an ordinary record of the delay topic; it changes no store
+itself. It runs on the node that received the request, for the shards that this node holds; for the
+other shards it starts jobs on nodes that hold them and adds up their counts. Jobs are kept in
+memory: a job ends with its node. The actions that it has written remain, and the same job may be
+started again."""
 
 import asyncio
 import secrets

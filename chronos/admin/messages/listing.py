@@ -1,5 +1,6 @@
-"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a
-filter."""
+"""Lists of messages over HTTP: pages over all shards, in the order of the due times, with a filter.
+
+The parts of shards on other nodes are requested from these nodes and merged here."""
 
 import asyncio
 import re

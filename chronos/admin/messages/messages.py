@@ -1,4 +1,8 @@
-"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire, pause, resume."""
+"""The handlers of `/v1/messages`: schedule, find, cancel, reschedule, fire, pause and resume.
+
+A change is a record of the delay topic; no handler writes to a store. The answer is made from the
+store of the shard once it has applied the record. Lists are in `listing`, bulk operations in
+`jobs`."""
 
 import asyncio
 import time

@@ -1,11 +1,9 @@
-"""Scheduling over HTTP: turns the JSON of a request into records of the delay topic, and writes
-those of many requests at once.
+"""The writing of messages and actions from HTTP: JSON becomes records of the delay topic, and the
+records of many requests are written together.
 
-Requests that come during a write go together into the next one: a disk or a broker acknowledges few
-large writes faster than many small ones. The order of requests is kept.
-
-An HTTP client therefore gets every error at once and by field, instead of finding the record in
-`chronos.rejected`."""
+All errors of a request are reported at once and by field, before anything is written. The requests
+that arrive during a write go together into the next one: a disk or a broker acknowledges few large
+writes faster than many small ones. The order of the requests is kept."""
 
 import asyncio
 import itertools

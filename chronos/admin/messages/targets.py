@@ -1,8 +1,8 @@
-"""Target topics as senders are told of them: why a target would not take a message now.
+"""Descriptions of target topics for senders: why a target would refuse a message now.
 
-Topics are described by one request at a time, at most one in ASK_EVERY_S, however many messages
-come; the descriptions are kept for a short time. An answer waits WAIT_S for one at most and can do
-without it. The shard decides by descriptions of its own when a message is due."""
+The answers are warnings: the shard decides by its own descriptions when the message is due. One
+request at a time describes topics, and the descriptions are kept for a short time. An answer waits
+at most WAIT_S for a description, and is given without it otherwise."""
 
 import asyncio
 import time
