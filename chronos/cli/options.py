@@ -1,8 +1,8 @@
-"""Options that several verbs share, and how their values are written: times, durations, filters.
-Bare numbers are refused.
+"""Options that several verbs share, and the forms of their values: times, durations, filters, and
+the connection to a service.
 
-Their unit is never guessed.
-"""
+A bare number is refused, because its unit is never guessed. `--token-file`, `--cert`, `--cert-key`
+and `--ca` set environment variables of this process, which the client reads."""
 
 import functools
 import inspect

@@ -1,4 +1,7 @@
-"""The blocking client: one connection to each node, one thread."""
+"""The blocking client, on the standard library: one connection to each node, for one thread.
+
+An idle connection is used again for KEEP_S. A request that may have been sent is repeated only if
+the service may receive it twice."""
 
 import http.client
 import selectors

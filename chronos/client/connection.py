@@ -1,5 +1,7 @@
-"""The connection to a service: its address, TLS, and what to say when it does not answer or is not
-trusted."""
+"""The address of a service, TLS and the token: how they are read from arguments and environment
+variables, and the errors of a service that does not answer or is not trusted.
+
+No HTTP request is sent here; `speaks_tls` connects once to find out why a request failed."""
 
 import http.client
 import os

@@ -1,7 +1,7 @@
-"""Requests to the HTTP interface and the meaning of its answers, without any I/O; and times as a
-Python program gives them.
+"""Requests to the HTTP interface and the meaning of its answers, without any I/O; and the times and
+durations that a Python program may give.
 
-Bare numbers are refused: their unit is never guessed.
+A bare number is refused as a time, and as a duration unless it is 0: its unit is never guessed.
 
 Both clients send `HttpRequest` values and read the answers by `read_answer`. A call that takes
 several requests is a generator (`confirm`): it yields requests and pauses, and the client sends

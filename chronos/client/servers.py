@@ -1,11 +1,11 @@
-"""The nodes that a client knows, and the one it sends a request to; the attempts at a request, and
-requests to the registry.
+"""The nodes that a client knows: which of them gets a request, when a request is tried again, and
+the requests to the registry.
 
-With one address, everything goes there: a node, or a load balancer. With several, each of them is a
-registry of the cluster. The client then asks one for the routes of the shards, keeps them for
-ROUTES_S, and sends what concerns an id to the master of its shard. A node that fails is avoided for
-AVOID_S, and the routes are asked for again. When all registries are gone, the last routes are used.
-"""
+With one address, everything goes there: to a node, or to a load balancer. With several, each
+address is a registry of the cluster. The client then requests the routes of the shards from one of
+them, keeps the routes for ROUTES_S, and sends a request about an id to the master of its shard. A
+node that fails is avoided for AVOID_S, and the routes are requested anew. If no registry answers,
+the last routes stay in use. This module opens no sockets."""
 
 import json
 import random

@@ -1,5 +1,8 @@
-"""What the jobs ask of the brokers, beside Spark's own reading. An adapter of the service
-answers."""
+"""The runs of the archive: where each begins, the gaps it finds, and the rows of the table
+`offsets`; and the interface to the brokers that this needs.
+
+Spark reads the records itself; an adapter of the service implements `TopicBrokers` and
+`ArchiveBrokers`. Batches that an earlier run did not commit are removed here."""
 
 import json
 import time

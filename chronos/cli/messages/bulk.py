@@ -1,5 +1,7 @@
-"""Bulk operations: cancel, reschedule, fire, pause or resume all pending messages of a filter, or
-count them; and the jobs of a node."""
+"""Bulk operations on the command line: the jobs that change or count all pending messages of a
+filter, their progress, and the jobs of a node.
+
+The service runs the jobs; an interrupted command stops its job."""
 
 import sys
 import time

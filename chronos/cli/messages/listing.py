@@ -1,4 +1,5 @@
-"""`chronos list`, `chronos find` and `chronos tail`: messages and records."""
+"""`chronos list` and `chronos find`, which show messages, and `chronos tail`, which shows the
+records of a topic."""
 
 import base64
 import os

@@ -1,5 +1,5 @@
-"""The verbs that act on messages of a service: get, cancel, reschedule, fire, pause, resume,
-transfer."""
+"""The verbs that act on one message: get, cancel, reschedule, fire, pause and resume; and
+`transfer`, which sends a request to hand over roles."""
 
 from collections.abc import Iterator
 

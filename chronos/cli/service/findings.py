@@ -1,8 +1,8 @@
-"""Findings of `chronos doctor`, and those that follow from the answers of a service alone, which
-`chronos top` shows too.
+"""Findings of `chronos doctor`: their form, and the findings that follow from the answers of a
+service alone, which `chronos top` shows too.
 
-They need the base installation only. The checks that need the server are in `doctor`.
-"""
+This module needs the base installation only. The checks that need the server's packages are in
+`doctor_cluster` and `doctor_kafka`."""
 
 import re
 from collections.abc import Callable, Generator, Iterator

@@ -1,8 +1,7 @@
-"""What people read about a service: `chronos status`, `chronos whoami`, `chronos failover` and
-`chronos rates`.
+"""`chronos status`, `chronos whoami`, `chronos failover` and `chronos rates`: the answers of a
+service about itself, as tables.
 
-`app` adds them to the command line.
-"""
+The checks of a service, with their remedies, are in `doctor_service` and `findings`."""
 
 import time
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 
     asking (a thread) -> View -> screen (pure) -> terminal
 
-The texts of what is wrong are those of `chronos doctor` and `chronos status`.
-"""
+The texts about problems are those of `chronos doctor` and `chronos status`."""
 
 import os
 import select

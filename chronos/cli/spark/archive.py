@@ -1,4 +1,5 @@
-"""`chronos archive`, and its verbs `compact`, `verify` and `find`."""
+"""`chronos archive` and its verbs `compact`, `verify` and `find`; and the settings and Java
+properties from which all verbs on Spark make their jobs."""
 
 import os
 import time

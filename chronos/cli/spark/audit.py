@@ -1,4 +1,5 @@
-"""`chronos audit`: what became of every message that was due in a window."""
+"""`chronos audit`: the outcome of every message that was due in a window, as tables, as JSON and as
+an HTML report."""
 
 import sys
 import time

@@ -1,9 +1,10 @@
 """An audit: the outcome of every message that was due in a window, with the coverage of the
-archive; and the messages with an id, a target or headers, each with its outcome.
+archive; and a search for messages by id, target or headers, each with its outcome.
 
-It reads the archive alone, asks no broker, and writes nothing but the details, if they are wanted.
-Law: a message is called missing only if the archive proves it; it is pending while the logs do not
-prove that it is settled, and unknown where the archive has a gap."""
+An audit reads the archive alone, sends no request to a broker, and writes nothing except the
+details, if they are requested. Law: a message is called missing only if the archive proves it; it
+is pending while the logs do not prove that it is settled, and unknown where the archive has a
+gap."""
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException
