@@ -1,7 +1,7 @@
 """The tables of an archive as DataFrames, for audit and backfill.
 
-The columns are in `schema`: files without a newer column read as null. Law: tables are read
-together only while no file is missing and no compaction runs."""
+The columns are in `schema`: files without a newer column read as null. Law: `open_tables`
+fails if a recorded file is missing or a compaction replaces folders."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
