@@ -111,7 +111,7 @@ DueFrom = Annotated[
 _DUE_TO = "Only messages due before this time; the same forms."
 DueTo = Annotated[str | None, typer.Option("--due-to", "--until", metavar="TIME", help=_DUE_TO)]
 OnlyDueTo = Annotated[str | None, typer.Option("--due-to", metavar="TIME", help=_DUE_TO)]
-"""For verbs where `--until` would be, or look like, the end of a pause."""
+"""Without `--until`, for verbs where that is the end of a pause or could be taken for it."""
 IdPrefix = Annotated[
     str | None,
     typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so."),
@@ -154,7 +154,7 @@ FILTER: dict[str, object] = {
 """Parameter of `filter_of` -> its option. All default to no condition."""
 
 FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
-"""The same, for verbs that pause or resume."""
+"""The options of FILTER, for verbs that pause or resume."""
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -187,7 +187,7 @@ def confirm(question: str, *, yes: bool, shown: str, done: str) -> None:
 
 
 def _use_token(path: str | None) -> None:
-    """Give the token in the file to the clients of this process."""
+    """Read the token in the file into the environment variable that the client reads."""
     if path is None:
         return
     try:
@@ -210,8 +210,8 @@ TokenFile = Annotated[
         help="File with the token, if the service needs one; without it, $CHRONOS_TOKEN.",
     ),
 ]
-"""The verbs do not use the value: its parser gives the token to the clients. So it is with the
-files of TLS."""
+"""The verbs do not use the value: its parser sets the environment variable that the client reads.
+The options of TLS work the same way."""
 
 
 def _use_file(variable: str) -> Callable[[str], None]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 NOT_SHOWN = "not shown: the token does not have the role payload"
-"""In the place of a payload."""
+"""The text in place of a payload."""
 
 WIDE = 10_000
 """Columns of an output that is not a terminal: nothing is cut off there."""
@@ -124,7 +124,7 @@ def discard_stdout() -> None:
 
 
 def put_bytes(data: bytes) -> None:
-    """Bytes on stdout as they are."""
+    """Write bytes to stdout unchanged."""
     sys.stdout.flush()
     try:
         sys.stdout.buffer.write(data)
@@ -134,7 +134,7 @@ def put_bytes(data: bytes) -> None:
 
 
 def complain(text: str) -> None:
-    """An error on stderr."""
+    """Write an error to stderr."""
     lines = [printable(line) for line in text.splitlines()] or [""]
     head = "\033[31merror:\033[0m" if sys.stderr.isatty() else "error:"
     print(head, lines[0], file=sys.stderr)
@@ -143,12 +143,12 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """On stderr: worth knowing, but not a result."""
+    """Write a note to stderr: worth knowing, but not a result."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def put_json(value: Any) -> None:
-    """One line of JSON."""
+    """Write one line of JSON to stdout."""
     print(printable_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)), flush=True)
 
 

@@ -425,7 +425,7 @@ class Client:
         self.close()
 
     def run(self, steps: Steps[T]) -> T:
-        """Send the requests of a call that takes several."""
+        """Send the requests of a call that takes several, and return its result."""
         try:
             step = next(steps)
             while True:

@@ -61,13 +61,14 @@ PAGE_MESSAGES = 1_000
 """Messages of one page, the most that the service gives."""
 
 CONFIRM_WAIT = "5s"
-"""How long `wait=True` waits until the shard has applied a message, as long as for an action."""
+"""How long `wait=True` waits until the shard has applied a message: the same time as for an
+action."""
 
 FRESH_WAIT_S = 3.0
 """How long the service waits for the first page of a list until its shards have applied the log."""
 
 OUTCOME_WAIT_S = 5.0
-"""How long the service waits at most for one answer about that."""
+"""How long the service waits at most for one answer about the outcome of a message."""
 
 JOB_EVERY_S = 0.2
 """Pause between two looks at a job."""
@@ -341,7 +342,7 @@ def schedule(
 
 
 def outcome(scheduled: Scheduled, wait_s: float) -> HttpRequest:
-    """What became of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
+    """The outcome of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
     query = urlencode({"offset": scheduled.offset, "wait": int(wait_s * 1_000)})
     path = f"{_message_path(scheduled.id)}/outcome?{query}"
     return HttpRequest(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)

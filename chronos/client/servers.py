@@ -162,7 +162,7 @@ class _Shard(NamedTuple):
 
 
 class Servers:
-    """The addresses given, and those of the routes."""
+    """The addresses that were given, and those in the routes."""
 
     def __init__(self, server: str | Sequence[str] | None) -> None:
         """Raises Refused if an address is not one."""

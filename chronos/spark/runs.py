@@ -68,7 +68,7 @@ records were rejected."""
 
 
 class ArchiveBrokers(TopicBrokers, Protocol):
-    """What the archive asks of the brokers, beside Spark's own reading."""
+    """The requests of the archive to the brokers, besides Spark's own reading."""
 
     def reader(
         self,
@@ -515,7 +515,7 @@ OffsetRow = tuple[
 
 
 GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
-"""Place of the column `gap` in a row of `offsets`."""
+"""Index of the column `gap` in a row of `offsets`."""
 
 
 def offset_row(

@@ -118,7 +118,7 @@ def _period(query: AuditQuery) -> Period:
 def _part(
     trail: AuditTrail, query: AuditQuery, period: Period, behind: Sequence[int] | None
 ) -> Part:
-    """Read until the page is full, the time is over, or the period is."""
+    """Read until the page is full, the time is over, or the period has ended."""
     ends_s = time.monotonic() + PART_S
     found: list[AuditEntry] = []
     position = behind
@@ -157,7 +157,7 @@ def _is_wanted(entry: AuditEntry, query: AuditQuery, period: Period) -> bool:
 
 
 class _Result(AuditedMessages, kw_only=True, rename={"start": "from", "end": "to"}):
-    """What `chronos audit -o json` prints, as far as it is shown."""
+    """The fields of the output of `chronos audit -o json` that are shown."""
 
     cluster: str
     start: str
@@ -177,7 +177,7 @@ _SHOWN = set(_Result.__struct_fields__) & set(WholeArchiveAudit.__struct_fields_
 
 
 class FileState(NamedTuple):
-    """What changes when a file does, its permissions included."""
+    """The parts of a file's status that change with its contents or permissions."""
 
     written_ns: int
     changed_ns: int

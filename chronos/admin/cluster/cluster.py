@@ -407,8 +407,8 @@ class ClusterHandlers:
     # --- failover of unhealthy masters
 
     async def failover(self, _: Call) -> tuple[int, object]:
-        """What the nodes find of each shard's master, and which failovers are permitted;
-        standalone: nothing."""
+        """Return the findings of the nodes' probes of each shard's master, and the permitted
+        failovers; empty if standalone."""
         membership = self._context.node.membership
         snapshot = None if membership is None else membership.snapshot()
         members = {} if snapshot is None else snapshot.members

@@ -37,7 +37,7 @@ FRESH_S = 1.0
 once."""
 
 Read = Callable[[Context, ShardDriver], float | None]
-"""A value of one shard; None: not known at the moment, the sample is left out."""
+"""A value of one shard; None if it is not known at the moment: the sample is left out."""
 
 LANES_SHOWN = 20
 """Topics of `chronos_lane_messages` with a sample of their own, those with the most messages."""
@@ -484,7 +484,8 @@ class Exposition(Collector):
         return await self._context.in_thread(generate_latest, self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: a collector that is registered once needs no check for duplicates."""
+        """Return no metrics: a collector that is registered once needs no check for
+        duplicates."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -38,7 +38,8 @@ T = TypeVar("T")
 
 
 class PeerClient:
-    """Lives as long as the server, in its event loop."""
+    """The client for the other nodes. It belongs to the server's event loop and is closed with the
+    server."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -134,7 +134,7 @@ class Registrar:
         """Registrations that were sent and not answered yet."""
 
     async def run(self) -> None:
-        """Until the server stops."""
+        """Register this node and remove expired nodes, until the server stops."""
         stopping = self._context.stopping
         while not stopping.is_set():
             try:
@@ -289,7 +289,7 @@ async def _within(timeout_s: float, tasks: Sequence[asyncio.Future[Any]]) -> Non
 
 
 def monotonic_ms() -> int:
-    """The time of registrations: it does not step when the clock is set."""
+    """Return the time of registrations: a clock that does not step when the system clock is set."""
     return int(time.monotonic() * 1_000)
 
 

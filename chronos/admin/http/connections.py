@@ -29,12 +29,11 @@ from chronos.admin.http.tokens import Sender
 from chronos.core import certificates
 
 BODIES_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of all bodies and their records, from the first byte until the answer, and of what
-connections have received and nobody has read; further bodies are refused."""
+"""Bytes of all bodies and their records, from the first byte until the answer, and of all bytes
+received and not read yet; further bodies are refused."""
 
 READ_BYTES = 32 * 1024
-"""Bytes of a body that may wait while it is read. Before, far less may: see
-`connections.READ_AHEAD_BYTES`."""
+"""Bytes of a body that may wait while it is read. Before, far less may: see `READ_AHEAD_BYTES`."""
 
 BODY_S = 30.0
 """How long a body may take to arrive."""
@@ -94,8 +93,8 @@ LOG_EVERY_S = 60.0
 """Time between two log lines about untrusted clients of one kind, however often it happens."""
 
 FAULT_EVERY_S = 1.0
-"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause
-thousands."""
+"""Time between two log lines about errors of Chronos of one kind: a client that can cause one can
+cause thousands."""
 
 
 class BodyBudget:
@@ -108,7 +107,8 @@ class BodyBudget:
 
     @asynccontextmanager
     async def arriving(self) -> AsyncIterator[None]:
-        """While a body arrives. ProblemError if that takes too long, or the server stops."""
+        """Bound the time in which a body arrives. ProblemError if it takes too long, or the server
+        stops."""
         try:
             async with asyncio.timeout(0 if self._is_stopping else BODY_S) as limit:
                 self._arriving.add(limit)
@@ -153,7 +153,7 @@ class BodyBudget:
 
 
 class Unread:
-    """The bytes that one connection has received, and that nobody has read."""
+    """The bytes that one connection has received and that were not read yet."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -579,13 +579,14 @@ class ServerConnection(web.RequestHandler):
         return self._newest is not None and not self._newest.is_eof()
 
     def answered(self) -> None:
-        """A request was handled; its body counts no more, whether or not it was read."""
+        """End the accounting of a handled request: its body is no longer counted, whether or not it
+        was read."""
         if not self._messages:
             self._is_answered = True
             self.unread.set(0)
 
     def forget(self) -> None:
-        """The connection is closed and keeps nothing."""
+        """Give back all memory of a closed connection."""
         self.unread.set(0)
         self.encrypted.set(0)
 

@@ -35,8 +35,8 @@ ALGORITHMS = {
     "P-521": ("ES512",),
     "Ed25519": ("EdDSA",),
 }
-"""Algorithms by the curve or the type of a key. Neither `none` nor a shared secret: whoever can
-check such a token can make one."""
+"""Algorithms by the curve or the type of a key. `none` and shared secrets are left out: a service
+that can check such a token can also make one."""
 
 LEEWAY_S = 30
 """How far the clocks of the issuer and of this node may differ."""
@@ -100,13 +100,13 @@ class Issuer:
 
     @property
     def is_stale(self) -> bool:
-        """True while the keys cannot be read as they are now: those of before are in force, or
-        there are none yet."""
+        """True while the keys cannot be read: the keys that were read before are in force, or there
+        are none yet."""
         self._refresh_file()
         return self._is_stale
 
     async def run(self) -> None:
-        """Read the keys of a URL again and again, until it is cancelled."""
+        """Read the keys of a URL repeatedly, until the task is cancelled."""
         while self._is_url:
             self._wanted.clear()
             self._asked_s, self._is_reading = time.monotonic(), True

@@ -150,12 +150,12 @@ class ProblemError(Exception):
 
 
 def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> ProblemError:
-    """422: the request can be read, but it is not valid."""
+    """Return a ProblemError with status 422: the request can be read, but it is not valid."""
     return ProblemError(422, "invalid", detail, hint=hint, errors=errors)
 
 
 def beyond_limits(token: str | None, what: str) -> ProblemError:
-    """429: the token has as much of something as it may have."""
+    """Return a ProblemError with status 429: the token has reached one of its limits."""
     return ProblemError(
         429,
         "beyond-limits",
@@ -279,7 +279,7 @@ def with_integers(data: Any) -> Any:
 
 
 def malformed(error: Exception) -> ProblemError:
-    """400: the body is not JSON."""
+    """Return a ProblemError with status 400: the body is not JSON."""
     return ProblemError(
         400, "malformed", str(error), hint="send one JSON object, or an array of them"
     )

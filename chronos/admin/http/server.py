@@ -81,7 +81,7 @@ _encode = msgspec.json.Encoder().encode
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
-"""Of a route that the server itself serves."""
+"""A handler of a route that the server itself serves."""
 
 
 def shown(answer: object, sender: Sender) -> object:
@@ -98,7 +98,7 @@ def shown(answer: object, sender: Sender) -> object:
 
 
 def identity(sender: Sender, listed: Sequence[Route], *, has_tokens: bool) -> schemas.WhoAmI:
-    """Who the sender is, and which of the routes that change something it may use."""
+    """Return the sender's roles and limits, and the routes with changes that it may use."""
     limits = sender.limits
     return schemas.WhoAmI(
         tokens=has_tokens,
@@ -404,7 +404,7 @@ class _Runner:
         self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Serve one request, and write down who sent it and what came of it."""
+        """Serve one request, and record its sender and its outcome in the audit trail."""
         recorded = self._trail.request(self._route, request)
         try:
             result = await self._serve(request, recorded)

@@ -56,7 +56,7 @@ ROLES: Final = ("read", "payload", "write", "operate")
 ALL_TARGETS = ALL_IDS = ALL
 
 PATTERNS_BYTES_MAX = 5_000
-"""The patterns of one token go to other nodes in a header."""
+"""Most bytes of the patterns of one token, which are sent to other nodes in a header."""
 
 FORMAT = 1
 """The format of the file."""
@@ -68,8 +68,7 @@ _Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=
 
 
 class SenderLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much one token may have at a time on one node, so that something is left for the
-    others."""
+    """The limits of one token on one node, so that capacity is left for the others."""
 
     polls: Annotated[int, Meta(ge=1, le=500)] = 100
     """Long polls; all tokens together may have 500."""
@@ -88,14 +87,14 @@ class Sender(Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...] = ALL_TARGETS
     """Patterns of the target topics it may see and change."""
     ids: tuple[str, ...] = ALL_IDS
-    """Patterns of the ids that it may see and change; a generated id belongs to whoever has its
-    target."""
+    """Patterns of the ids that it may see and change; a generated id belongs to the tokens that
+    have its target."""
     limits: SenderLimits | None = None
     """None: only those of all senders together."""
 
     @property
     def reach(self) -> Reach:
-        """What is its own."""
+        """The targets and ids that the sender may see and change."""
         reach = Reach(targets=self.targets, ids=self.ids)
         return reach if reach.is_limited else EVERYTHING
 
@@ -144,7 +143,7 @@ def digest(token: str) -> str:
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """What a file holds."""
+    """The senders of a token file, by their proofs."""
 
     senders: dict[str, Sender]
     """By the hashes of their tokens."""
@@ -216,7 +215,7 @@ def _has(claims: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _is_same(found: object, value: object) -> bool:
-    # True is 1 in Python, and nobody means that.
+    # True equals 1 in Python, which a token file does not mean.
     return type(found) is type(value) and found == value
 
 

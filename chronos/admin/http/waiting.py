@@ -128,7 +128,7 @@ class ThreadTurns:
             self._accounts.pop(account.name, None)
 
     def close(self) -> None:
-        """Begin nothing more; work that still blocks ends by its own timeout."""
+        """Start no more work; work that still blocks ends by its own timeout."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for account in self._accounts.values():
             for future, *_ in account.waiting:
@@ -143,7 +143,8 @@ async def poll(
     *,
     every_s: float = POLL_S,
 ) -> T | None:
-    """What `look` returns, once that is something; None after the time, or when the server stops.
+    """Return the first value of `look` that is not None; None after the time, or when the server
+    stops.
 
     `look` is called at once, then every `every_s` seconds, and once more at the end of the time.
     """
@@ -228,7 +229,7 @@ class Waiter:
 
 
 class Browsable(Protocol):
-    """What the embedded log can do besides `ports.Log`."""
+    """The methods of the embedded log besides those of `ports.Log`."""
 
     def topics(self) -> dict[str, TopicInfo]:
         """The topics that exist."""

@@ -79,7 +79,8 @@ class RefusedLetter(NamedTuple):
     letter: Letter
     rejection: Rejection
     is_final: bool
-    """Its record would be refused; else it would be accepted, and fail again."""
+    """True if the shard would refuse its record; False if it would accept it and the delivery would
+    fail again."""
 
 
 class DeadLetters:
@@ -255,7 +256,7 @@ class DeadLetters:
         return refused
 
     def _read(self, letter: Letter) -> Letter:
-        """The same letter as a whole."""
+        """Return the letter with its record. Raises LogUnavailable if it was deleted."""
         whole = self._context.dead_letters.letter(letter.partition, letter.offset)
         if whole is None:
             raise LogUnavailable(f"the dead letter of {id_text(letter.id)} was deleted just now")

@@ -32,7 +32,7 @@ READ_S = 1.0
 
 
 class RecentRejections:
-    """The index of one node. Any thread may call."""
+    """The newest rejected records by id, as one node knows them. Any thread may call."""
 
     def __init__(self, log: Log, topic: LetterTopic) -> None:
         self._log = log
@@ -61,7 +61,7 @@ class RecentRejections:
         return found if found is not None and is_own(found, reach) else None
 
     def _read_on(self, message_id: bytes, origin: str | None) -> None:
-        """Read what is new in the partition of the id; in all of them for a record without a
+        """Read the new records in the partition of the id; in all of them for a record without a
         key."""
         info = self._log.describe([self._topic.topic])[self._topic.topic]
         if info is None:

@@ -48,8 +48,8 @@ Handlers = TypeVar("Handlers")
 def repeatable(
     handler: Callable[[Handlers, Call], Awaitable[Answer]],
 ) -> Callable[[Handlers, Call], Awaitable[Answer]]:
-    """The handler, whose answer while the log does not answer says that its request may be
-    repeated."""
+    """Return the handler with another answer for an unreachable log: it says that the request may
+    be repeated."""
 
     async def handle(self: Handlers, call: Call) -> Answer:
         try:
@@ -79,7 +79,7 @@ class LetterRequests:
         limit: int,
         whole: bool = False,
     ) -> ScanPart:
-        """One part, from where the request says, or of everything that is there now."""
+        """Read one part, from the page key of the request on, or from the beginning without one."""
         topic = self._topic
         numbers = (
             None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
@@ -98,7 +98,7 @@ class LetterRequests:
         return await self._context.in_thread(scan)
 
     def after(self, call: Call, query: Selection, part: ScanPart) -> str | None:
-        """The page key of what is still to be read."""
+        """Return the page key of the rest; None if everything was read."""
         if part.windows is None:
             return None
         return self._context.cursors.seal(

@@ -52,15 +52,15 @@ record itself."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which dead letters, or which rejected records."""
+    """The filter of a scan, for dead letters or rejected records. All conditions must be true."""
 
     id: bytes | None = None
     positions: frozenset[tuple[int, int]] | None = None
     """Partitions and offsets in their topic."""
     origin: str | None = None
-    """With `id`: or without an id, and from this position."""
+    """With `id`: also records without an id from this position of the delay topic."""
     source: str | None = None
-    """Where their records come from: topic/partition/offset, or topic/partition."""
+    """Position of their records in the delay topic: topic/partition/offset, or topic/partition."""
     target: str | None = None
     """Name of the target topic, or a pattern."""
     reason: str | None = None
@@ -75,10 +75,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     counted_header: str | None = None
     """The header whose value each `FoundLetter` has; of rejected records only."""
     reach: Reach
-    """They are the sender's own."""
+    """The targets and ids of the sender: only letters within it match."""
 
     def matches(self, letter: Letter) -> bool:
-        """Return whether the letter is one of them, whether resolved or not."""
+        """Return whether the letter fits the filter, whether resolved or not."""
         return (
             (self.id is None or self._names(letter))
             and (self.positions is None or (letter.partition, letter.offset) in self.positions)

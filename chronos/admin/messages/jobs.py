@@ -281,8 +281,8 @@ class BulkRun:
         return records, impossible, as_wanted
 
     async def _append(self, records: list[Outgoing]) -> list[Appended]:
-        """Write the records, again and again while the log does not take them: an action may be
-        repeated."""
+        """Write the records; repeat it while the log does not accept them: an action may be written
+        twice."""
         size = sum(len(record[1] or b"") + RECORD_BYTES for record in records)
         deadline_s = time.monotonic() + WRITE_S
         while True:
@@ -424,7 +424,7 @@ class BulkJob:
         self.stop("the node is stopping")
 
     def stop(self, why: str) -> None:
-        """Write nothing more."""
+        """Stop the job: it writes no further action."""
         if self.running and not self._stopping.is_set():
             self._stopped, self._error = True, why
             self._stopping.set()

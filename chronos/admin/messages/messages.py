@@ -168,7 +168,7 @@ class Messages:
         return 200 if is_known else 202, accepted if is_batch else accepted[0]
 
     async def _add_outcomes(self, accepted: list[Accepted], wait_s: float, reach: Reach) -> None:
-        """Complete the answers with what became of the messages, for all shards at once; those
+        """Complete the answers with the outcomes of the messages, for all shards at once; those
         whose shard cannot be asked stay as they are, because they are in the log."""
 
         async def add_one(answer: Accepted, ends_s: float) -> None:
@@ -196,7 +196,7 @@ class Messages:
         await asyncio.gather(*map(add_all, by_shard.values()))
 
     async def outcome(self, call: Call) -> tuple[int, object]:
-        """Return what became of a record that schedules a message, once its shard has applied
+        """Return the outcome of a record that schedules a message, once its shard has applied
         it."""
         query: OutcomeQuery = call.query
         message_id = id_of(call)
@@ -743,8 +743,8 @@ def _accepted(
 def _warnings(
     planned: Planned, past: list[str] | UnsetType, described: TopicInfos, creates: bool
 ) -> list[str] | UnsetType:
-    """What the sender should know, `past` and why its target would not take it; nearly always
-    nothing."""
+    """Return the warnings about a message: `past`, and why its target would refuse it; nearly
+    always none."""
     record = planned.record
     found = objection(
         planned.target,

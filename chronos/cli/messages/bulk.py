@@ -69,7 +69,8 @@ def act(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Count, ask, act. Exit code 0 once every message was looked at and no action failed."""
+    """1. count, 2. ask for confirmation, 3. run the job. Exit code 0 once every message was looked
+    at and no action failed."""
     verb, delay, at, until = change.verb, change.delay, change.at, change.until
     if verb == "reschedule" and not (dry_run and at is None and delay is None):
         check_when(at, delay)

@@ -160,8 +160,8 @@ def _from_archive(
     limit: int,
     location: str | None,
 ) -> dict[str, Any] | None:
-    """What the archive has, shown if that is for people; None, with the reason, if it cannot be
-    asked."""
+    """Return the messages in the archive, printed if the output is for people; None, with the
+    reason printed, if the archive cannot be read."""
     if unknown := [name for name in matching if name not in {*ARCHIVE_OPTIONS, "headers"}]:
         note(f"{missing}, and the archive has no condition --{', --'.join(unknown)}")
         return None

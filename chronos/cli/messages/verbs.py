@@ -44,7 +44,7 @@ ONLY_ID = {
 
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
-    """Everything known about a message."""
+    """Print everything that the service knows about a message."""
     asked = requests.get(given(id), payload=payload, rejections=True)
     found = fetch(server, output, asked.as_json())
     if found is None:

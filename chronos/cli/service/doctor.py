@@ -202,7 +202,7 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
 
 
 def _switched_off(node: "Node") -> Iterator[Finding]:
-    """What the node will not do once it runs; one that runs says it itself."""
+    """Return the functions that the settings switch off; a running node reports them itself."""
     for text in node.switched_off:
         yield note("settings", text)
 

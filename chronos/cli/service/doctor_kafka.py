@@ -31,7 +31,7 @@ PROBE_S = 10.0
 """How long the brokers may take to acknowledge the probe."""
 
 ONE_REPLICA = "a shard that delivers to such a topic waits while its broker is down"
-"""The consequence (docs/contributing/laws.md, law 8)."""
+"""The consequence of a topic with one replica (docs/contributing/laws.md, law 8)."""
 
 
 def examine_kafka(

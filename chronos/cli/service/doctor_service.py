@@ -33,8 +33,8 @@ TARGETS_LOOK = 1_000
 def examine_service(
     client: "Client", *, copies: str
 ) -> Generator[Finding, None, dict[str, Any] | None]:
-    """Ask a service; return what it says of the node asked, None if it does not answer. `copies`:
-    of `GET /v1/shards`."""
+    """Yield the findings of a service; return its description of the node that answered, None if it
+    does not answer. `copies`: of `GET /v1/shards`."""
     from chronos.client import ClientError
 
     try:

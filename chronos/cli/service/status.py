@@ -58,7 +58,7 @@ WATCH_S = 1.0
 
 
 def show_failover(server: str, output: Format) -> None:
-    """All shards."""
+    """Print the probes' findings of all shards."""
     found = fetch(server, output, requests.ask("/v1/failover", {}))
     if found is None:
         return
@@ -123,7 +123,7 @@ def arm(
 
 
 def show_token(server: str, output: Format) -> None:
-    """The token that is sent, and what it permits."""
+    """Print the token's name, roles and limits."""
     found = fetch(server, output, requests.ask("/v1/whoami", {}))
     if found is None:
         return
@@ -208,7 +208,7 @@ def _lane(lane: dict[str, Any]) -> list[str]:
 
 
 def show(server: str, output: Format, *, watch: bool) -> None:
-    """Once, or every second until Ctrl-C."""
+    """Print the status once, or every second until Ctrl-C."""
     with connect(server) as client:
         if output is Format.json:
             while True:
@@ -383,7 +383,8 @@ def other_reasons(found: dict[str, Any]) -> list[str]:
 
 
 def held_back(shard: dict[str, Any], now: datetime | None = None) -> str:
-    """The records after an open transaction; empty if there are none. So are the texts below."""
+    """Return a text about the records that wait behind an open transaction; empty if there are
+    none."""
     held = shard.get("held_back")
     if held is None:
         return ""
