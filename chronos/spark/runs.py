@@ -315,7 +315,7 @@ def begin_run(
 
 
 class _Found(Struct, frozen=True):
-    """A topic as the brokers describe it now."""
+    """A topic as the brokers describe it at the beginning of a run."""
 
     table: str
     id: str

@@ -489,7 +489,7 @@ class Exposition(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families of metrics."""
         config = self._context.node.config
         yield InfoMetricFamily(
             "chronos_build",

@@ -211,8 +211,8 @@ def _info(limit: InForce) -> RateInfo:
 
 
 def _empty_at(messages: int, rate: Rate | None, now_ms: int) -> str | None:
-    """When the last of the messages will have left, if no more come; None: never, or as fast as
-    possible."""
+    """Return when the last of the messages will have left the lane if no more arrive; None: never,
+    or as fast as possible."""
     if rate is None or rate.per_s == 0:
         return None
     return format_time(min(MS_MAX, now_ms + int(messages / rate.per_s * 1_000)))
@@ -476,13 +476,13 @@ class Overview:
         return converted(field, time_ms, value)
 
     async def live(self, _: Call) -> tuple[int, object]:
-        """200 while the process should be kept running."""
+        """Answer 200 while the process should be kept running."""
         if self._context.node.failure is not None:
             raise ProblemError(503, "failed", str(self._context.node.failure))
         return 200, Health()
 
     async def ready(self, _: Call) -> tuple[int, object]:
-        """200 if every shard has reached its role and none is paused."""
+        """Answer 200 if every shard has reached its role and none is paused."""
         reasons = self._context.reasons()
         if reasons:
             raise ProblemError(

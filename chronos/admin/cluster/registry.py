@@ -82,7 +82,7 @@ REGISTER_EVERY_MS = 30_000
 again after this time."""
 
 LOOK_S = 0.25
-"""How often to look for a change of the own registration."""
+"""Time between two comparisons of the own registration with the node's state."""
 
 LEAVE_S = 1.0
 """How long the registries may take to answer the registrations that were sent before, and again for
@@ -217,7 +217,8 @@ class Registrar:
             self._own.overtaken(sent, result.state_version)
 
     def _describe(self) -> Registration:
-        """What the node serves now; its state version is given by `OwnRegistration`."""
+        """Return the topics and shards that the node serves now; `OwnRegistration` adds the state
+        version."""
         node = self._context.node
         config, member = node.config, node.describe()
         snapshot = None if node.membership is None else node.membership.snapshot()

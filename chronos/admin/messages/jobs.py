@@ -88,7 +88,7 @@ ASK_EVERY_S = 0.5
 """How often another node is asked about its part of a job."""
 
 SILENT_S = 30.0
-"""How long that node may not answer."""
+"""How long the other node may fail to answer before the job fails."""
 
 STOP_S = 5.0
 """How long a request to stop a job waits until it has ended."""
@@ -110,7 +110,7 @@ _decode_info = msgspec.json.Decoder(JobInfo).decode
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What a job does."""
+    """The action of a job, its filter and its parameters."""
 
     matching: Filter
     verb: bytes | None
@@ -122,7 +122,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Counts(Struct):
-    """What a job has done so far. For one event loop."""
+    """The counts of a job so far. For one event loop."""
 
     expected: int = 0
     scanned: int = 0

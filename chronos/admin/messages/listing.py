@@ -158,7 +158,8 @@ class Listing:
         )
 
     async def _behind(self, held: list[int]) -> list[int]:
-        """Those of the shards that have not applied in time what is in the log now."""
+        """Return the shards that have not applied in time the records in the log at the
+        beginning."""
         deadline_s = asyncio.get_running_loop().time() + FRESH_S
         caught_up = await asyncio.gather(
             *(self._context.caught_up(shard, deadline_s) for shard in held)

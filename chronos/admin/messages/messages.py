@@ -690,7 +690,8 @@ def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
 
 
 def _was_rejected(message_id: bytes, rejected: Letter) -> ProblemError:
-    """404 for an id of which no message is known, and whose record was rejected."""
+    """Return a ProblemError with status 404 for an id without a known message whose record was
+    rejected."""
     text = f"{rejected.reason}: {rejected.detail}"
     return ProblemError(
         404,

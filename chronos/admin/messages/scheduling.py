@@ -87,7 +87,7 @@ TIMEOUT_S = 15.0
 """How long the log may take to acknowledge, from the request on."""
 
 WRITE_S_MIN = 1.0
-"""How long it may take at the least, for requests that waited behind another write."""
+"""The least time that the log has to acknowledge, for requests that waited behind another write."""
 
 Waiting = tuple[Sequence[Outgoing], int, float, asyncio.Future[list[Appended]]]
 """Records, their size in bytes, the deadline by the loop's clock, the result."""
@@ -203,7 +203,7 @@ class Planned(Struct, frozen=True, gc=False):
     target: str
     """The target topic."""
     replaces: bool = False
-    """It takes the place of the pending message that has its id."""
+    """True if it replaces the pending message with its id."""
     first: tuple[str, str] | None = None
     """Cron expression and time zone, if the first time of a series is left to them."""
 

@@ -50,7 +50,7 @@ TopicInfos = Mapping[str, TopicInfo | None]
 """Descriptions by topic: None for a missing one, and no entry for one of which nothing is known."""
 
 Objection = tuple[Reason, str]
-"""Why a target does not take a message: the reason that it would be dead-lettered with, and a text
+"""The reason for which a target would refuse a message: the reason of its dead letter, and a text
 for people."""
 
 

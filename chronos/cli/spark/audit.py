@@ -33,7 +33,7 @@ LOST = {
     "deleted": "does not exist any more",
     "truncated": "lost records that were archived",
 }
-"""What became of a target, by the reason of its last gap."""
+"""The change of a target, by the reason of its last gap."""
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> int:

@@ -266,7 +266,7 @@ PAST_IT = (
     "(--targets). In the delay topic: wait until the service has rejected it, and run the same "
     "command again"
 )
-"""How the archive gets past what it cannot read."""
+"""The advice of an error about a record that the archive cannot read."""
 
 CAUSE_CHARACTERS = 2_000
 """Most characters of Spark's message that an error repeats."""
@@ -718,8 +718,8 @@ class _StreamRun:
         ]
 
     def _stopped(self, error: StreamingQueryException) -> str:
-        """Why the stream failed: Spark's message, or the record with a timestamp that it cannot
-        hold."""
+        """The reason why the stream failed: Spark's message, or the record with a timestamp that it
+        cannot hold."""
         found = None
         if OVERFLOW in str(error):
             found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
@@ -730,8 +730,8 @@ class _StreamRun:
         )
 
     def _jvm_ended(self) -> str:
-        """Why Spark's JVM may have ended: the first batch of the range that takes too much memory
-        here too, if there is one."""
+        """A probable reason for the end of Spark's JVM: the first batch of the range that takes too
+        much memory here too, if there is one."""
         found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
         if found is None:
             return (

@@ -113,8 +113,8 @@ class Audit(Struct, frozen=True, kw_only=True):
 
     @property
     def not_proved(self) -> list[str]:
-        """Why the archive does not prove the outcome of every message of the window; empty if it
-        does.
+        """The reasons why the archive does not prove the outcome of every message of the window;
+        empty if it does.
 
         Messages due in the last `TAIL_MS` before the archive's end may still be pending.
         """
@@ -363,7 +363,7 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
     reason: str | None
     shard: int
     offset: int
-    """Where its record is in the delay topic."""
+    """Position of its record in the delay topic."""
     occurrence: int
     attempt: int
     accepted_ms: int | None
@@ -372,7 +372,7 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
 
 
 class FoundDeliveries(Struct, frozen=True, kw_only=True):
-    """What was found, earliest due first."""
+    """The deliveries that were found, the earliest due first."""
 
     span: Span
     deliveries: list[FoundDelivery]

@@ -500,7 +500,7 @@ class Reconciliation:
         )
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
-        """All committed records of some topics, with the columns of `rows.raw`."""
+        """All committed records of some topics, with the columns of `codec.raw`."""
         watermarks = {
             topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
             for topic, count in partitions.items()
