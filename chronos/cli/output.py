@@ -1,7 +1,7 @@
 """The output of the command line: tables for people, JSON for programs, errors and notes on stderr;
 and the client whose answers are printed.
 
-Output that is not a terminal has no colours, and no line of it is cut off."""
+Output that is not a terminal has no colours, and its tables are not cut off."""
 
 import errno
 import io

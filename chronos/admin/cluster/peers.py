@@ -2,8 +2,8 @@
 
 With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It
 forwards a request for any other shard to a node that holds it, with the parameter `shards`. A node
-answers a request with `shards` from its own replicas or with an error. Law: a request is forwarded
-at most once."""
+answers a request with `shards` from its own replicas or with an error. Law: a forwarded request is
+not forwarded again."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence

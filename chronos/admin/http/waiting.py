@@ -3,7 +3,7 @@ a record of the embedded log.
 
 A free thread takes the waiting work of the token that has used the least time so far. A token has
 at most a fixed share of the threads at a time, because threads that compute wait for each other and
-for the event loop. The number of waiting requests is bounded."""
+for the event loop. The number of long polls is bounded."""
 
 import asyncio
 import time

@@ -1,5 +1,5 @@
-"""`chronos list` and `chronos find`, which show messages, and `chronos tail`, which shows the
-records of a topic."""
+"""`chronos list` and `chronos find`, which show messages, `find` also those in the archive; and
+`chronos tail`, which shows the records of a topic."""
 
 import base64
 import os

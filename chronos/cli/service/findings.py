@@ -2,7 +2,7 @@
 service alone, which `chronos top` shows too.
 
 This module needs the base installation only. The checks that need the server's packages are in
-`doctor_cluster` and `doctor_kafka`."""
+`doctor`, `doctor_cluster` and `doctor_kafka`."""
 
 import re
 from collections.abc import Callable, Generator, Iterator

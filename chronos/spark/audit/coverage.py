@@ -1,4 +1,4 @@
-"""How much of the logs the archive holds, and what it therefore proves.
+"""The coverage of the logs by the archive, and the messages that it therefore proves to be settled.
 
 Two questions. Up to which moment is a target archived completely, with no open transaction and no
 record deleted before it was read? And which messages do the progress records written by then prove
