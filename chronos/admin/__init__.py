@@ -1,7 +1,12 @@
-"""The HTTP interface of a node: API, OpenAPI, metrics, and the console.
+"""The HTTP interface of a node: API, OpenAPI description, metrics and console.
 
-server -> routes -> messages, overview, cluster, topics, ... -> context -> scheduling, appending,
-waiting -> schemas"""
+    http        connections, senders, the table of routes, checks of JSON, the audit trail
+    messages    handlers: schedule, find, list and change messages
+    letters     handlers: dead letters and rejected records
+    cluster     handlers: nodes, shards, registry, topics, metrics
+
+A request passes server -> access -> its route's handler -> the node. Handlers share
+`http.context`."""
 
 from chronos.admin.http.server import Server
 

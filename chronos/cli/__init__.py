@@ -4,8 +4,8 @@
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, configuration
 or a missing package, 3 a dependency is unreachable, 4 not found, 5 store corrupt, 6 not proved
-(`chronos audit`). Each verb imports what it needs when it runs, so that the verbs that only ask a
-service start quickly and need the base installation alone."""
+(`chronos audit`). A verb imports its modules when it runs, so that verbs that only send requests to
+a service start quickly and need the base installation alone."""
 
 import sys
 from typing import NoReturn

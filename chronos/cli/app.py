@@ -1,5 +1,7 @@
-"""The verbs that ask or run a service, their options and their help. `spark_app` has those that run
-on Spark."""
+"""The command line's verbs about messages and services: their options and their help.
+
+The verbs about Spark, changes, dead letters, rejected records, the registry and failovers are
+declared in modules of their own and added here. The code of a verb is imported when it runs."""
 
 import os
 import sys

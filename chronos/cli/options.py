@@ -1,8 +1,8 @@
-"""Options that several verbs share, and how their values are written: times, durations, filters.
-Bare numbers are refused.
+"""Options that several verbs share, and the forms of their values: times, durations, filters, and
+the connection to a service.
 
-Their unit is never guessed.
-"""
+A bare number is refused, because its unit is never guessed. `--token-file`, `--cert`, `--cert-key`
+and `--ca` set environment variables of this process, which the client reads."""
 
 import functools
 import inspect
@@ -22,34 +22,6 @@ from chronos.core.timefmt import format_time
 
 if TYPE_CHECKING:
     from chronos.client import FilterOptions, Time
-
-
-def at_least(least: int) -> Callable[[int | None], int | None]:
-    """The callback of an option that takes whole numbers from `least` on."""
-
-    def check(value: int | None) -> int | None:
-        if value is not None and value < least:
-            raise typer.BadParameter(f"{value} is less than {least}")
-        return value
-
-    return check
-
-
-def confirm(question: str, *, yes: bool, shown: str, done: str) -> None:
-    """Ask before something is done, unless `--yes` was given; exit code 1 if the answer is no.
-
-    `shown`: what `--dry-run` shows. `done`: what was not done then, such as "sent"."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter(
-            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
-            f"{shown} with --dry-run first"
-        )
-    if not typer.confirm(question, err=True):
-        note(f"nothing was {done}")
-        raise typer.Exit(1)
-
 
 Output = Annotated[
     Format,
@@ -113,9 +85,109 @@ At = Annotated[
     ),
 ]
 
+HERE = "http://127.0.0.1:7700"
+
+INTERVAL_MIN_MS = 100
+"""Shortest time between two refreshes."""
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "--to",
+        metavar="TOPIC",
+        help="Only messages for this target topic, or for a pattern such as 'mail*'.",
+    ),
+]
+DueFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--due-from",
+        "--from",
+        metavar="TIME",
+        help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m.",
+    ),
+]
+_DUE_TO = "Only messages due before this time; the same forms."
+DueTo = Annotated[str | None, typer.Option("--due-to", "--until", metavar="TIME", help=_DUE_TO)]
+OnlyDueTo = Annotated[str | None, typer.Option("--due-to", metavar="TIME", help=_DUE_TO)]
+"""Without `--until`, for verbs where that is the end of a pause or could be taken for it."""
+IdPrefix = Annotated[
+    str | None,
+    typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="KEY", help="Only messages that are delivered with this Kafka key."
+    ),
+]
+HasHeader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        "-H",
+        metavar="NAME=VALUE",
+        help="Only messages with this header. May be repeated.",
+    ),
+]
+Contains = Annotated[
+    str | None,
+    typer.Option(
+        "--contains",
+        metavar="TEXT",
+        help="Only messages whose id, Kafka key, or name or value of a header contains it.",
+    ),
+]
+OnlySeries = Annotated[bool, typer.Option("--series", help="Only series.")]
+
+FILTER: dict[str, object] = {
+    "target": Target,
+    "due_from": DueFrom,
+    "due_to": DueTo,
+    "id_prefix": IdPrefix,
+    "key": Key,
+    "header": HasHeader,
+    "contains": Contains,
+    "series": OnlySeries,
+}
+"""Parameter of `filter_of` -> its option. All default to no condition."""
+
+FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
+"""The options of FILTER, for verbs that pause or resume."""
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def at_least(least: int) -> Callable[[int | None], int | None]:
+    """The callback of an option that takes whole numbers from `least` on."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise typer.BadParameter(f"{value} is less than {least}")
+        return value
+
+    return check
+
+
+def confirm(question: str, *, yes: bool, shown: str, done: str) -> None:
+    """Ask before something is done, unless `--yes` was given; exit code 1 if the answer is no.
+
+    `shown`: what `--dry-run` shows. `done`: what was not done then, such as "sent"."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
+            f"{shown} with --dry-run first"
+        )
+    if not typer.confirm(question, err=True):
+        note(f"nothing was {done}")
+        raise typer.Exit(1)
+
 
 def _use_token(path: str | None) -> None:
-    """Give the token in the file to the clients of this process."""
+    """Read the token in the file into the environment variable that the client reads."""
     if path is None:
         return
     try:
@@ -138,8 +210,8 @@ TokenFile = Annotated[
         help="File with the token, if the service needs one; without it, $CHRONOS_TOKEN.",
     ),
 ]
-"""The verbs do not use the value: its parser gives the token to the clients. So it is with the
-files of TLS."""
+"""The verbs do not use the value: its parser sets the environment variable that the client reads.
+The options of TLS work the same way."""
 
 
 def _use_file(variable: str) -> Callable[[str], None]:
@@ -181,8 +253,6 @@ Authorities = Annotated[
     ),
 ]
 
-HERE = "http://127.0.0.1:7700"
-
 
 def check_when(at: str | None, delay: str | None) -> None:
     """Exactly one of `--at` and `--in`, and a valid one; typer.BadParameter otherwise."""
@@ -201,10 +271,6 @@ def check_delay(text: str | None, option: str) -> None:
             delay_ms(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}") from None
-
-
-INTERVAL_MIN_MS = 100
-"""Shortest time between two refreshes."""
 
 
 def interval_s(text: str, option: str) -> float:
@@ -241,74 +307,6 @@ def moment(text: str | None, option: str) -> str | None:
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}; relative to now: -2h, now, +30m") from None
     return text
-
-
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "--to",
-        metavar="TOPIC",
-        help="Only messages for this target topic, or for a pattern such as 'mail*'.",
-    ),
-]
-DueFrom = Annotated[
-    str | None,
-    typer.Option(
-        "--due-from",
-        "--from",
-        metavar="TIME",
-        help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m.",
-    ),
-]
-_DUE_TO = "Only messages due before this time; the same forms."
-DueTo = Annotated[str | None, typer.Option("--due-to", "--until", metavar="TIME", help=_DUE_TO)]
-OnlyDueTo = Annotated[str | None, typer.Option("--due-to", metavar="TIME", help=_DUE_TO)]
-"""For verbs where `--until` would be, or look like, the end of a pause."""
-IdPrefix = Annotated[
-    str | None,
-    typer.Option("--id-prefix", metavar="TEXT", help="Only messages whose id begins so."),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key", metavar="KEY", help="Only messages that are delivered with this Kafka key."
-    ),
-]
-HasHeader = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--header",
-        "-H",
-        metavar="NAME=VALUE",
-        help="Only messages with this header. May be repeated.",
-    ),
-]
-Contains = Annotated[
-    str | None,
-    typer.Option(
-        "--contains",
-        metavar="TEXT",
-        help="Only messages whose id, Kafka key, or name or value of a header contains it.",
-    ),
-]
-OnlySeries = Annotated[bool, typer.Option("--series", help="Only series.")]
-
-
-FILTER: dict[str, object] = {
-    "target": Target,
-    "due_from": DueFrom,
-    "due_to": DueTo,
-    "id_prefix": IdPrefix,
-    "key": Key,
-    "header": HasHeader,
-    "contains": Contains,
-    "series": OnlySeries,
-}
-"""Parameter of `filter_of` -> its option. All default to no condition."""
-
-FILTER_OF_SERIES = FILTER | {"due_to": OnlyDueTo}
-"""The same, for verbs that pause or resume."""
 
 
 class ChangeOptions(Struct, frozen=True):
@@ -389,9 +387,6 @@ def header_condition(text: str) -> tuple[str, str]:
     if not name or not separator:
         raise typer.BadParameter(f"--header: {text!r} is not NAME=VALUE")
     return name, value
-
-
-Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def with_connection(verb: Verb) -> Verb:

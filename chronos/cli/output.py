@@ -1,5 +1,7 @@
-"""Output: tables for people, JSON for programs, errors and notes on stderr; and the client of the
-command line."""
+"""The output of the command line: tables for people, JSON for programs, errors and notes on stderr;
+and the client whose answers are printed.
+
+Output that is not a terminal has no colours, and its tables are not cut off."""
 
 import errno
 import io
@@ -25,13 +27,41 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 NOT_SHOWN = "not shown: the token does not have the role payload"
-"""In the place of a payload."""
+"""The text in place of a payload."""
 
 WIDE = 10_000
 """Columns of an output that is not a terminal: nothing is cut off there."""
 
 PROSE_COLUMNS = 100
 """Widest line of prose."""
+
+RETRIES = 1
+"""Repetitions of a call: fewer than a program makes, because a person can try again."""
+
+OPTIONS = {
+    "filter.target": "--target",
+    "filter.due_from": "--due-from",
+    "filter.due_to": "--due-to",
+    "filter.id_prefix": "--id-prefix",
+    "filter.contains": "--contains",
+    "filter.header": "--header",
+    "filter.headers": "--header",
+    "target.topic": "--to",
+    "target.key": "--key",
+    "target.key_base64": "--key",
+    "target.headers": "--header",
+    "id": "--id",
+    "on_conflict": "--on-conflict",
+    "expire_at": "--expire-at",
+    "repeat_times": "--times",
+    "repeat_until": "--until",
+    "time_zone": "--time-zone",
+    "late_policy": "--late-policy",
+    "spread": "--spread",
+    "value": "VALUE",
+    "value_base64": "VALUE",
+}
+"""Fields of the HTTP interface, and the option each comes from."""
 
 
 class Format(StrEnum):
@@ -94,7 +124,7 @@ def discard_stdout() -> None:
 
 
 def put_bytes(data: bytes) -> None:
-    """Bytes on stdout as they are."""
+    """Write bytes to stdout unchanged."""
     sys.stdout.flush()
     try:
         sys.stdout.buffer.write(data)
@@ -104,7 +134,7 @@ def put_bytes(data: bytes) -> None:
 
 
 def complain(text: str) -> None:
-    """An error on stderr."""
+    """Write an error to stderr."""
     lines = [printable(line) for line in text.splitlines()] or [""]
     head = "\033[31merror:\033[0m" if sys.stderr.isatty() else "error:"
     print(head, lines[0], file=sys.stderr)
@@ -113,12 +143,12 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """On stderr: worth knowing, but not a result."""
+    """Write a note to stderr: worth knowing, but not a result."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def put_json(value: Any) -> None:
-    """One line of JSON."""
+    """Write one line of JSON to stdout."""
     print(printable_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)), flush=True)
 
 
@@ -244,35 +274,6 @@ def wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(
         text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
     )
-
-
-RETRIES = 1
-"""Repetitions of a call: fewer than a program makes, because a person can try again."""
-
-OPTIONS = {
-    "filter.target": "--target",
-    "filter.due_from": "--due-from",
-    "filter.due_to": "--due-to",
-    "filter.id_prefix": "--id-prefix",
-    "filter.contains": "--contains",
-    "filter.header": "--header",
-    "filter.headers": "--header",
-    "target.topic": "--to",
-    "target.key": "--key",
-    "target.key_base64": "--key",
-    "target.headers": "--header",
-    "id": "--id",
-    "on_conflict": "--on-conflict",
-    "expire_at": "--expire-at",
-    "repeat_times": "--times",
-    "repeat_until": "--until",
-    "time_zone": "--time-zone",
-    "late_policy": "--late-policy",
-    "spread": "--spread",
-    "value": "VALUE",
-    "value_base64": "VALUE",
-}
-"""Fields of the HTTP interface, and the option each comes from."""
 
 
 def connect(server: str, retries: int = RETRIES) -> Client:

@@ -1,11 +1,11 @@
 """The Python client.
 
-Client, AsyncClient     schedule, find, cancel and move messages, list and replay dead letters over HTTP; blocking and for asyncio
-message(...)            a message for `schedule_many`
-headers(...)            control headers for a Kafka producer
+    Client, AsyncClient     schedule, find, cancel and move messages, list and replay dead letters
+                            over HTTP; blocking and for asyncio
+    message(...)            a message for `schedule_many`
+    headers(...)            control headers for a Kafka producer
 
-times, models, errors -> requests, dead_letters, registry -> servers (no sockets) -> blocking |
-asynchronous"""  # noqa: E501
+models, connection -> requests, dead_letters -> servers (no sockets) -> blocking | asynchronous"""
 
 from chronos.client.asynchronous import AsyncClient
 from chronos.client.blocking import Client

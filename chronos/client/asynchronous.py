@@ -1,4 +1,5 @@
-"""The client for asyncio."""
+"""The client for asyncio, on aiohttp. Its methods are those of the blocking client, which documents
+them."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The blocking client: one connection to each node, one thread."""
+"""The blocking client, on the standard library: one connection to each node, for one thread.
+
+An idle connection is used again for KEEP_S. A request that may have been sent is repeated only if
+the service may receive it twice."""
 
 import http.client
 import selectors
@@ -421,7 +424,7 @@ class Client:
         self.close()
 
     def run(self, steps: Steps[T]) -> T:
-        """Send the requests of a call that takes several."""
+        """Send the requests of a call that takes several, and return its result."""
         try:
             step = next(steps)
             while True:

@@ -1,5 +1,7 @@
-"""The connection to a service: its address, TLS, and what to say when it does not answer or is not
-trusted."""
+"""The address of a service, TLS and the token: how they are read from arguments and environment
+variables, and the errors of a service that does not answer or is not trusted.
+
+No HTTP request is sent here; `speaks_tls` connects once to find out why a request failed."""
 
 import http.client
 import os
@@ -19,6 +21,21 @@ TIMEOUT_S = 30.0
 
 RETRIES = 4
 """Most repetitions of a call, however much time is left."""
+
+CA = "CHRONOS_CA"
+"""Variable: PEM file with the authorities to trust; without it, those of the system."""
+
+CERT = "CHRONOS_CERT"
+"""Variable: PEM file with the certificate to show."""
+
+CERT_KEY = "CHRONOS_CERT_KEY"
+"""Variable: PEM file with its key; without it, the file of the certificate has both."""
+
+PROBE_S = 1.0
+"""How long an address may take to begin TLS."""
+
+NAME_MISMATCH = (62, 64)
+"""OpenSSL's codes for a certificate that is for another name, and for another address."""
 
 
 def addresses(server: str | Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
@@ -81,22 +98,6 @@ def unreachable(server: str, error: Exception) -> Unreachable:
         f"no answer from {server}: {certificates.reason(error)}. Is the service running (chronos "
         "serve), and the address right?"
     )
-
-
-CA = "CHRONOS_CA"
-"""Variable: PEM file with the authorities to trust; without it, those of the system."""
-
-CERT = "CHRONOS_CERT"
-"""Variable: PEM file with the certificate to show."""
-
-CERT_KEY = "CHRONOS_CERT_KEY"
-"""Variable: PEM file with its key; without it, the file of the certificate has both."""
-
-PROBE_S = 1.0
-"""How long an address may take to begin TLS."""
-
-NAME_MISMATCH = (62, 64)
-"""OpenSSL's codes for a certificate that is for another name, and for another address."""
 
 
 def context_of_variables() -> ssl.SSLContext | None:

@@ -1,4 +1,8 @@
-"""Requests about dead letters, and the call that replays or discards many of them part by part."""
+"""Requests about dead letters, without any I/O; and the call that replays or discards many of them,
+part by part.
+
+A dead letter is named by its position, partition and offset, or by the id of its message. The
+clients send the requests."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict
@@ -32,6 +36,11 @@ Position = tuple[int, int]
 
 POSITIONS_MAX = 1_000
 """Positions in one request."""
+
+Progress = Callable[[DeadLetterTotals], None]
+"""Called after each part with the totals so far."""
+
+_whole = msgspec.json.Decoder(WholeDeadLetter).decode
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -68,10 +77,6 @@ class DeadLetterPart(msgspec.Struct, frozen=True, kw_only=True):
     refused: list[DeadLetterRefusal]
     after: str | None
     records: int
-
-
-Progress = Callable[[DeadLetterTotals], None]
-"""Called after each part with the totals so far."""
 
 
 def page(
@@ -217,5 +222,4 @@ def fields(given: DeadLetterFilter) -> dict[str, Any]:
 
 
 _page = msgspec.json.Decoder(DeadLetterPage).decode
-_whole = msgspec.json.Decoder(WholeDeadLetter).decode
 _part = msgspec.json.Decoder(DeadLetterPart).decode

@@ -1,4 +1,7 @@
-"""Control headers for programs that write to the delay topic with a Kafka producer."""
+"""Control headers for programs that write to the delay topic with a Kafka producer.
+
+Headers that the service would refuse in any configuration are refused here, by the parser of the
+service. Nothing is sent."""
 
 import time
 

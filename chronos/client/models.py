@@ -82,8 +82,8 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     """Why it is not scheduled."""
     warnings: tuple[str, ...] = ()
-    """What may not have been meant, such as a due time in the past, and why its target would not
-    take it now."""
+    """Warnings: a probable mistake, such as a due time in the past, and why its target would refuse
+    it now."""
 
     @property
     def applied(self) -> bool:
@@ -92,7 +92,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a record that schedules a message."""
+    """The outcome of a record that schedules a message."""
 
     result: ScheduleOutcome
     id: str
@@ -119,7 +119,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     """Why the action was refused."""
     warnings: list[str] = msgspec.field(default_factory=list)
-    """What may not have been meant: the new time is in the past."""
+    """A warning if the new time is in the past."""
     due_at: datetime | None = None
     """When a series that was paused or resumed goes on; None for other actions."""
 

@@ -1,7 +1,7 @@
-"""Requests to the HTTP interface and the meaning of its answers, without any I/O; and times as a
-Python program gives them.
+"""Requests to the HTTP interface and the meaning of its answers, without any I/O; and the times and
+durations that a Python program may give.
 
-Bare numbers are refused: their unit is never guessed.
+A bare number is refused as a time, and as a duration unless it is 0: its unit is never guessed.
 
 Both clients send `HttpRequest` values and read the answers by `read_answer`. A call that takes
 several requests is a generator (`confirm`): it yields requests and pauses, and the client sends
@@ -46,6 +46,53 @@ Delay = timedelta | str
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
+COME_BACK = frozenset({429, 502, 503, 504})
+"""Statuses that ask the client to try again."""
+
+ACTION_WAIT_S = 5.0
+"""How long the service waits for an action to be applied before it answers."""
+
+CHANGE_WAIT_S = 10.0
+"""How long the service waits for the change of a rate limit to be in force before it answers."""
+
+RHYTHMS = (["cron"], ["every"], ["backoff"])
+"""First words of a repetition."""
+
+PAGE_MESSAGES = 1_000
+"""Messages of one page, the most that the service gives."""
+
+CONFIRM_WAIT = "5s"
+"""How long `wait=True` waits until the shard has applied a message: the same time as for an
+action."""
+
+FRESH_WAIT_S = 3.0
+"""How long the service waits for the first page of a list until its shards have applied the log."""
+
+OUTCOME_WAIT_S = 5.0
+"""How long the service waits at most for one answer about the outcome of a message."""
+
+JOB_EVERY_S = 0.2
+"""Pause between two looks at a job."""
+
+Bytes = bytes | str | None
+"""Text is sent as UTF-8."""
+
+HeaderValue = Bytes | Sequence[Bytes]
+"""The value of a header; a sequence repeats the header, in order."""
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+_scheduled = msgspec.json.Decoder(Scheduled).decode
+_scheduled_many = msgspec.json.Decoder(list[Scheduled]).decode
+_outcome = msgspec.json.Decoder(Outcome).decode
+_result = msgspec.json.Decoder(Result).decode
+_message_info = msgspec.json.Decoder(MessageInfo).decode
+_job = msgspec.json.Decoder(Job).decode
+_decode_jobs = msgspec.json.Decoder(dict[str, list[Job]]).decode
+
+_page = msgspec.json.Decoder(Page).decode
+
 
 def time_ms(value: Time) -> int:
     """Epoch milliseconds, rounded up; ValueError for a time without an offset and for a bare
@@ -83,40 +130,6 @@ def delay_text(value: Delay) -> str:
 
 def _is_number(text: str) -> bool:
     return text.removeprefix("-").replace(".", "", 1).isdecimal() and len(text) <= 20
-
-
-COME_BACK = frozenset({429, 502, 503, 504})
-"""Statuses that ask the client to try again."""
-
-ACTION_WAIT_S = 5.0
-"""How long the service waits for an action to be applied before it answers."""
-
-CHANGE_WAIT_S = 10.0
-"""How long the service waits for the change of a rate limit to be in force before it answers."""
-
-RHYTHMS = (["cron"], ["every"], ["backoff"])
-"""First words of a repetition."""
-
-PAGE_MESSAGES = 1_000
-"""Messages of one page, the most that the service gives."""
-
-CONFIRM_WAIT = "5s"
-"""How long `wait=True` waits until the shard has applied a message, as long as for an action."""
-
-FRESH_WAIT_S = 3.0
-"""How long the service waits for the first page of a list until its shards have applied the log."""
-
-OUTCOME_WAIT_S = 5.0
-"""How long the service waits at most for one answer about that."""
-
-JOB_EVERY_S = 0.2
-"""Pause between two looks at a job."""
-
-Bytes = bytes | str | None
-"""Text is sent as UTF-8."""
-
-HeaderValue = Bytes | Sequence[Bytes]
-"""The value of a header; a sequence repeats the header, in order."""
 
 
 class MessageOptions(TypedDict, total=False):
@@ -346,7 +359,7 @@ def schedule(
 
 
 def outcome(scheduled: Scheduled, wait_s: float) -> HttpRequest:
-    """What became of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
+    """The outcome of a message that was scheduled, after a wait of at most OUTCOME_WAIT_S."""
     query = urlencode({"offset": scheduled.offset, "wait": int(wait_s * 1_000)})
     path = f"{_message_path(scheduled.id)}/outcome?{query}"
     return HttpRequest(method="GET", path=path, decode=_outcome, wait_s=wait_s, id=scheduled.id)
@@ -561,8 +574,6 @@ def read_answer(request: HttpRequest, status: int, body: bytes) -> Any:
     raise Refused(text, problem.get("errors", ()))
 
 
-T = TypeVar("T")
-
 Steps = Generator[HttpRequest | float, Any, T]
 """Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
 
@@ -718,18 +729,5 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-_encode = msgspec.json.Encoder().encode
-_scheduled = msgspec.json.Decoder(Scheduled).decode
-_scheduled_many = msgspec.json.Decoder(list[Scheduled]).decode
-_outcome = msgspec.json.Decoder(Outcome).decode
-_result = msgspec.json.Decoder(Result).decode
-_message_info = msgspec.json.Decoder(MessageInfo).decode
-_job = msgspec.json.Decoder(Job).decode
-_decode_jobs = msgspec.json.Decoder(dict[str, list[Job]]).decode
-
-
 def _jobs(body: bytes) -> list[Job]:
     return _decode_jobs(body)["jobs"]
-
-
-_page = msgspec.json.Decoder(Page).decode

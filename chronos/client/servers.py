@@ -1,11 +1,11 @@
-"""The nodes that a client knows, and the one it sends a request to; the attempts at a request, and
-requests to the registry.
+"""The nodes that a client knows: which of them gets a request, when a request is tried again, and
+the requests to the registry.
 
-With one address, everything goes there: a node, or a load balancer. With several, each of them is a
-registry of the cluster. The client then asks one for the routes of the shards, keeps them for
-ROUTES_S, and sends what concerns an id to the master of its shard. A node that fails is avoided for
-AVOID_S, and the routes are asked for again. When all registries are gone, the last routes are used.
-"""
+With one address, everything goes there: to a node, or to a load balancer. With several, each
+address is a registry of the cluster. The client then requests the routes of the shards from one of
+them, keeps the routes for ROUTES_S, and sends a request about an id to the master of its shard. A
+node that fails is avoided for AVOID_S, and the routes are requested anew. If no registry answers,
+the last routes stay in use. This module opens no sockets."""
 
 import json
 import random
@@ -24,6 +24,26 @@ from chronos.core.keys import parse_generated_id, partition_of
 
 BACK_OFF_S = 0.1
 """Wait before the first repetition; it doubles, and a random half of it is left out."""
+
+ROUTES_S = 30.0
+"""How long routes are used before they are asked for again (RocketMQ's interval)."""
+
+REFRESH_PAUSE_S = 1.0
+"""Least time between two requests for routes, whatever is missing."""
+
+REGISTRY_S = 3.0
+"""How long a registry may take to answer; then the next one is asked (RocketMQ's time-out)."""
+
+AVOID_S = 30.0
+"""How long a node that failed is asked last."""
+
+ATTEMPT_S = 10.0
+"""How long a node may take to answer a read, beyond the wait that the read has, while another node
+could be asked."""
+
+CONNECT_S = 3.0
+"""How long a connection to a node may take to open, while another node could be asked: nothing was
+sent by then."""
 
 
 def check_open(closed: bool) -> None:
@@ -126,27 +146,6 @@ def _config_path(*names: str) -> str:
     return "/".join(["/v1/registry/config", *(quote(name, safe="") for name in names)])
 
 
-ROUTES_S = 30.0
-"""How long routes are used before they are asked for again (RocketMQ's interval)."""
-
-REFRESH_PAUSE_S = 1.0
-"""Least time between two requests for routes, whatever is missing."""
-
-REGISTRY_S = 3.0
-"""How long a registry may take to answer; then the next one is asked (RocketMQ's time-out)."""
-
-AVOID_S = 30.0
-"""How long a node that failed is asked last."""
-
-ATTEMPT_S = 10.0
-"""How long a node may take to answer a read, beyond the wait that the read has, while another node
-could be asked."""
-
-CONNECT_S = 3.0
-"""How long a connection to a node may take to open, while another node could be asked: nothing was
-sent by then."""
-
-
 class _Shard(NamedTuple):
     """The nodes of a shard."""
 
@@ -163,7 +162,7 @@ class _Shard(NamedTuple):
 
 
 class Servers:
-    """The addresses given, and those of the routes."""
+    """The addresses that were given, and those in the routes."""
 
     def __init__(self, server: str | Sequence[str] | None) -> None:
         """Raises Refused if an address is not one."""

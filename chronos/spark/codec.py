@@ -1,4 +1,7 @@
-"""Records to rows of the archive's tables: Arrow batches and DataFrames in, the same out."""
+"""Records to rows of the archive's tables: Arrow batches and DataFrames in, the same out.
+
+Records are parsed by the parsers of `core`, without the settings of a service. The outcome of
+a message follows from several tables and is judged in `audit/`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,11 +1,11 @@
-"""Elections of a target partition's leader that may have cost records which the archive had not
-read.
+"""Elections of the leader of a target partition, after which records may be lost that the archive
+had not read.
 
-After an unclean election, or where a leader lost its disk, the records behind the last one of the
-old leader are gone, and others have their offsets. The offsets do not tell, and a clean election
-looks the same. But each batch names the leader epoch in which it was appended, so the log shows
-between which two records an election lies, and only what was delivered between their times can be
-lost. Timestamps are those of the records, with the tolerance of two clocks."""
+After an unclean election, or after a leader has lost its disk, the last records of the old leader
+are gone, and other records have their offsets. Offsets do not show this, and a clean election looks
+the same. But each batch names the leader epoch in which it was appended, so the log shows between
+which two records an election lies. Only records delivered between the times of these two can be
+lost. The times are those of the records, with a tolerance for two clocks."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -3,10 +3,9 @@ of rows.
 
     <location>/_files/<folder>.json    {"files": {"<path below the folder>": [<bytes>, <rows>]}}
 
-A batch is recorded once its files are written, and its record is removed before they are: a folder
-without a record is not complete. Law: a file that was recorded and is not there, or is another one,
-is named before anything is judged or sent.
-"""
+A batch is recorded when all its files are written, and its record is removed before its files are:
+a folder without a record is not complete. Law: a missing or changed file is reported before a job
+judges or sends anything."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,11 +1,8 @@
-"""The ledger of backfills: the runs, their plans and the messages they sent, in `sent/` of the
-archive, and its values.
+"""The ledger of backfills, in `sent/` of the archive: the runs, their plans and the messages they
+sent; and the headers by which a replay names its original.
 
-JSON names are for ever.
-
-What is asked of a backfill is `request.BackfillRequest`.
-
-Not the sending itself: that is `backfill/`. Law: no message is sent twice for the same purpose.
+The messages are sent in `backfill/`; a run's request is `request.BackfillRequest`. The names in JSON
+do not change. Law: no message is sent twice for the same purpose.
 
     sent/run=<run>/run.json        the run: its request, state and attempts
     sent/run=<run>/_plan/          the messages to send, with payloads, in order: written before anything is sent

@@ -1,7 +1,7 @@
-"""The request of a backfill, as the command makes it and `run.json` of the ledger keeps it.
+"""The request of a backfill: the command makes it, and `run.json` of the ledger keeps it.
 
-JSON names are for ever. This module needs neither PySpark nor Arrow: the options of the command are
-checked before Spark starts."""
+The names in JSON do not change. This module needs neither PySpark nor Arrow: the options of the
+command are checked before Spark starts."""
 
 from msgspec import Struct, field
 

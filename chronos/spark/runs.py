@@ -1,5 +1,8 @@
-"""What the jobs ask of the brokers, beside Spark's own reading. An adapter of the service
-answers."""
+"""The runs of the archive: where each begins, the gaps it finds, and the rows of the table
+`offsets`; and the interface to the brokers that this needs.
+
+Spark reads the records itself; an adapter of the service implements `TopicBrokers` and
+`ArchiveBrokers`. Batches that an earlier run did not commit are removed here."""
 
 import json
 import time
@@ -65,7 +68,7 @@ records were rejected."""
 
 
 class ArchiveBrokers(TopicBrokers, Protocol):
-    """What the archive asks of the brokers, beside Spark's own reading."""
+    """The requests of the archive to the brokers, besides Spark's own reading."""
 
     def reader(
         self,
@@ -312,7 +315,7 @@ def begin_run(
 
 
 class _Found(Struct, frozen=True):
-    """A topic as the brokers describe it now."""
+    """A topic as the brokers describe it at the beginning of a run."""
 
     table: str
     id: str
@@ -512,7 +515,7 @@ OffsetRow = tuple[
 
 
 GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
-"""Place of the column `gap` in a row of `offsets`."""
+"""Index of the column `gap` in a row of `offsets`."""
 
 
 def offset_row(

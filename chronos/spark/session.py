@@ -1,10 +1,8 @@
 """Spark sessions for the jobs, and the progress of a job as values.
 
-Not a display: the command line decides how steps are shown. The jobs call a `Watch` from threads of
-the driver, when a step begins and whenever its count grows.
-
-This module knows no table and no topic. Law: nothing of Spark is imported before `need_spark` has
-found it."""
+The command line decides how progress is shown: jobs call a `Watch` from threads of the driver, when
+a step begins and when its count grows. This module knows no table and no topic. Law: nothing of
+Spark is imported before `need_spark` has found PySpark and Java."""
 
 import logging
 import os

@@ -1,7 +1,7 @@
-"""The storage of an archive: a folder or object storage, which both Spark and pyarrow reach.
+"""The storage of an archive: a folder or object storage that both Spark and pyarrow reach.
 
-This module knows no table. Law: a file or a local folder appears whole under its name or not at
-all, and a local archive has one writer at a time."""
+This module knows no table. Law: a file appears whole under its name or not at all. A local archive
+has one writer at a time; on object storage the operator must run one writer at a time."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""The tables of an archive as DataFrames, for the jobs that read them: audit and backfill.
+"""The tables of an archive as DataFrames, for audit and backfill.
 
-Not their columns: those are in `schema`. Law: a table reads the same whichever version of Chronos
-wrote it."""
+The columns are in `schema`: files without a newer column read as null. Law: `open_tables`
+fails if a recorded file is missing or a compaction replaces folders."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession

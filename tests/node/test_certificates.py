@@ -25,7 +25,7 @@ from chronos.adapters.checkpoints.node import fetch_checkpoint
 from chronos.adapters.raft import voter
 from chronos.adapters.raft.wire import Callers, Inspect, Signer, StateUpdate, Unanswered
 from chronos.admin.cluster.peers import PeerClient
-from chronos.admin.http import tokens
+from chronos.admin.http import issuer
 from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.client import AsyncClient, Client, Unreachable
 from chronos.config import load
@@ -371,7 +371,7 @@ def test_keys_of_an_issuer_with_a_refused_authority_are_not_read_with_a_reason(t
 
         with pytest.raises(aiohttp.ClientError) as failed:
             asyncio.run(fetch())
-    text = tokens._why(url, failed.value)
+    text = issuer._why(url, failed.value)
     assert text.startswith(f"{url} cannot be read: its certificate, or the authority of it, is ref")
     assert text.endswith(REMEDY)
 

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 
-from chronos.admin.http import tokens as issuer_module
-from chronos.admin.http.tokens import digest, parse_tokens, read_keys
+from chronos.admin.http import issuer as issuer_module
+from chronos.admin.http.issuer import read_keys
+from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from tests.harness.inside import Inside

@@ -19,7 +19,7 @@ from chronos.admin.cluster.cluster import ClusterHandlers as Handlers
 from chronos.admin.cluster.cluster import wait_for_member
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
-from chronos.cli.service.doctor import _roles
+from chronos.cli.service.doctor_cluster import _roles
 from chronos.cli.service.findings import of_cluster, of_nodes
 from chronos.cli.service.status import _screen
 from chronos.config import load

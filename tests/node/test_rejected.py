@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.letters import scan
-from chronos.admin.letters.scan import LetterTopic, RecentRejections
+from chronos.admin.letters import recent
+from chronos.admin.letters.recent import RecentRejections
+from chronos.admin.letters.scan import LetterTopic
 from chronos.client import Client
 from chronos.core.letters import read_rejected
 from chronos.core.reach import EVERYTHING, Reach
@@ -269,8 +270,8 @@ def test_a_later_record_that_was_rejected_is_told_with_the_message(tmp_path: Pat
 def test_the_index_reads_on_and_keeps_the_newest_ids(
     service: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "IDS_MAX", 30)
-    monkeypatch.setattr(scan, "PARTITION_RECORDS_MIN", 10)
+    monkeypatch.setattr(recent, "IDS_MAX", 30)
+    monkeypatch.setattr(recent, "PARTITION_RECORDS_MIN", 10)
     topic = LetterTopic(
         service.node.log, service.node.config.topics.rejected, read_rejected, has_markers=False
     )

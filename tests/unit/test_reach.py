@@ -10,7 +10,8 @@ from msgspec.structs import fields
 
 from chronos import admin
 from chronos.admin.cluster.peers import PeerClient
-from chronos.admin.letters.scan import RecentRejections, Wanted
+from chronos.admin.letters.recent import RecentRejections
+from chronos.admin.letters.scan import Wanted
 from chronos.admin.messages.listing import to_filter
 from chronos.admin.messages.scheduling import Planner
 from chronos.core.query.lookup import find

@@ -1,5 +1,5 @@
-"""The cluster and the node over HTTP: roles, the registry, checkpoints, rates, topics, metrics, and
-requests to other nodes.
+"""Handlers about the cluster and the node: roles, registry, checkpoints, rates, topics, audit trail
+and metrics; and the client that sends a node's requests to other nodes.
 
-In: calls of operators, of other nodes and of Prometheus. Out: the state of the node and its
-cluster, and changes that an operator asks for."""
+In: requests of operators, of other nodes and of Prometheus. Out: the state of the node and its
+cluster, and the changes that an operator requests."""

@@ -1,10 +1,10 @@
-"""Reads of the console's view Audit: the audit trail, and the results of audits of the archive.
+"""Handlers of the console's view Audit: entries of the audit trail, and the results of audits of
+the archive.
 
-The trail is read from its end, in bounded parts; `chronos/admin/http/audit.py` writes it. Its times
-are those of the nodes, each by its own clock, so entries of several nodes are only about in order.
-
-The results are files that `chronos audit -o json` made in the folder `admin.archive_audits`. A node
-reads them, and writes nothing there."""
+This module only reads: `admin/http/audit.py` writes the trail, and `chronos audit -o json` the
+results, which are files in the folder `admin.archive_audits`. The trail is read from its end, in
+bounded parts. Each node writes its entries with the time of its own clock, so entries of several
+nodes are only roughly in order."""
 
 import asyncio
 import os
@@ -50,6 +50,16 @@ _decode = msgspec.json.Decoder(AuditEntry).decode
 Part = tuple[list[AuditEntry], Sequence[int] | None, int]
 """The entries of a page, the position behind them, None if everything was read, and the number of
 entries that were read."""
+
+RESULT = ".json"
+"""The ending of the files that are results."""
+
+RESULT_BYTES_MAX = 8 << 20
+"""A larger file is not read. `chronos audit` prints at most 10,000 rows by hour and 1,000 targets:
+some 3 MB."""
+
+BROKEN = ("missing", "duplicated", "early")
+"""Outcomes that break a promise."""
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -108,7 +118,7 @@ def _period(query: AuditQuery) -> Period:
 def _part(
     trail: AuditTrail, query: AuditQuery, period: Period, behind: Sequence[int] | None
 ) -> Part:
-    """Read until the page is full, the time is over, or the period is."""
+    """Read until the page is full, the time is over, or the period has ended."""
     ends_s = time.monotonic() + PART_S
     found: list[AuditEntry] = []
     position = behind
@@ -146,19 +156,8 @@ def _is_wanted(entry: AuditEntry, query: AuditQuery, period: Period) -> bool:
     )
 
 
-RESULT = ".json"
-"""The ending of the files that are results."""
-
-RESULT_BYTES_MAX = 8 << 20
-"""A larger file is not read. `chronos audit` prints at most 10,000 rows by hour and 1,000 targets:
-some 3 MB."""
-
-BROKEN = ("missing", "duplicated", "early")
-"""Outcomes that break a promise."""
-
-
 class _Result(AuditedMessages, kw_only=True, rename={"start": "from", "end": "to"}):
-    """What `chronos audit -o json` prints, as far as it is shown."""
+    """The fields of the output of `chronos audit -o json` that are shown."""
 
     cluster: str
     start: str
@@ -178,7 +177,7 @@ _SHOWN = set(_Result.__struct_fields__) & set(WholeArchiveAudit.__struct_fields_
 
 
 class FileState(NamedTuple):
-    """What changes when a file does, its permissions included."""
+    """The parts of a file's status that change with its contents or permissions."""
 
     written_ns: int
     changed_ns: int

@@ -1,5 +1,8 @@
-"""The cluster over HTTP: its nodes, the masters of its shards, requests of an operator, and
-checkpoints."""
+"""Handlers about the cluster: its nodes, the masters of its shards, transfers, drains and
+failovers; and checkpoints, which a node makes and sends to another node.
+
+A handler does not change roles itself: it asks the controller, and waits a bounded time until the
+change is published."""
 
 import asyncio
 import re
@@ -47,6 +50,28 @@ from chronos.node.checkpoints import CheckpointScheduler
 from chronos.node.shards import ShardDriver
 from chronos.ports import ClusterSnapshot
 from chronos.workers.cluster.membership import Membership
+
+log = structlog.get_logger("chronos.http")
+
+STREAMS_MAX = 2
+"""Checkpoints sent at a time: each reads a whole store."""
+
+PUBLISHED_S = 2.0
+"""How long to wait for a member that has just joined; the coordinator publishes it within
+milliseconds."""
+
+SEND_S = 60.0
+"""How long the other node may take to accept a chunk of a megabyte; then the transfer ends."""
+
+TRANSFER_S = 10.0
+"""How long a request waits for its transfer or drain; then the answer is `accepted`."""
+
+MEMBER_S = 3.0
+"""How long a request waits for a node that this node does not see yet: a node that has just become
+ready appears in the snapshots of other nodes a moment later."""
+
+PASSWORD = re.compile(r"//[^/@]*@")
+"""Credentials in a node's address, which are not shown."""
 
 
 class CheckpointHandlers:
@@ -101,19 +126,6 @@ class CheckpointHandlers:
                 for number, checkpointer in sorted(scheduler.checkpointers.items())
             ]
         )
-
-
-log = structlog.get_logger("chronos.http")
-
-STREAMS_MAX = 2
-"""Checkpoints sent at a time: each reads a whole store."""
-
-PUBLISHED_S = 2.0
-"""How long to wait for a member that has just joined; the coordinator publishes it within
-milliseconds."""
-
-SEND_S = 60.0
-"""How long the other node may take to accept a chunk of a megabyte; then the transfer ends."""
 
 
 class ReplicaTransfer:
@@ -225,17 +237,6 @@ class ReplicaTransfer:
             "checkpoints are sent only to other nodes of this cluster",
             hint="for backups of your own set checkpoints.location",
         )
-
-
-TRANSFER_S = 10.0
-"""How long a request waits for its transfer or drain; then the answer is `accepted`."""
-
-MEMBER_S = 3.0
-"""How long a request waits for a node that this node does not see yet: a node that has just become
-ready appears in the snapshots of other nodes a moment later."""
-
-PASSWORD = re.compile(r"//[^/@]*@")
-"""Credentials in a node's address, which are not shown."""
 
 
 class ClusterHandlers:
@@ -407,8 +408,8 @@ class ClusterHandlers:
     # --- failover of unhealthy masters
 
     async def failover(self, _: Call) -> tuple[int, object]:
-        """What the nodes find of each shard's master, and which failovers are permitted;
-        standalone: nothing."""
+        """Return the findings of the nodes' probes of each shard's master, and the permitted
+        failovers; empty if standalone."""
         membership = self._context.node.membership
         snapshot = None if membership is None else membership.snapshot()
         members = {} if snapshot is None else snapshot.members

@@ -1,8 +1,7 @@
-"""`/metrics` for Prometheus: values are read from the shards at each scrape, so nothing is counted
-twice.
+"""The metrics of a node in the format of Prometheus, for `/metrics`.
 
-`METRICS` and `NODE_METRICS` list all of them; `docs/reference/metrics.md` is made from the lists.
-"""
+The values of shards are read at each scrape. `METRICS`, `COUNTS`, `NODE_METRICS` and
+`BROKER_METRICS` list all metrics; `docs/reference/metrics.md` is made from the lists."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from chronos import __version__, zones
 from chronos.admin.http.context import Context
-from chronos.admin.http.tokens import Issuer
+from chronos.admin.http.issuer import Issuer
 from chronos.core.keys import LIMITED
 from chronos.core.query.pages import next_place_ms
 from chronos.core.selector import NO_LEADER
@@ -38,7 +37,106 @@ FRESH_S = 1.0
 once."""
 
 Read = Callable[[Context, ShardDriver], float | None]
-"""A value of one shard; None: not known at the moment, the sample is left out."""
+"""A value of one shard; None if it is not known at the moment: the sample is left out."""
+
+LANES_SHOWN = 20
+"""Topics of `chronos_lane_messages` with a sample of their own, those with the most messages."""
+
+OTHER = "other"
+"""Label of all other topics together."""
+
+CERTIFICATES_STALE = (
+    "chronos_certificates_stale",
+    "gauge",
+    "1 if the files of `admin.tls` have changed and cannot be used: those of before stay in force.",
+)
+JWKS_STALE = (
+    "chronos_jwks_stale",
+    "gauge",
+    "1 if the keys in `admin.jwt.jwks` cannot be read: those of before stay in force.",
+)
+
+NODE_METRICS: tuple[tuple[str, str, str], ...] = (
+    ("chronos_build_info", "info", "Version, zone data, node, cluster and kind of log, as labels."),
+    ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
+    (
+        "chronos_disk_reserve_bytes",
+        "gauge",
+        "`limits.disk_reserve`: with less free space every shard of the node is paused.",
+    ),
+    ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
+    (
+        "chronos_clients_abandoned_total",
+        "counter",
+        (
+            "Consumers that did not close within 10 s, a fault of the Kafka client: each keeps "
+            "its threads and connections until the process ends."
+        ),
+    ),
+    CERTIFICATES_STALE,
+    JWKS_STALE,
+    (
+        "chronos_tokens_stale",
+        "gauge",
+        (
+            "1 if the file of tokens has changed and cannot be used: the tokens of before stay in "
+            "force."
+        ),
+    ),
+    (
+        "chronos_lane_messages",
+        "gauge",
+        "Messages that are due and wait in lanes, in the shards this node is master of, by the "
+        f"label `topic`: the 20 topics with the most, and `{OTHER}`.",
+    ),
+    (
+        "chronos_no_leader_seconds",
+        "gauge",
+        "For how long the first message in a lane of the topic that no rate keeps has been due, in "
+        "the shards this node is master of, by the label `topic`: its partition has no leader, or "
+        f"too few replicas in sync, or the topic cannot be created; the 20 longest, and `{OTHER}`.",
+    ),
+    (
+        "chronos_audit_failing",
+        "gauge",
+        (
+            "1 while entries of the audit trail cannot be written; with `audit.required`, "
+            "requests are refused meanwhile."
+        ),
+    ),
+    (
+        "chronos_audit_lost_total",
+        "counter",
+        "Entries of the audit trail that could not be written, and are not tried again.",
+    ),
+)
+"""Metrics of the node; only that of the lanes has a label."""
+
+BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
+    (
+        "chronos_broker_latency_seconds",
+        "gauge",
+        (
+            "Time from sending a record to its acknowledgement by the broker, last measured; 30 "
+            "if that failed."
+        ),
+    ),
+    (
+        "chronos_broker_unavailable_seconds",
+        "gauge",
+        "For how long messages without a key still avoid the broker; 0: they do not.",
+    ),
+    (
+        "chronos_hops_ahead_total",
+        "counter",
+        "Forwarded records whose first timestamp, by the clock of `broker`, was more than 0.5 s "
+        "ahead of the clock of `home_broker`, which leads the partition of their id: one of the "
+        "two clocks is wrong. Their own timestamp counts instead. The brokers are those that led "
+        "the partitions then; two that lead now are there from the start.",
+    ),
+)
+"""Metrics with the label `broker`: the first two of the brokers that this node has sent messages
+to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,12 +414,6 @@ METRICS: tuple[ShardMetric, ...] = (
 )
 """Every metric with the label `shard`."""
 
-LANES_SHOWN = 20
-"""Topics of `chronos_lane_messages` with a sample of their own, those with the most messages."""
-
-OTHER = "other"
-"""Label of all other topics together."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
@@ -377,104 +469,10 @@ COUNTS: tuple[Count, ...] = (
 )
 """Every metric with the label `reason` or `target`."""
 
-CERTIFICATES_STALE = (
-    "chronos_certificates_stale",
-    "gauge",
-    "1 if the files of `admin.tls` have changed and cannot be used: those of before stay in force.",
-)
-JWKS_STALE = (
-    "chronos_jwks_stale",
-    "gauge",
-    "1 if the keys in `admin.jwt.jwks` cannot be read: those of before stay in force.",
-)
-
-NODE_METRICS: tuple[tuple[str, str, str], ...] = (
-    ("chronos_build_info", "info", "Version, zone data, node, cluster and kind of log, as labels."),
-    ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
-    (
-        "chronos_disk_reserve_bytes",
-        "gauge",
-        "`limits.disk_reserve`: with less free space every shard of the node is paused.",
-    ),
-    ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
-    (
-        "chronos_clients_abandoned_total",
-        "counter",
-        (
-            "Consumers that did not close within 10 s, a fault of the Kafka client: each keeps "
-            "its threads and connections until the process ends."
-        ),
-    ),
-    CERTIFICATES_STALE,
-    JWKS_STALE,
-    (
-        "chronos_tokens_stale",
-        "gauge",
-        (
-            "1 if the file of tokens has changed and cannot be used: the tokens of before stay in "
-            "force."
-        ),
-    ),
-    (
-        "chronos_lane_messages",
-        "gauge",
-        "Messages that are due and wait in lanes, in the shards this node is master of, by the "
-        f"label `topic`: the 20 topics with the most, and `{OTHER}`.",
-    ),
-    (
-        "chronos_no_leader_seconds",
-        "gauge",
-        "For how long the first message in a lane of the topic that no rate keeps has been due, in "
-        "the shards this node is master of, by the label `topic`: its partition has no leader, or "
-        f"too few replicas in sync, or the topic cannot be created; the 20 longest, and `{OTHER}`.",
-    ),
-    (
-        "chronos_audit_failing",
-        "gauge",
-        (
-            "1 while entries of the audit trail cannot be written; with `audit.required`, "
-            "requests are refused meanwhile."
-        ),
-    ),
-    (
-        "chronos_audit_lost_total",
-        "counter",
-        "Entries of the audit trail that could not be written, and are not tried again.",
-    ),
-)
-"""Metrics of the node; only that of the lanes has a label."""
-
 
 def _named(name: str) -> tuple[str, str]:
     """Name and meaning of a metric of the node."""
     return next((each, meaning) for each, _, meaning in NODE_METRICS if each == name)
-
-
-BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
-    (
-        "chronos_broker_latency_seconds",
-        "gauge",
-        (
-            "Time from sending a record to its acknowledgement by the broker, last measured; 30 "
-            "if that failed."
-        ),
-    ),
-    (
-        "chronos_broker_unavailable_seconds",
-        "gauge",
-        "For how long messages without a key still avoid the broker; 0: they do not.",
-    ),
-    (
-        "chronos_hops_ahead_total",
-        "counter",
-        "Forwarded records whose first timestamp, by the clock of `broker`, was more than 0.5 s "
-        "ahead of the clock of `home_broker`, which leads the partition of their id: one of the "
-        "two clocks is wrong. Their own timestamp counts instead. The brokers are those that led "
-        "the partitions then; two that lead now are there from the start.",
-    ),
-)
-"""Metrics with the label `broker`: the first two of the brokers that this node has sent messages
-to."""
 
 
 class Exposition(Collector):
@@ -495,11 +493,12 @@ class Exposition(Collector):
         return await self._context.in_thread(generate_latest, self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: a collector that is registered once needs no check for duplicates."""
+        """Return no metrics: a collector that is registered once needs no check for
+        duplicates."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families of metrics."""
         config = self._context.node.config
         yield InfoMetricFamily(
             "chronos_build",

@@ -1,4 +1,5 @@
-"""The shards, the timeline, the history, the health and the rate limits of a node over HTTP."""
+"""Handlers about the work of the shards: their state, the timeline of due times, the last minutes,
+the rate limits, and the health checks `/livez` and `/readyz`."""
 
 import asyncio
 from collections import Counter
@@ -67,6 +68,14 @@ LANES_MAX = 1_000
 """Most lanes of an answer: those with the most messages."""
 
 _decode_change = msgspec.json.Decoder(RateChange).decode
+
+DAY_MS = 86_400_000
+
+TIMELINE_MS = 3_600_000
+"""Length of a timeline whose end is not given."""
+
+TIMELINE_INTERVALS = 60
+"""Greatest number of intervals of a timeline without a step."""
 
 
 class RateLimitHandlers:
@@ -202,20 +211,11 @@ def _info(limit: InForce) -> RateInfo:
 
 
 def _empty_at(messages: int, rate: Rate | None, now_ms: int) -> str | None:
-    """When the last of the messages will have left, if no more come; None: never, or as fast as
-    possible."""
+    """Return when the last of the messages will have left the lane if no more arrive; None: never,
+    or as fast as possible."""
     if rate is None or rate.per_s == 0:
         return None
     return format_time(min(MS_MAX, now_ms + int(messages / rate.per_s * 1_000)))
-
-
-DAY_MS = 86_400_000
-
-TIMELINE_MS = 3_600_000
-"""Length of a timeline whose end is not given."""
-
-TIMELINE_INTERVALS = 60
-"""Greatest number of intervals of a timeline without a step."""
 
 
 class Overview:
@@ -476,13 +476,13 @@ class Overview:
         return converted(field, time_ms, value)
 
     async def live(self, _: Call) -> tuple[int, object]:
-        """200 while the process should be kept running."""
+        """Answer 200 while the process should be kept running."""
         if self._context.node.failure is not None:
             raise ProblemError(503, "failed", str(self._context.node.failure))
         return 200, Health()
 
     async def ready(self, _: Call) -> tuple[int, object]:
-        """200 if every shard has reached its role and none is paused."""
+        """Answer 200 if every shard has reached its role and none is paused."""
         reasons = self._context.reasons()
         if reasons:
             raise ProblemError(

@@ -1,9 +1,9 @@
-"""Forwards requests to other nodes for the shards that this node does not hold.
+"""The client with which a node sends requests to other nodes, for the shards that it does not hold.
 
 With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It
-forwards a request for any other shard to a node that holds it, with the parameter `shards`. A
-request with `shards` is answered from that node's own replicas or not at all, so a request is
-forwarded once and never in a circle."""
+forwards a request for any other shard to a node that holds it, with the parameter `shards`. A node
+answers a request with `shards` from its own replicas or with an error. Law: a forwarded request is
+not forwarded again."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 
 class PeerClient:
-    """Lives as long as the server, in its event loop."""
+    """The client for the other nodes. It belongs to the server's event loop and is closed with the
+    server."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

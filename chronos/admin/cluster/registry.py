@@ -1,9 +1,10 @@
-"""The registry over HTTP: registrations of nodes, routes, configuration by namespace; and the
-registration of this node with the registry of every node of its cluster.
+"""The registry of nodes: the handlers under `/v1/registry`, and the registration of this node with
+the registries of all nodes of its cluster.
 
-After RocketMQ: each time the whole registration, at once when it changes, else every
-REGISTER_EVERY_MS. A registry that does not answer is asked again after RETRY_MS. No
-registry waits for another one."""
+The registry holds registrations of nodes, routes of topics, and configuration by namespace. As in
+RocketMQ, a registration is always whole: it is sent at once when it changes, otherwise every
+REGISTER_EVERY_MS. A registry that does not answer is asked again after RETRY_MS. Law: a registry
+that does not answer delays no registration with another one."""
 
 import asyncio
 import re
@@ -81,7 +82,7 @@ REGISTER_EVERY_MS = 30_000
 again after this time."""
 
 LOOK_S = 0.25
-"""How often to look for a change of the own registration."""
+"""Time between two comparisons of the own registration with the node's state."""
 
 LEAVE_S = 1.0
 """How long the registries may take to answer the registrations that were sent before, and again for
@@ -91,6 +92,29 @@ _CREDENTIALS = re.compile(r"//[^/@]*@")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RegistrationResult).decode
+
+AHEAD_MS = 86_400_000
+"""How far the state version of a registration may be ahead of this node's clock. Versions are the
+times of changes (epoch ms): one that is far ahead would keep the later states of its node out."""
+
+CHANGE_S = 10.0
+"""How long to wait until the controller has published a change of the configuration."""
+
+MEMBER_S = 2.0
+"""How long to wait for a member that has just joined."""
+
+ENCODED_MAX = 4_096
+"""Most answers about routes that are kept encoded."""
+
+_decode_registration = msgspec.json.Decoder(RegistrationBody).decode
+_decode_value = msgspec.json.Decoder(ConfigChange).decode
+
+_PERMISSIONS: dict[int, Permissions] = {
+    bits: [*(["read"] if bits & READ else []), *(["write"] if bits & WRITE else [])]  # type: ignore[list-item]
+    for bits in (0, READ, WRITE, READ | WRITE)
+}
+
+T = TypeVar("T")
 
 
 class Registrar:
@@ -110,7 +134,7 @@ class Registrar:
         """Registrations that were sent and not answered yet."""
 
     async def run(self) -> None:
-        """Until the server stops."""
+        """Register this node and remove expired nodes, until the server stops."""
         stopping = self._context.stopping
         while not stopping.is_set():
             try:
@@ -193,7 +217,8 @@ class Registrar:
             self._own.overtaken(sent, result.state_version)
 
     def _describe(self) -> Registration:
-        """What the node serves now; its state version is given by `OwnRegistration`."""
+        """Return the topics and shards that the node serves now; `OwnRegistration` adds the state
+        version."""
         node = self._context.node
         config, member = node.config, node.describe()
         snapshot = None if node.membership is None else node.membership.snapshot()
@@ -264,32 +289,8 @@ async def _within(timeout_s: float, tasks: Sequence[asyncio.Future[Any]]) -> Non
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-AHEAD_MS = 86_400_000
-"""How far the state version of a registration may be ahead of this node's clock. Versions are the
-times of changes (epoch ms): one that is far ahead would keep the later states of its node out."""
-
-CHANGE_S = 10.0
-"""How long to wait until the controller has published a change of the configuration."""
-
-MEMBER_S = 2.0
-"""How long to wait for a member that has just joined."""
-
-ENCODED_MAX = 4_096
-"""Most answers about routes that are kept encoded."""
-
-_decode_registration = msgspec.json.Decoder(RegistrationBody).decode
-_decode_value = msgspec.json.Decoder(ConfigChange).decode
-
-_PERMISSIONS: dict[int, Permissions] = {
-    bits: [*(["read"] if bits & READ else []), *(["write"] if bits & WRITE else [])]  # type: ignore[list-item]
-    for bits in (0, READ, WRITE, READ | WRITE)
-}
-
-T = TypeVar("T")
-
-
 def monotonic_ms() -> int:
-    """The time of registrations: it does not step when the clock is set."""
+    """Return the time of registrations: a clock that does not step when the system clock is set."""
     return int(time.monotonic() * 1_000)
 
 

@@ -1,8 +1,8 @@
-"""Topics and their records, by long poll.
+"""Handlers of `/v1/topics`: topics and their records, by long poll.
 
-On the embedded log, which no Kafka consumer can read, all topics. On Kafka those of Chronos and
-those that `targets` permits: Chronos may have permissions for others, which a sender of requests
-does not have."""
+On the embedded log, which no Kafka consumer can read, all topics are shown. On Kafka only the
+topics of Chronos and the targets that `targets.allow` and `targets.deny` permit: Chronos may have
+permissions for further topics that the sender of a request does not have."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -86,14 +86,14 @@ class TopicReads:
         return {name: info for name, info in found.items() if info is not None}
 
     def _may_read(self, sender: Sender, topic: str) -> bool:
-        """Return whether the topic is for the sender: Chronos's own hold the messages of all, and
-        are closed to a sender with reach."""
+        """Return whether the sender may read the topic: Chronos's own topics hold the messages of
+        all senders, and are closed to a sender that is limited to some targets or ids."""
         return not sender.is_limited or (
             topic not in self._own and sender.reach.admits_target(topic)
         )
 
     def _is_shown(self, topic: str) -> bool:
-        """Return whether the topic is one that requests may read, whoever sends them."""
+        """Return whether any sender may read the topic by requests."""
         is_target = not topic.startswith("__") and self._context.rules[0].allows(topic)
         return not self._is_on_kafka or topic in self._own or is_target
 
@@ -180,8 +180,8 @@ class TopicReads:
                 await context.in_poll_thread(reader.wait, min(left_s, FETCH_WAIT_S))
 
     def _fetched(self, reader: Reader, topic: str, query: RecordsQuery) -> list[Record]:
-        """What was fetched, at most ANSWER_BYTES or one record; steps over a batch that cannot be
-        read."""
+        """Return the fetched records, at most ANSWER_BYTES or one record; a batch that cannot be
+        read is skipped."""
         try:
             records = reader.read(query.limit, ANSWER_BYTES)
         except BatchUnreadable as error:

@@ -1,5 +1,5 @@
-"""The HTTP interface: connections, senders and their tokens, routes, schemas, checks, problems, the
+"""The HTTP server: connections, senders and their tokens, routes, schemas, checks, problems, the
 audit trail.
 
 In: bytes of clients. Out: a checked `context.Call` for a handler, and its answer as JSON or a
-problem. What requests do is in `admin.messages`, `admin.letters` and `admin.cluster`."""
+problem. The handlers are in `admin.messages`, `admin.letters` and `admin.cluster`."""

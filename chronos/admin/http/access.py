@@ -1,14 +1,18 @@
-"""Who may send a request: where it comes from, the tokens of users, and the nodes of the cluster.
+"""The sender of a request, and whether the request is permitted: its host name, its origin, its
+token or certificate, and the targets and ids that it names.
 
 A browser sends requests for any web page that a person opens. Two checks keep such pages away from
-the service: the name in the Host header must be one of the node (DNS rebinding), and a request must
-not be marked as one of another site."""
+the service: the name in the Host header must be a name of the node (against DNS rebinding), and a
+request must not be marked as a request of another site. Tokens are read in `tokens`, the tokens of
+an OIDC issuer are verified in `issuer`."""
 
 import binascii
 import hmac
 import ipaddress
 import re
 import socket
+import ssl
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -21,21 +25,20 @@ from msgspec.structs import replace
 from chronos.admin.http.audit import SENDER
 from chronos.admin.http.connections import SparseLog
 from chronos.admin.http.encoding import id_text
+from chronos.admin.http.issuer import Issuer, Untrusted
 from chronos.admin.http.problems import ProblemError, wrong_field
 from chronos.admin.http.tokens import (
     ANYBODY,
     MEMBER,
-    Issuer,
     Role,
     Sender,
     TokenFile,
-    Untrusted,
-    names_shown,
 )
 from chronos.config import Config
 from chronos.core.cluster.roles import Member
 from chronos.core.query.filter import WILDCARDS
 from chronos.core.reach import EVERYTHING, Reach
+from chronos.node.certificates import decoded
 
 PAGE = "/"
 VIEWS = "/ui/"
@@ -43,6 +46,20 @@ VIEWS = "/ui/"
 
 HOST = re.compile(r"(\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", re.ASCII)
 """A Host header: a name or an address, and a port."""
+
+NODE_HEADER = "Chronos-Node"
+"""Name of the node that sends the request."""
+
+TOKEN_HEADER = "Chronos-Token"
+"""The token that this node gave the coordinator."""
+
+REACH_HEADER = "Chronos-Reach"
+"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not
+limited."""
+
+ASKER_HEADER = "Chronos-Asker"
+"""Name of the token whose request a node forwards: its work takes turns with that of other
+tokens."""
 
 
 class Hosts:
@@ -54,7 +71,7 @@ class Hosts:
 
     @classmethod
     def of(cls, config: Config) -> "Hosts":
-        """The names of a node: its id, the name of its machine, those in `admin`."""
+        """The names of a node: its id, the name of its machine, and the names in `admin`."""
         admin = config.admin
         advertised = None if admin.advertised is None else urlsplit(admin.advertised).hostname
         return cls(
@@ -107,8 +124,7 @@ class Hosts:
 
 
 def check_site(request: web.Request, host: str | None) -> None:
-    """Refuse a request that a browser sends for a page of another site: it may change, start and
-    read nothing.
+    """Raise ProblemError for a request that a browser sends for a page of another site.
 
     Only links to the console are followed. A browser sends `Sec-Fetch-Site` to
     addresses it trusts, which are HTTPS and loopback; elsewhere `Origin` protects everything except
@@ -128,7 +144,7 @@ def check_site(request: web.Request, host: str | None) -> None:
 
 
 def check_encoding(request: web.Request) -> None:
-    """Refuse a body that must be decompressed: a small one may take any amount of memory."""
+    """Raise ProblemError for a compressed body: a small one may expand to any size in memory."""
     coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
     if coding.strip().lower() != "identity":
         raise ProblemError(
@@ -159,21 +175,6 @@ def _plain(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
-NODE_HEADER = "Chronos-Node"
-"""Name of the node that sends the request."""
-
-TOKEN_HEADER = "Chronos-Token"
-"""The token that this node gave the coordinator."""
-
-REACH_HEADER = "Chronos-Reach"
-"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not
-limited."""
-
-ASKER_HEADER = "Chronos-Asker"
-"""Name of the token whose request a node forwards: its work takes turns with that of other
-tokens."""
-
-
 class Access:
     """Finds the sender of a request, and decides what it may do. For one event loop."""
 
@@ -186,9 +187,9 @@ class Access:
         with_certificates: bool = False,
         issuer: Issuer | None = None,
     ) -> None:
-        """`path`: the file of tokens; None: there are none. `members`: the nodes of the cluster, by
-        name. `with_certificates`: the certificates of clients were checked. `issuer`: whose tokens
-        are valid too.
+        """`path`: the token file; None: the service has no tokens. `members`: returns the nodes of
+        the cluster, by name. `with_certificates`: the TLS handshake verifies client certificates.
+        `issuer`: tokens of this issuer are valid too.
 
         Raises ConfigurationError if the file cannot be used.
         """
@@ -204,7 +205,8 @@ class Access:
         self._log = sparse_log
 
     def admit(self, request: web.Request, role: Role, *, concerns_targets: bool) -> Sender:
-        """The sender. ProblemError: 401 without a valid token, 403 with one that may not do this.
+        """Return the sender. ProblemError: 401 without a valid token, 403 if the token does not
+        permit the request.
 
         `concerns_targets`: the handler checks the targets of each message. Any other request
         concerns the whole service: a token that is limited to some targets may read the answer, but
@@ -245,8 +247,8 @@ class Access:
         return self.tokens.sender_with_certificate(names_shown(request))
 
     def _of_issuer(self, token: str) -> Sender | None:
-        """The sender with a token of the issuer; ProblemError with 401 and the reason if it is not
-        valid, with 403 if it permits nothing."""
+        """Return the sender with a token of the issuer. ProblemError: 401, with the reason, if the
+        token is not valid; 403 if it permits nothing."""
         if self._issuer is None or token.count(".") != 2:
             return None
         assert self.tokens is not None
@@ -273,7 +275,7 @@ class Access:
 
 
 def lack(sender: Sender, role: Role, *, concerns_targets: bool) -> str | None:
-    """What a sender with a valid token lacks for a request, in words; None: it may send it."""
+    """Return the missing permission for a request, in words; None: the sender may send it."""
     if role not in ("any", *sender.roles):
         return f"does not have the role {role}"
     if sender.is_limited and not concerns_targets and role not in ("any", "read"):
@@ -291,14 +293,15 @@ def is_token_of(member: Member | None, token: str) -> bool:
 
 
 def reach_header(reach: Reach) -> dict[str, str]:
-    """The header of a request that is forwarded for a sender with this reach."""
+    """Return the header with this reach, for a request that is forwarded."""
     if not reach.is_limited:
         return {}
     return {REACH_HEADER: b64encode(msgspec.json.encode([reach.targets, reach.ids])).decode()}
 
 
 def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
-    """Targets and ids of the sender for whom a node asks. ProblemError if they cannot be read."""
+    """Return the targets and ids of the sender whose request a node forwards. ProblemError if the
+    header cannot be read."""
     given = request.headers.get(REACH_HEADER)
     if given is None:
         return {}
@@ -334,33 +337,34 @@ def key_of(request: web.BaseRequest) -> str | None:
 
 
 def check_id(sender: Sender, message_id: bytes) -> None:
-    """403 for a request that asks for an id which is not for the sender, whether there is such a
-    message or not."""
+    """Raise ProblemError with status 403 if the sender may not use this id, whether such a message
+    exists or not."""
     if not sender.reach.admits_id(message_id):
         raise _forbidden_id(sender, message_id)
 
 
 def check_given_id(sender: Sender, message_id: bytes) -> None:
-    """403 for a request that gives a message an id which is not for the sender."""
+    """Raise ProblemError with status 403 if the sender may not give a message this id."""
     if not sender.reach.admits_given_id(message_id):
         raise _forbidden_id(sender, message_id)
 
 
 def check_target(sender: Sender, topic: str) -> None:
-    """403 for a request that names a target topic which is not for the sender."""
+    """Raise ProblemError with status 403 if the sender may not use this target topic."""
     if not sender.reach.admits_target(topic):
         raise forbidden(sender, f"is not for the target {topic[:249]}")
 
 
 def check_targets(sender: Sender, pattern: str) -> None:
-    """403 for a filter that names a target topic which is not for the sender. A pattern finds only
-    what is its own."""
+    """Raise ProblemError with status 403 if a filter names a target topic that the sender may not
+    use. A pattern is permitted: it matches only the sender's own topics."""
     if WILDCARDS.isdisjoint(pattern):
         check_target(sender, pattern)
 
 
 def check_headers(sender: Sender) -> None:
-    """403 for a condition on headers, or a count by one, of a sender that may not see them."""
+    """Raise ProblemError with status 403 if the sender may not see headers, on which the request
+    has a condition or counts."""
     if not sender.sees_payloads:
         raise forbidden(
             sender, "may not see headers", hint="a condition on headers needs the role payload"
@@ -376,5 +380,18 @@ def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
 
 
 def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:
-    """403; `why`: what the sender may not do."""
+    """Return a ProblemError with status 403. `why`: the missing permission."""
     return ProblemError(403, "forbidden", f"the token {sender.name} {why}", hint=hint)
+
+
+def names_shown(request: web.Request) -> tuple[str, ...]:
+    """Return the names in the certificate of the client; empty without a certificate, or if it has
+    expired since the handshake."""
+    found = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    if not isinstance(found, ssl.SSLObject | ssl.SSLSocket):
+        return ()
+    encoded = found.getpeercert(binary_form=True)
+    if not encoded:
+        return ()
+    certificate = decoded(encoded)
+    return certificate.names if time.time() < certificate.ends_s else ()

@@ -1,13 +1,16 @@
-"""The audit trail: who asked over HTTP to change something, or to see payloads, and what came of
-it.
+"""The audit trail of the HTTP interface: an entry for each request that changes something or shows
+payloads, with its sender and its outcome.
 
-The server makes one entry for each such request, whichever handler or node answers it, refusals
-included. Requests of members are left out: the node that forwards a request writes its entry.
-Health checks, deliveries and members therefore never wait for the trail.
+The server makes the entries, whichever handler or node answers the request; requests that are
+refused have one too. There is none for a request without a known sender, for one beyond the limits
+of its sender, and for one that another node has forwarded, which has written the entry itself.
+Health checks and deliveries do not wait for the trail. Entries are read in
+`admin/cluster/audit.py`.
 
-With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the answer is given, and
-the outcome is written. While an entry cannot be written, it is tried again, and new requests are
-refused."""
+With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the answer is sent, and the
+outcome is written. While entries cannot be written, outcomes are kept and tried again, and new
+requests are refused. Without `audit.required` an entry may be lost; `Trail.lost` counts the lost
+ones."""
 
 import asyncio
 import secrets
@@ -57,7 +60,7 @@ IDS_LOGGED = 5
 """Ids in a log line."""
 
 ASKED_CHARACTERS = 1_000
-"""Of the body of a request without payloads."""
+"""Characters of the body of a request without payloads that an entry keeps."""
 
 GROUP = 1_000
 """Entries in one write."""
@@ -74,6 +77,8 @@ AGAIN_S = 1.0
 CLOSE_S = 2.0
 """How long entries may take to be written when the server stops."""
 
+_encode = msgspec.json.Encoder().encode
+
 
 class _Named(Struct):
     """An element of a body, or of an answer, as far as the trail needs it."""
@@ -85,7 +90,6 @@ class _Named(Struct):
     type: Any = None
 
 
-_encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[_Named | list[_Named]] = msgspec.json.Decoder(_Named | list[_Named])
 
 
@@ -95,7 +99,7 @@ class Trail:
     def __init__(
         self, sink: AuditSink | None, *, node: str, required: bool, now_ms: Callable[[], int]
     ) -> None:
-        """`sink`: None: entries are log lines. `required`: see the module."""
+        """`sink`: None if entries are log lines. `required`: the setting `audit.required`."""
         self.node = node
         self.required = required and sink is not None
         self.now_ms = now_ms
@@ -140,7 +144,7 @@ class Trail:
                 future.cancel()
 
     def tell(self, entries: Sequence[bytes], *, keep: bool) -> None:
-        """Write entries soon. `keep`: however many wait: their number is bounded by the requests in
+        """Write entries soon. `keep`: never drop them; their number is bounded by the requests in
         flight."""
         for entry in entries:
             if keep or len(self._waiting) < WAITING_MAX:
@@ -204,7 +208,7 @@ class Trail:
                 future.set_exception(error)
 
     async def close(self) -> None:
-        """Write what waits, as far as that succeeds in time."""
+        """Write the waiting entries, as far as that succeeds in time."""
         if (writing := self._writing) is not None:
             await asyncio.wait([writing], timeout=CLOSE_S)
             writing.cancel()
@@ -231,8 +235,8 @@ class Recorded:
         self._asked = ""
 
     async def begin(self, query: Struct, body: bytes) -> None:
-        """Before the handler runs. Raises ProblemError with status 503 if its intent must be
-        durable and is not."""
+        """Record the intent, before the handler runs. Raises ProblemError with status 503 if its
+        intent must be durable and is not."""
         self._shows_payload = self._shows_payload or bool(getattr(query, "payload", False))
         if not self._is_kept():
             return
@@ -250,7 +254,8 @@ class Recorded:
         self._has_intent = True
 
     def ended(self, status: int, content: object) -> None:
-        """The handler has answered. `content`: what it answered with: values, or JSON."""
+        """Record the outcome after the handler has answered. `content`: its answer, as values or as
+        JSON."""
         if not self._has_intent and getattr(content, "records", None) == []:
             # A poll that ends without a record has shown nothing.
             return
@@ -268,7 +273,7 @@ class Recorded:
         self._tell(status, str(outcome or "done").rpartition(":")[2])
 
     def failed(self, error: BaseException) -> None:
-        """The request ends with an error, which the server answers."""
+        """Record the outcome of a request that ends with an error, which the server answers."""
         if isinstance(error, ProblemError):
             self._tell(error.status, error.problem.type.rpartition(":")[2])
         elif isinstance(error, web.HTTPException):

@@ -1,15 +1,13 @@
-"""Connections and bodies: bounds their number, their bytes and their time, and answers what is not
-HTTP.
+"""Connections and request bodies: the bounds of their number, memory and time, and the answers to
+connections that do not send HTTP.
 
-All bodies, the records made from them, and what was received and not read yet share one bound in
-memory.
+All bodies, the records made from them, and the bytes received and not read yet share one bound of
+memory. At most READ_AHEAD_BYTES of a body are received before its handler reads it; most handlers
+read none.
 
-A node without a free file descriptor cannot open its own files and sockets, so connections take at
-most half of them. At the bound the connection that has been idle longest is closed for a new one; a
-connection that serves a request is not.
-
-What a connection sends and nobody reads is small, and part of the memory for requests. Reading
-stops at READ_AHEAD_BYTES of a body until its handler reads it; most handlers read none."""
+Connections take at most half of the process's file descriptors, so that the node can always open
+its own files and sockets. At the bound the connection that has been idle longest is closed for a
+new one; a connection with a request in progress is not."""
 
 import asyncio
 import resource
@@ -31,15 +29,72 @@ from chronos.admin.http.tokens import Sender
 from chronos.core import certificates
 
 BODIES_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of all bodies and their records, from the first byte until the answer, and of what
-connections have received and nobody has read; further bodies are refused."""
+"""Bytes of all bodies and their records, from the first byte until the answer, and of all bytes
+received and not read yet; further bodies are refused."""
 
 READ_BYTES = 32 * 1024
-"""Bytes of a body that may wait while it is read. Before, far less may: see
-`connections.READ_AHEAD_BYTES`."""
+"""Bytes of a body that may wait while it is read. Before, far less may: see `READ_AHEAD_BYTES`."""
 
 BODY_S = 30.0
 """How long a body may take to arrive."""
+
+log = structlog.get_logger("chronos.http")
+
+CONNECTIONS_MAX = 2_000
+"""Most connections: each takes some kilobytes, and one pass of the loop for each event."""
+
+HEADER_S = 10.0
+"""How long a new connection may take to negotiate TLS and to send its first request, headers
+included."""
+
+KEEP_S = 75.0
+"""How long an idle connection is kept, and how long an answer may take to be read."""
+
+RECEIVE_BYTES = 16 * 1024
+"""Bytes that are received at a time; asyncio's own 256 KiB are kept by every connection with
+TLS."""
+
+READ_AHEAD_BYTES = 8 * 1024
+"""Bytes of a body that wait to be read: at twice as many nothing more is received."""
+
+TLS_BYTES_MAX, TLS_BYTES_MIN = 24 * 1024, 20 * 1024
+"""Encrypted bytes that wait to be read: from the first number on nothing is received, until there
+are no more than the second, which is more than one record of TLS takes."""
+
+TLS_BYTES = RECEIVE_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""The memory of a connection with TLS for what is encrypted, counted as long as it is open."""
+
+BODY_UNREAD_MAX = 2 * READ_AHEAD_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
+"""Most bytes of a body that a connection has received before it stops: what was decrypted at once
+comes after the last look."""
+
+HEADS_BYTES_MAX = 96 * 1024
+"""Most bytes of requests without their bodies that a connection sends before they are answered;
+then it is closed."""
+
+ALWAYS_BYTES = 8 * 1024
+"""Bytes that a connection may always send: health checks are answered also when the memory for
+requests is taken."""
+
+LINGER_S = 2.0
+"""How long the rest of a body is thrown away after the answer, so that a client which is still
+sending reads it."""
+
+SWEEP_S = 1.0
+"""Time between two looks for connections that took too long."""
+
+ACCEPT_PAUSE_S = 1.0
+"""Pause after the system refused to accept a connection."""
+
+BACKLOG = 128
+"""Connections that the system accepts before the node does."""
+
+LOG_EVERY_S = 60.0
+"""Time between two log lines about untrusted clients of one kind, however often it happens."""
+
+FAULT_EVERY_S = 1.0
+"""Time between two log lines about errors of Chronos of one kind: a client that can cause one can
+cause thousands."""
 
 
 class BodyBudget:
@@ -52,7 +107,8 @@ class BodyBudget:
 
     @asynccontextmanager
     async def arriving(self) -> AsyncIterator[None]:
-        """While a body arrives. ProblemError if that takes too long, or the server stops."""
+        """Bound the time in which a body arrives. ProblemError if it takes too long, or the server
+        stops."""
         try:
             async with asyncio.timeout(0 if self._is_stopping else BODY_S) as limit:
                 self._arriving.add(limit)
@@ -97,7 +153,7 @@ class BodyBudget:
 
 
 class Unread:
-    """The bytes that one connection has received, and that nobody has read."""
+    """The bytes that one connection has received and that were not read yet."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -169,65 +225,6 @@ async def read_body(request: web.Request, share: BodyShare, bytes_max: int) -> b
     finally:
         unread.is_read = False
     return bytes(body)
-
-
-log = structlog.get_logger("chronos.http")
-
-CONNECTIONS_MAX = 2_000
-"""Most connections: each takes some kilobytes, and one pass of the loop for each event."""
-
-HEADER_S = 10.0
-"""How long a new connection may take to negotiate TLS and to send its first request, headers
-included."""
-
-KEEP_S = 75.0
-"""How long an idle connection is kept, and how long an answer may take to be read."""
-
-RECEIVE_BYTES = 16 * 1024
-"""Bytes that are received at a time; asyncio's own 256 KiB are kept by every connection with
-TLS."""
-
-READ_AHEAD_BYTES = 8 * 1024
-"""Bytes of a body that wait to be read: at twice as many nothing more is received."""
-
-TLS_BYTES_MAX, TLS_BYTES_MIN = 24 * 1024, 20 * 1024
-"""Encrypted bytes that wait to be read: from the first number on nothing is received, until there
-are no more than the second, which is more than one record of TLS takes."""
-
-TLS_BYTES = RECEIVE_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
-"""The memory of a connection with TLS for what is encrypted, counted as long as it is open."""
-
-BODY_UNREAD_MAX = 2 * READ_AHEAD_BYTES + TLS_BYTES_MAX + RECEIVE_BYTES
-"""Most bytes of a body that a connection has received before it stops: what was decrypted at once
-comes after the last look."""
-
-HEADS_BYTES_MAX = 96 * 1024
-"""Most bytes of requests without their bodies that a connection sends before they are answered;
-then it is closed."""
-
-ALWAYS_BYTES = 8 * 1024
-"""Bytes that a connection may always send: health checks are answered also when the memory for
-requests is taken."""
-
-LINGER_S = 2.0
-"""How long the rest of a body is thrown away after the answer, so that a client which is still
-sending reads it."""
-
-SWEEP_S = 1.0
-"""Time between two looks for connections that took too long."""
-
-ACCEPT_PAUSE_S = 1.0
-"""Pause after the system refused to accept a connection."""
-
-BACKLOG = 128
-"""Connections that the system accepts before the node does."""
-
-LOG_EVERY_S = 60.0
-"""Time between two log lines about untrusted clients of one kind, however often it happens."""
-
-FAULT_EVERY_S = 1.0
-"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause
-thousands."""
 
 
 def connections_max() -> int:
@@ -582,13 +579,14 @@ class ServerConnection(web.RequestHandler):
         return self._newest is not None and not self._newest.is_eof()
 
     def answered(self) -> None:
-        """A request was handled; its body counts no more, whether or not it was read."""
+        """End the accounting of a handled request: its body is no longer counted, whether or not it
+        was read."""
         if not self._messages:
             self._is_answered = True
             self.unread.set(0)
 
     def forget(self) -> None:
-        """The connection is closed and keeps nothing."""
+        """Give back all memory of a closed connection."""
         self.unread.set(0)
         self.encrypted.set(0)
 

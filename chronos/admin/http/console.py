@@ -1,7 +1,7 @@
-"""The console: the files of `chronos/admin/static`, read once when the server starts.
+"""The files of the console (`chronos/admin/static`), read once when the server starts.
 
-Nothing here shows what the service knows: the console asks the API like any other client, with the
-token that its reader enters."""
+The files are the same for every sender and contain no data of the service: the console's scripts
+call the API like any other client, with the token that the user enters."""
 
 import hashlib
 from collections.abc import Iterator

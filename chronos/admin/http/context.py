@@ -1,5 +1,6 @@
-"""What all handlers share: the node, the threads for work that blocks, and values cached for a
-second."""
+"""The context of all handlers: one request (`Call`), and the server's shared state (`Context`): the
+node, threads for blocking work, clients of other nodes, and values that are cached for a short
+time."""
 
 import asyncio
 import time
@@ -17,7 +18,8 @@ from chronos.admin.http.connections import BODIES_BYTES_MAX, BodyBudget, BodySha
 from chronos.admin.http.encoding import Cursors
 from chronos.admin.http.tokens import Sender, TokenFile
 from chronos.admin.http.waiting import Polls, ThreadTurns, Waiter, asker
-from chronos.admin.letters.scan import LetterTopic, RecentRejections
+from chronos.admin.letters.recent import RecentRejections
+from chronos.admin.letters.scan import LetterTopic
 from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
 from chronos.core.cluster.registry.registry import Registry
@@ -39,7 +41,7 @@ THREADS = 16
 """Threads for queries to the stores and to the log."""
 
 THREADS_SHARE = 2
-"""Those that one token has at a time: a query computes for most of its time, and threads compute
+"""Threads that one token uses at a time: a query computes for most of its time, and threads compute
 one at a time."""
 
 END_THREADS = 16
@@ -47,7 +49,7 @@ END_THREADS = 16
 wait for them."""
 
 END_THREADS_SHARE = 8
-"""Those that one token has at a time: they wait for the log."""
+"""Threads of these that one token uses at a time."""
 
 POLL_THREADS = 16
 """Threads for long polls, which share none with other requests: one for each partition that is
@@ -78,7 +80,8 @@ class Call(Struct):
 
 
 class Context:
-    """Lives as long as the server, in its event loop."""
+    """The shared state of all handlers. It belongs to the server's event loop and is closed with
+    the server."""
 
     def __init__(self, node: Node, trail: Trail, tokens: TokenFile | None = None) -> None:
         self.node = node
@@ -274,8 +277,8 @@ class Context:
         )
 
     def _access_troubles(self) -> list[str]:
-        """That the audit trail or the file of tokens cannot be used; the log and `/metrics` tell
-        more."""
+        """Return notes if the audit trail or the token file cannot be used; the log and `/metrics`
+        have details."""
         refused = (
             ": requests that change something or show payloads are refused"
             if self.trail.required
@@ -311,7 +314,8 @@ class Context:
         ]
 
     def _older(self, roles: Roles | None) -> list[str]:
-        """That the roles are older than those under which this node leads."""
+        """Return a note if the coordinator's roles are older than those under which this node
+        leads."""
         known = {} if roles is None else roles.shards
         older = [
             shard.number
@@ -372,7 +376,8 @@ def during(outage: str, shards: Iterable[int]) -> str:
 
 
 def without_names(waits: str) -> str:
-    """What a shard waits for, without the topics and partitions: not everybody may know them."""
+    """Return the text about a waiting shard without topics and partitions, which some senders may
+    not see."""
     return waits.partition(" from ")[0]
 
 
@@ -385,8 +390,8 @@ def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:
 
 
 def silence(shard: int, state: State, now_ms: int) -> str | None:
-    """Return what to tell of a shard whose master may be down, by the last progress record; None if
-    that is recent.
+    """Return a note about a shard whose last progress record is old, because its master may be
+    down; None if the record is recent.
 
     A master commits one at least every minute.
     """

@@ -1,11 +1,11 @@
-"""Bytes in JSON: text where they are UTF-8, base64 where they are not; ids, and page keys, which a
-client can neither read nor make.
+"""Bytes in JSON: ids, keys, values, headers and page keys.
 
-A key is bound to the token and to the conditions of its request: given back with others it cannot
-be read. All nodes of a cluster read each other's keys. With `coordinator.secret` the key of the
-seal is made from it. Otherwise it is made from the random token that the node has given the
-coordinator at its start, which only nodes can read; then a page key ends with the process of its
-node.
+Bytes are written as text if they are UTF-8, and in base64 otherwise. A page key is sealed: a client
+can neither read nor make one. It is bound to the token and to the conditions of its request; with
+others it cannot be opened. All nodes of a cluster open each other's keys. With `coordinator.secret`
+the secret of the seal is derived from it. Otherwise it is derived from the random token that the
+node has given the coordinator at its start, which only nodes can read; then a page key is valid
+until its node ends.
 
 The seal is a synthetic initialization vector (as in RFC 5297), with HMAC-SHA-256 as the function
 and SHAKE-256 as the key stream."""
@@ -29,9 +29,17 @@ from chronos.config import Config
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import ID_BYTES_MAX
 
+if TYPE_CHECKING:
+    from chronos.admin.http.context import Call
+
 BASE64_ID = "base64:"
 """Prefix of an id in base64. An id whose own bytes begin with the prefix is written in base64
 too."""
+
+TAG_BYTES = 16
+
+BESIDES = frozenset({"after", "fresh", "limit", "shards"})
+"""Parameters that a key is not bound to."""
 
 
 def id_text(message_id: bytes) -> str:
@@ -151,15 +159,6 @@ def headers_in(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
                     (name, to_bytes(one) if isinstance(one, str) else from_base64(one.base64))
                 )
     return pairs
-
-
-if TYPE_CHECKING:
-    from chronos.admin.http.context import Call
-
-TAG_BYTES = 16
-
-BESIDES = frozenset({"after", "fresh", "limit", "shards"})
-"""Parameters that a key is not bound to."""
 
 
 class Cursors:

@@ -1,5 +1,6 @@
-"""`/openapi.json`, `docs/reference/http.md` and its long form on the documentation's site, made
-from the table of routes and the types of `schemas`."""
+"""The descriptions of the HTTP interface, generated from the table of routes and the types of
+`schemas`: `/openapi.json`, `docs/reference/http.md`, and its long form on the documentation's
+site."""
 
 import re
 from typing import Any

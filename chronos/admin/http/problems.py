@@ -1,8 +1,8 @@
-"""Error answers: `application/problem+json` (RFC 9457), with a hint what to do; and the check of
-JSON against the types of `schemas`, which names every error by field.
+"""Error answers (`application/problem+json`, RFC 9457) with a hint what to do; and the check of
+JSON against the types of `schemas`, which names every error by its field.
 
-Decoders of msgspec stop at the first error. They run first, on every request; what they refuse is
-checked again here, field by field, so that the answer lists all errors."""
+The decoders of msgspec stop at the first error. They run first, on every request; a body that they
+refuse is checked again here, field by field, so that the answer lists all errors."""
 
 import difflib
 import re
@@ -85,6 +85,43 @@ TITLES = {
 
 _encode = msgspec.json.Encoder().encode
 
+_DETAILS = {
+    404: "there is nothing at this path",
+    405: "this path does not support this method",
+    413: "the body is larger than the limit of one request",
+}
+
+VALUES_MAX = 1_000_000
+"""JSON values of a body, estimated from above, up to which all errors are searched for: some
+hundred MB as Python objects. The answer to a body with more values has its first error only."""
+
+NAME_SHOWN = 100
+"""Characters of a name from a request that an error repeats."""
+
+JSON_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
+
+UNIONS = (Union, UnionType)
+
+T = TypeVar("T")
+
+_TEXTS = {repr(pattern): text for pattern, text in PATTERN_TEXTS.items()}
+_PATH = re.compile(r" - at .*$", re.DOTALL)
+_INDEX = re.compile(r"(?:\[([0-9]+)\])?\.?(.*)", re.DOTALL)
+_NAME = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPE = re.compile(r"Expected `([a-z| ]+)`, got `([a-z]+)`")
+_PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
+_BOUND = re.compile(r"Expected `[a-z]+` (>=|<=) (-?[0-9]+)")
+_LENGTH = re.compile(r"Expected `([a-z]+)` of length (>=|<=) ([0-9]+)")
+_MULTIPLE = re.compile(r"Expected `int` that's a multiple of ([0-9]+)")
+
 
 class ProblemError(Exception):
     """Ends a request with a problem. Handlers raise it, the server answers it."""
@@ -113,12 +150,12 @@ class ProblemError(Exception):
 
 
 def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> ProblemError:
-    """422: the request can be read, but it is not valid."""
+    """Return a ProblemError with status 422: the request can be read, but it is not valid."""
     return ProblemError(422, "invalid", detail, hint=hint, errors=errors)
 
 
 def beyond_limits(token: str | None, what: str) -> ProblemError:
-    """429: the token has as much of something as it may have."""
+    """Return a ProblemError with status 429: the token has reached one of its limits."""
     return ProblemError(
         429,
         "beyond-limits",
@@ -188,45 +225,6 @@ def plain(error: web.HTTPException) -> web.Response:
     return answer(problem, {"Allow": allow} if allow else None)
 
 
-_DETAILS = {
-    404: "there is nothing at this path",
-    405: "this path does not support this method",
-    413: "the body is larger than the limit of one request",
-}
-
-
-VALUES_MAX = 1_000_000
-"""JSON values of a body, estimated from above, up to which all errors are searched for: some
-hundred MB as Python objects. The answer to a body with more values has its first error only."""
-
-NAME_SHOWN = 100
-"""Characters of a name from a request that an error repeats."""
-
-JSON_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "a boolean",
-    "object": "an object",
-    "array": "an array",
-    "null": "null",
-}
-
-UNIONS = (Union, UnionType)
-
-T = TypeVar("T")
-
-_TEXTS = {repr(pattern): text for pattern, text in PATTERN_TEXTS.items()}
-_PATH = re.compile(r" - at .*$", re.DOTALL)
-_INDEX = re.compile(r"(?:\[([0-9]+)\])?\.?(.*)", re.DOTALL)
-_NAME = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
-_TYPE = re.compile(r"Expected `([a-z| ]+)`, got `([a-z]+)`")
-_PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
-_BOUND = re.compile(r"Expected `[a-z]+` (>=|<=) (-?[0-9]+)")
-_LENGTH = re.compile(r"Expected `([a-z]+)` of length (>=|<=) ([0-9]+)")
-_MULTIPLE = re.compile(r"Expected `int` that's a multiple of ([0-9]+)")
-
-
 def decode_body(decode: Callable[[bytes], T], kind: Any, body: bytes) -> T:
     """The body, decoded; ProblemError with status 400 when it is not JSON, 422 with all errors when
     it does not fit `kind`."""
@@ -281,7 +279,7 @@ def with_integers(data: Any) -> Any:
 
 
 def malformed(error: Exception) -> ProblemError:
-    """400: the body is not JSON."""
+    """Return a ProblemError with status 400: the body is not JSON."""
     return ProblemError(
         400, "malformed", str(error), hint="send one JSON object, or an array of them"
     )

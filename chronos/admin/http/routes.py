@@ -1,5 +1,7 @@
-"""The table of routes, with their parameters, bodies and answers. `/openapi.json` is made from
-it."""
+"""The table of routes: path, role, parameters, body, answers and handler of each.
+
+The server serves the table and `openapi` describes it; a route that is not in the table does not
+exist."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -15,7 +17,8 @@ from chronos.admin.cluster.topics import TopicReads
 from chronos.admin.http import schemas
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.tokens import Role
-from chronos.admin.letters.letters import DeadLetters, RejectedRecords
+from chronos.admin.letters.dead_letters import DeadLetters
+from chronos.admin.letters.rejected import RejectedRecords
 from chronos.admin.messages.jobs import JobHandlers
 from chronos.admin.messages.listing import Listing
 from chronos.admin.messages.messages import Messages

@@ -1,7 +1,7 @@
-"""The types of the HTTP interface: requests are checked by them, and `/openapi.json` is made from
-them.
+"""The types of the HTTP interface: requests are checked against them, answers are made of them, and
+`/openapi.json` is generated from them.
 
-An absent field differs from null. Bytes are written as text where they are UTF-8, and in base64
+An absent field differs from null. Bytes are written as text if they are UTF-8, and in base64
 otherwise."""
 
 from typing import Annotated, Any, Literal

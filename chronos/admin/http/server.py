@@ -1,11 +1,9 @@
-"""The HTTP server of a running node: checks the sender, runs the routes, and hides from an answer
-what its sender may not see.
+"""The HTTP server of a running node: finds the sender, runs the handler of the route, and removes
+from the answer what the sender may not see.
 
-Payloads and headers are shown only with the role `payload`, and the names of targets only to a
-sender whose own they are.
-
-It starts last, when the node runs, and stops first: long polls end at once, other requests are
-finished."""
+Payloads and headers are shown only to senders with the role `payload`, and targets only to senders
+whose own they are. The server starts last, when the node runs, and stops first: long polls end at
+once, other requests are finished."""
 
 import asyncio
 import re
@@ -42,6 +40,7 @@ from chronos.admin.http.connections import (
 )
 from chronos.admin.http.console import Console
 from chronos.admin.http.context import Call, Context, without_names
+from chronos.admin.http.issuer import Issuer
 from chronos.admin.http.problems import (
     ProblemError,
     answer,
@@ -52,7 +51,7 @@ from chronos.admin.http.problems import (
 )
 from chronos.admin.http.routes import Route, table
 from chronos.admin.http.schemas import REPEATABLE, AnyQuery, Fault, NoQuery
-from chronos.admin.http.tokens import ROLES, Issuer, Sender
+from chronos.admin.http.tokens import ROLES, Sender
 from chronos.admin.http.waiting import asker
 from chronos.core.cluster.roles import Member
 from chronos.core.reach import Reach
@@ -62,6 +61,27 @@ from chronos.node.opening import open_audit
 
 TARGET_LABEL = re.compile(rb'\{(?:target|topic)="([^"]*)"')
 """The first label of the samples of one target."""
+
+log = structlog.get_logger("chronos.http")
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+"""Largest request body: 10,000 messages of 3 kB; more where a single message may be larger."""
+
+STOP_S = 8.0
+"""How long requests may take to finish when the server stops; an action waits at most 5 s."""
+
+LINE_BYTES_MAX = 65_536
+"""Longest first line of a request: many times the longest id, percent-encoded."""
+
+HSTS_S = 365 * 24 * 3600
+"""How long a browser that has reached this node over TLS refuses to reach it without."""
+
+_encode = msgspec.json.Encoder().encode
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
+"""A handler of a route that the server itself serves."""
 
 
 def shown(answer: object, sender: Sender) -> object:
@@ -78,7 +98,7 @@ def shown(answer: object, sender: Sender) -> object:
 
 
 def identity(sender: Sender, listed: Sequence[Route], *, has_tokens: bool) -> schemas.WhoAmI:
-    """Who the sender is, and which of the routes that change something it may use."""
+    """Return the sender's roles and limits, and the routes with changes that it may use."""
     limits = sender.limits
     return schemas.WhoAmI(
         tokens=has_tokens,
@@ -168,28 +188,6 @@ def _leave_own_cases(shard: schemas.Shard, reach: Reach) -> None:
     )
     if not dead.cases:
         shard.dead_recently = None
-
-
-log = structlog.get_logger("chronos.http")
-
-BODY_BYTES_MAX = 32 * 1024 * 1024
-"""Largest request body: 10,000 messages of 3 kB; more where a single message may be larger."""
-
-STOP_S = 8.0
-"""How long requests may take to finish when the server stops; an action waits at most 5 s."""
-
-LINE_BYTES_MAX = 65_536
-"""Longest first line of a request: many times the longest id, percent-encoded."""
-
-HSTS_S = 365 * 24 * 3600
-"""How long a browser that has reached this node over TLS refuses to reach it without."""
-
-_encode = msgspec.json.Encoder().encode
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-OwnHandler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
-"""Of a route that the server itself serves."""
 
 
 class Server:
@@ -406,7 +404,7 @@ class _Runner:
         self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Serve one request, and write down who sent it and what came of it."""
+        """Serve one request, and record its sender and its outcome in the audit trail."""
         recorded = self._trail.request(self._route, request)
         try:
             result = await self._serve(request, recorded)

@@ -1,323 +1,50 @@
-"""Bearer tokens, client certificates and tokens of an OIDC issuer: whether they are genuine, and
-what each permits.
+"""The token file (`admin.tokens`): the senders it names, and the roles, targets, ids and limits of
+each.
 
-What a token of an issuer permits is in the token file. The keys of the issuer (JWKS) are those of a
-file, read again when it changes, or of a URL, read again every REFRESH_S, and at once for a token
-with an unknown key. Keys that cannot be read leave those of before in force.
+An entry has one of three proofs: the hash of a bearer token, a name in a client certificate, or
+claims in a token of the issuer. Certificates are verified in the TLS handshake
+(`admin.tls.client_ca`), the issuer's tokens in `issuer`; this module verifies neither. The file is
+read again when it changes; a file that cannot be used leaves the tokens that were read before in
+force.
 
-Entries of the token file name a certificate by its subject or by an alternative name:
+The file is YAML:
 
-    certificate: CN=shop,O=Example           the whole subject, as in RFC 4514
-    certificate: dns:shop.internal           one of its alternative names
-    certificate: uri:spiffe://example.org/shop
+    tokens:
+      - name: shop
+        sha256: <64 hexadecimal digits: the SHA-256 of the token>
+        roles: [read, payload, write]
+        targets: ["orders.*"]       # optional; without it, all
+        limits: {polls: 100}        # optional; see `SenderLimits`
+        ids: ["order-*"]            # required beside `targets` with the role `write`; else optional
+      - name: billing
+        certificate: uri:spiffe://example.org/billing     # instead of `sha256`
+        roles: [write]
+      - name: support
+        claims: {groups: support}   # instead of `sha256`: claims in a token of the issuer
+        roles: [read]
 
-The authority was checked in the handshake (`admin.tls.client_ca`).
+`format: 1` may stand before the list; a file of another format is refused. A certificate is named
+by its whole subject as in RFC 4514 (`CN=shop,O=Example`) or by one of its alternative names
+(`dns:shop.internal`, `uri:spiffe://example.org/shop`)."""
 
-The token file is YAML:
-
-tokens:
-  - name: shop
-    sha256: <64 hexadecimal digits: the SHA-256 of the token>
-    roles: [read, payload, write]
-    targets: ["orders.*"]       # optional; without it, all
-    limits: {polls: 100}        # optional; see `SenderLimits`
-    ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
-  - name: billing
-    certificate: uri:spiffe://example.org/billing     # instead of `sha256`: see `chronos.admin.http.tokens`
-    roles: [write]
-  - name: support
-    claims: {groups: support}   # instead of `sha256`: of a token of the issuer, see `chronos.admin.http.tokens`
-    roles: [read]
-
-`format: 1` may stand before it; a file of another format is refused."""  # noqa: E501
-
-import asyncio
 import hashlib
-import json
 import os
-import ssl
 import stat
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-import aiohttp
-import jwt
 import msgspec
 import structlog
 import yaml
-from aiohttp import web
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from chronos.admin.http.problems import ProblemError
-from chronos.config.model import AdminJwtConfig
-from chronos.core import certificates
 from chronos.core.reach import ALL, EVERYTHING, Reach
 from chronos.errors import ConfigurationError
-from chronos.node.certificates import decoded, name_of
+from chronos.node.certificates import name_of
 
 log = structlog.get_logger("chronos.http")
-
-ALGORITHMS = {
-    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    "P-256": ("ES256",),
-    "P-384": ("ES384",),
-    "P-521": ("ES512",),
-    "Ed25519": ("EdDSA",),
-}
-"""Algorithms by the curve or the type of a key. Neither `none` nor a shared secret: whoever can
-check such a token can make one."""
-
-LEEWAY_S = 30
-"""How far the clocks of the issuer and of this node may differ."""
-
-REFRESH_S = 300.0
-"""Time between two reads of a URL."""
-
-PAUSE_S = 10.0
-"""Least time between two reads of a URL, whatever tokens arrive."""
-
-FETCH_S = 10.0
-"""How long a read of a URL may take."""
-
-JWKS_BYTES_MAX = 1024 * 1024
-"""Largest set of keys."""
-
-KNOWN_MAX = 1_000
-"""Most valid tokens that are remembered: a signature costs some tenths of a millisecond, and a
-client sends its token often."""
-
-REQUIRED = ("exp", "iss", "aud")
-"""Claims that every token must have."""
-
-
-class Untrusted(Exception):
-    """A token that is not valid; the text says why."""
-
-
-class _Key(Struct, frozen=True, kw_only=True):
-    id: str | None
-    algorithms: tuple[str, ...]
-    public: Any
-
-
-class Issuer:
-    """Checks the tokens of one issuer. For one event loop."""
-
-    def __init__(self, config: AdminJwtConfig) -> None:
-        """Raises ConfigurationError for a file that cannot be used. A URL is not read yet."""
-        assert config.issuer is not None
-        assert config.audience is not None
-        assert config.jwks is not None
-        self._issuer = config.issuer
-        self._audience = config.audience
-        self._place = config.jwks
-        self._is_url = "://" in config.jwks
-        self._keys: tuple[_Key, ...] = ()
-        self._is_stale = False
-        self._known: dict[bytes, dict[str, Any]] = {}
-        """Claims of valid tokens by the hash of the token, oldest first."""
-        self._wanted = asyncio.Event()
-        self._is_reading = False
-        self._asked_s = float("-inf")
-        self._stamp: object = None
-        if not self._is_url:
-            try:
-                self._stamp = self._state()
-                self._keys = self._read_file()
-            except (OSError, ValueError) as error:
-                raise ConfigurationError([f"admin.jwt.jwks: {_why(self._place, error)}"]) from None
-
-    @property
-    def is_stale(self) -> bool:
-        """True while the keys cannot be read as they are now: those of before are in force, or
-        there are none yet."""
-        self._refresh_file()
-        return self._is_stale
-
-    async def run(self) -> None:
-        """Read the keys of a URL again and again, until it is cancelled."""
-        while self._is_url:
-            self._wanted.clear()
-            self._asked_s, self._is_reading = time.monotonic(), True
-            try:
-                keys = read_keys(await _fetch(self._place))
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                self._failed(error)
-            else:
-                if {key.id for key in keys} != {key.id for key in self._keys} or self._is_stale:
-                    log.info("keys of the issuer read", keys=len(keys), jwks=self._place)
-                self._use(keys)
-            self._is_reading = False
-            # Both waits are bounded: an unknown key ends the second one only.
-            await asyncio.sleep(PAUSE_S)
-            try:
-                async with asyncio.timeout(0.0 if self._is_stale else REFRESH_S - PAUSE_S):
-                    await self._wanted.wait()
-            except TimeoutError:
-                continue
-
-    def claims(self, token: str) -> dict[str, Any]:
-        """The claims of a valid token. Untrusted for any other; ProblemError with status 503 while
-        its key may still come."""
-        self._refresh_file()
-        name = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        if (known := self._known.get(name)) is not None and time.time() < int(known["exp"]):
-            return known
-        found = self._known[name] = self._checked(token)
-        if len(self._known) > KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        return found
-
-    def _use(self, keys: tuple[_Key, ...]) -> None:
-        self._keys, self._is_stale = keys, False
-        # A token may be signed with a key that is gone.
-        self._known.clear()
-
-    def _checked(self, token: str) -> dict[str, Any]:
-        try:
-            header = jwt.get_unverified_header(token)
-            for key in self._candidates(header.get("kid"), header.get("alg")):
-                try:
-                    found: dict[str, Any] = jwt.decode(
-                        token,
-                        key.public,
-                        algorithms=list(key.algorithms),
-                        issuer=self._issuer,
-                        audience=self._audience,
-                        leeway=LEEWAY_S,
-                        options={"require": list(REQUIRED)},
-                    )
-                except jwt.InvalidSignatureError:
-                    continue
-                return found
-        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            # The library reads the header before the signature, and an untrusted client writes it.
-            raise Untrusted(str(error)[:200] or type(error).__name__) from None
-        raise Untrusted("no key of the issuer has signed it")
-
-    def _candidates(self, key_id: object, algorithm: object) -> list[_Key]:
-        """The keys that may have signed it; a token need not name its key."""
-        found = [key for key in self._keys if key_id is None or key.id == key_id]
-        if found or not self._is_url:
-            return [key for key in found if algorithm in key.algorithms]
-        may_come = self._is_reading or self._is_stale or not self._keys
-        if may_come or time.monotonic() - self._asked_s > PAUSE_S:
-            self._wanted.set()
-            raise ProblemError(
-                503,
-                "unavailable",
-                "the keys of the issuer of this token are being read",
-                hint="try again",
-            )
-        return []
-
-    def _refresh_file(self) -> None:
-        if self._is_url:
-            return
-        try:
-            stamp: object = self._state()
-        except OSError as error:
-            stamp = str(error)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._use(self._read_file())
-            log.info("keys of the issuer read", keys=len(self._keys), jwks=self._place)
-        except (OSError, ValueError) as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._is_stale = True
-        consequence = (
-            "those of before stay in force" if self._keys else "no token of the issuer is valid"
-        )
-        log.error(
-            "keys of the issuer not read", why=_why(self._place, error), consequence=consequence
-        )
-
-    def _state(self) -> tuple[object, ...]:
-        found = os.stat(self._place)
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def _read_file(self) -> tuple[_Key, ...]:
-        with open(self._place, "rb") as file:
-            return read_keys(file.read(JWKS_BYTES_MAX))
-
-
-def read_keys(data: bytes) -> tuple[_Key, ...]:
-    """The public keys for signatures in a JWKS; ValueError if there are none. Other keys in it are
-    left out."""
-    try:
-        listed = json.loads(data)["keys"]
-        found = [
-            key for each in listed if isinstance(each, Mapping) and (key := _key(each)) is not None
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError("is not a JWKS") from None
-    if not found:
-        raise ValueError(
-            "has no public key for signatures with one of the algorithms that are accepted"
-        )
-    return tuple(found)
-
-
-def _key(given: Mapping[str, Any]) -> _Key | None:
-    algorithms = ALGORITHMS.get(str(given.get("crv", given.get("kty"))), ())
-    if (only := given.get("alg")) is not None:
-        algorithms = tuple(each for each in algorithms if each == only)
-    if not algorithms or given.get("use", "sig") != "sig":
-        return None
-    try:
-        key = jwt.PyJWK.from_dict(dict(given), algorithm=algorithms[0])
-    except jwt.PyJWTError:
-        return None
-    if hasattr(key.key, "private_bytes"):
-        # A file may hold pairs; only what is public is used, and kept.
-        return _Key(id=key.key_id, algorithms=algorithms, public=key.key.public_key())
-    return _Key(id=key.key_id, algorithms=algorithms, public=key.key)
-
-
-async def _fetch(url: str) -> bytes:
-    # A context of each read: the authorities may have changed.
-    context = ssl.create_default_context()
-    timeout = aiohttp.ClientTimeout(total=FETCH_S)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(url, ssl=context, allow_redirects=False) as answer,
-    ):
-        if answer.status != 200:
-            raise ValueError(f"answered with status {answer.status}")
-        content = bytearray()
-        async for part in answer.content.iter_any():
-            content += part
-            if len(content) > JWKS_BYTES_MAX:
-                raise ValueError("is too large")
-        return bytes(content)
-
-
-def _why(place: str, error: Exception) -> str:
-    cause = certificates.cause(error)
-    if isinstance(cause, ValueError) and not isinstance(cause, ssl.SSLError):
-        return f"{place} {cause}"
-    return f"{place} cannot be read: {certificates.reason(error)}"
-
-
-def names_shown(request: web.Request) -> tuple[str, ...]:
-    """The names in the certificate that the client has shown; none without one, and none of one
-    that has expired since."""
-    found = None if request.transport is None else request.transport.get_extra_info("ssl_object")
-    if not isinstance(found, ssl.SSLObject | ssl.SSLSocket):
-        return ()
-    encoded = found.getpeercert(binary_form=True)
-    if not encoded:
-        return ()
-    certificate = decoded(encoded)
-    return certificate.names if time.time() < certificate.ends_s else ()
-
 
 Role = Literal["open", "any", "read", "payload", "write", "operate", "node"]
 """What a route needs: nothing, a valid token with any role, one of the roles of tokens, or to be
@@ -329,7 +56,7 @@ ROLES: Final = ("read", "payload", "write", "operate")
 ALL_TARGETS = ALL_IDS = ALL
 
 PATTERNS_BYTES_MAX = 5_000
-"""The patterns of one token go to other nodes in a header."""
+"""Most bytes of the patterns of one token, which are sent to other nodes in a header."""
 
 FORMAT = 1
 """The format of the file."""
@@ -337,10 +64,11 @@ FORMAT = 1
 SUBJECT_MAX = 200
 """Most characters of the subject of a token of the issuer in the name of its sender."""
 
+_Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
 
 class SenderLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much one token may have at a time on one node, so that something is left for the
-    others."""
+    """The limits of one token on one node, so that capacity is left for the others."""
 
     polls: Annotated[int, Meta(ge=1, le=500)] = 100
     """Long polls; all tokens together may have 500."""
@@ -359,14 +87,14 @@ class Sender(Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...] = ALL_TARGETS
     """Patterns of the target topics it may see and change."""
     ids: tuple[str, ...] = ALL_IDS
-    """Patterns of the ids that it may see and change; a generated id belongs to whoever has its
-    target."""
+    """Patterns of the ids that it may see and change; a generated id belongs to the tokens that
+    have its target."""
     limits: SenderLimits | None = None
     """None: only those of all senders together."""
 
     @property
     def reach(self) -> Reach:
-        """What is its own."""
+        """The targets and ids that the sender may see and change."""
         reach = Reach(targets=self.targets, ids=self.ids)
         return reach if reach.is_limited else EVERYTHING
 
@@ -393,9 +121,6 @@ MEMBER = Sender(name=None, roles=frozenset((*ROLES, "node")))
 """Another node of the cluster, which has checked the sender of the request that it forwards."""
 
 
-_Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
-
-
 class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
     roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
@@ -418,7 +143,7 @@ def digest(token: str) -> str:
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """What a file holds."""
+    """The senders of a token file, by their proofs."""
 
     senders: dict[str, Sender]
     """By the hashes of their tokens."""
@@ -490,7 +215,7 @@ def _has(claims: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _is_same(found: object, value: object) -> bool:
-    # True is 1 in Python, and nobody means that.
+    # True equals 1 in Python, which a token file does not mean.
     return type(found) is type(value) and found == value
 
 

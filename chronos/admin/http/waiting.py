@@ -1,9 +1,9 @@
-"""Waiting requests: for a shard to apply what they sent, for a record, and for a thread, which the
-tokens use in turns.
+"""Waiting requests: for a thread, which the tokens use in turns; for a position of a shard; and for
+a record of the embedded log.
 
-A thread that is free takes work of the token that has used the least time so far, of those that
-have work waiting. No token has more than a part of the threads at a time: threads that compute wait
-for each other, and for the event loop."""
+A free thread takes the waiting work of the token that has used the least time so far. A token has
+at most a fixed share of the threads at a time, because threads that compute wait for each other and
+for the event loop. The number of long polls is bounded."""
 
 import asyncio
 import time
@@ -25,6 +25,19 @@ T = TypeVar("T")
 asker: ContextVar[str | None] = ContextVar("asker", default=None)
 """Name of the token of the request that is served, also in the tasks that it began; None: without a
 token."""
+
+CHECK_S = 0.1
+"""Longest sleep of the thread that waits for a position, so that requests that gave up do not keep
+it busy."""
+
+POLL_S = 0.02
+"""How often `poll` looks again."""
+
+POLLS_MAX = 500
+"""Requests that may wait at a time; further ones are refused."""
+
+TOPIC_CHECK_S = 0.02
+"""How often to look for new topics; the log has no notification for it."""
 
 
 class _Account(Struct):
@@ -115,20 +128,12 @@ class ThreadTurns:
             self._accounts.pop(account.name, None)
 
     def close(self) -> None:
-        """Begin nothing more; work that still blocks ends by its own timeout."""
+        """Start no more work; work that still blocks ends by its own timeout."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for account in self._accounts.values():
             for future, *_ in account.waiting:
                 future.cancel()
             account.waiting.clear()
-
-
-CHECK_S = 0.1
-"""Longest sleep of the thread that waits for a position, so that requests that gave up do not keep
-it busy."""
-
-POLL_S = 0.02
-"""How often `poll` looks again."""
 
 
 async def poll(
@@ -138,7 +143,8 @@ async def poll(
     *,
     every_s: float = POLL_S,
 ) -> T | None:
-    """What `look` returns, once that is something; None after the time, or when the server stops.
+    """Return the first value of `look` that is not None; None after the time, or when the server
+    stops.
 
     `look` is called at once, then every `every_s` seconds, and once more at the end of the time.
     """
@@ -222,15 +228,8 @@ class Waiter:
             self._watching = None
 
 
-POLLS_MAX = 500
-"""Requests that may wait at a time; further ones are refused."""
-
-TOPIC_CHECK_S = 0.02
-"""How often to look for new topics; the log has no notification for it."""
-
-
 class Browsable(Protocol):
-    """What the embedded log can do besides `ports.Log`."""
+    """The methods of the embedded log besides those of `ports.Log`."""
 
     def topics(self) -> dict[str, TopicInfo]:
         """The topics that exist."""

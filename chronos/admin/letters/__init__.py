@@ -1,4 +1,5 @@
-"""Dead letters and rejected records over HTTP: list, show, count, replay, discard.
+"""Handlers about dead letters and rejected records: list, show and count; replay and discard dead
+letters.
 
-In: calls, and the two topics, read in bounded parts. Out: pages, and records that replay or resolve
-dead letters."""
+In: requests, and the two topics, read in bounded parts. Out: pages, and the records that replay or
+resolve dead letters."""

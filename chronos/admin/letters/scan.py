@@ -1,24 +1,17 @@
-"""Reads the dead-letter or the rejected topic in bounded parts, knows which dead letters are
-resolved, and keeps an index of the newest rejected records by id.
+"""Reads of the dead-letter topic and of the rejected topic in bounded parts, with a filter.
 
-A dead letter is resolved if a marker behind it in its partition names it, so the markers up to the
-end of a partition are read before any of its letters is shown. Of them only ranges of offsets are
-kept, so every record is read for its markers once, by each node.
-
-It is read from the end of the rejected topic when it is asked, and holds nothing that the topic
-does not: so any node has the same, also after a restart. What it no longer holds, a scan of the
-topic finds."""
+A dead letter is resolved if a marker behind it in its partition names it. The markers up to the end
+of a partition are therefore read before any of its letters is shown. Only ranges of resolved
+offsets are kept in memory, so that a node reads each record for its markers once."""
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
-import structlog
 from msgspec import Struct
 
-from chronos.core.keys import partition_of
 from chronos.core.letters import RESOLUTIONS, Letter, Marker, Offsets, producer_headers
 from chronos.core.message import Record
 from chronos.core.query.filter import is_like
@@ -59,15 +52,15 @@ record itself."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which dead letters, or which rejected records."""
+    """The filter of a scan, for dead letters or rejected records. All conditions must be true."""
 
     id: bytes | None = None
     positions: frozenset[tuple[int, int]] | None = None
     """Partitions and offsets in their topic."""
     origin: str | None = None
-    """With `id`: or without an id, and from this position."""
+    """With `id`: also records without an id from this position of the delay topic."""
     source: str | None = None
-    """Where their records come from: topic/partition/offset, or topic/partition."""
+    """Position of their records in the delay topic: topic/partition/offset, or topic/partition."""
     target: str | None = None
     """Name of the target topic, or a pattern."""
     reason: str | None = None
@@ -82,10 +75,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     counted_header: str | None = None
     """The header whose value each `FoundLetter` has; of rejected records only."""
     reach: Reach
-    """They are the sender's own."""
+    """The targets and ids of the sender: only letters within it match."""
 
     def matches(self, letter: Letter) -> bool:
-        """Return whether the letter is one of them, whether resolved or not."""
+        """Return whether the letter fits the filter, whether resolved or not."""
         return (
             (self.id is None or self._names(letter))
             and (self.positions is None or (letter.partition, letter.offset) in self.positions)
@@ -534,92 +527,3 @@ def _merged(
 def _order(letter: Letter) -> tuple[int, int, int, int]:
     """The order in which messages failed; those of one step by their due times."""
     return letter.timestamp_ms, letter.due_ms or 0, letter.partition, letter.offset
-
-
-log = structlog.get_logger("chronos.http")
-
-IDS_MAX = 10_000
-"""Ids in the index, at about 700 bytes each; so many records, shared by the partitions, are read
-when it begins."""
-
-PARTITION_RECORDS_MIN = 100
-"""Records of one partition that are read when it begins, however many partitions there are."""
-
-READ_S = 1.0
-"""How long one look-up may read; the next one goes on from there."""
-
-
-class RecentRejections:
-    """The index of one node. Any thread may call."""
-
-    def __init__(self, log: Log, topic: LetterTopic) -> None:
-        self._log = log
-        self._topic = topic
-        self._lock = threading.Lock()
-        self._topic_id = ""
-        self._next: dict[int, int] = {}
-        """Partition -> offset of the next record to read."""
-        self._letters: OrderedDict[bytes | str, Letter] = OrderedDict()
-        """By id, or by source for a record without a key; the newest last."""
-
-    def find(self, message_id: bytes, origin: str | None, *, reach: Reach) -> Letter | None:
-        """Return the newest rejected record of an id, or without a key from the position `origin`;
-        None if none is known.
-
-        One that is out of reach is not known. While the topic cannot be read, only what was read
-        before is known."""
-        with self._lock:
-            try:
-                self._read_on(message_id, origin)
-            except (LogUnavailable, LogMismatch) as error:
-                log.info("rejected topic not read", topic=self._topic.topic, why=str(error))
-            found = self._letters.get(message_id)
-            if found is None and origin is not None:
-                found = self._letters.get(origin)
-        return found if found is not None and is_own(found, reach) else None
-
-    def _read_on(self, message_id: bytes, origin: str | None) -> None:
-        """Read what is new in the partition of the id; in all of them for a record without a
-        key."""
-        info = self._log.describe([self._topic.topic])[self._topic.topic]
-        if info is None:
-            return
-        if info.id != self._topic_id:
-            self._topic_id = info.id
-            self._next.clear()
-            self._letters.clear()
-        ends_s = time.monotonic() + READ_S
-        records_max = max(PARTITION_RECORDS_MIN, IDS_MAX // info.partitions)
-        partitions = (
-            [partition_of(message_id, info.partitions)]
-            if origin is None
-            else range(info.partitions)
-        )
-        for partition in partitions:
-            if time.monotonic() >= ends_s:
-                return
-            self._read_partition(partition, records_max, ends_s)
-
-    def _read_partition(self, partition: int, records_max: int, ends_s: float) -> None:
-        watermarks = self._log.watermarks(self._topic.topic, partition)
-        end = watermarks.stable
-        first = max(self._next.get(partition, 0), watermarks.start, end - records_max)
-        if first >= end:
-            return
-        with ExitStack() as readers:
-            reader = self._topic.reader(readers, partition, first)
-            for record in self._topic.records(reader, partition, (first, end)):
-                self._next[partition] = record.offset + 1
-                found = self._topic.read(partition, record, False)
-                if isinstance(found, Letter):
-                    self._add(found)
-                if time.monotonic() >= ends_s:
-                    return
-        self._next[partition] = end
-
-    def _add(self, letter: Letter) -> None:
-        name = letter.id or letter.source
-        self._letters[name] = letter
-        self._letters.move_to_end(name)
-        if len(self._letters) > IDS_MAX:
-            self._letters.popitem(last=False)

@@ -1,4 +1,5 @@
-"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire, in bulk too.
+"""Handlers about messages: schedule, find, list, cancel, reschedule, fire, pause and resume; in
+bulk too.
 
-In: calls with checked JSON. Out: records in the delay topic, and answers from the stores of shards,
-once they have applied what the sender wrote."""
+In: requests with checked JSON. Out: records in the delay topic, and answers from the stores of the
+shards once they have applied these records."""

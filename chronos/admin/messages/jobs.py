@@ -1,12 +1,11 @@
 """Bulk operations over HTTP: jobs that cancel, reschedule, fire, pause, resume or count all pending
 messages that a filter selects.
 
-The actions are ordinary records of the delay topic, so replay, replicas and the audit treat them
-like a user's.
-
-A job runs on the node that was asked, for the shards it holds; for the other shards it starts a job
-on a node that holds them and adds up the counts. Jobs are kept in memory: one ends with its node.
-Its actions are in the log by then or never, so it can be repeated."""
+A job writes one action for each message, an ordinary record of the delay topic; it changes no store
+itself. It runs on the node that received the request, for the shards that this node holds; for the
+other shards it starts jobs on nodes that hold them and adds up their counts. Jobs are kept in
+memory: a job ends with its node. The actions that it has written remain, and the same job may be
+started again."""
 
 import asyncio
 import secrets
@@ -77,9 +76,41 @@ RESULTS_S = 3.0
 TARGETS_MAX = 10_000
 """Targets counted one by one."""
 
+log = structlog.get_logger("chronos.http")
+
+KEPT_MAX = 100
+"""Jobs that are kept; the oldest ended ones are forgotten first."""
+
+RUNNING_MAX = 10
+"""Jobs that run at a time: each keeps a snapshot of the store."""
+
+ASK_EVERY_S = 0.5
+"""How often another node is asked about its part of a job."""
+
+SILENT_S = 30.0
+"""How long the other node may fail to answer before the job fails."""
+
+STOP_S = 5.0
+"""How long a request to stop a job waits until it has ended."""
+
+VERBS = {
+    "cancel": b"cancel",
+    "reschedule": b"reschedule",
+    "fire": b"fire-now",
+    "pause": b"reschedule",
+    "resume": b"reschedule",
+    "count": None,
+}
+
+SAMPLE_ID = b"sample"
+"""An id with which the action of a job is checked before it starts."""
+
+_decode_request = msgspec.json.Decoder(JobRequest).decode
+_decode_info = msgspec.json.Decoder(JobInfo).decode
+
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What a job does."""
+    """The action of a job, its filter and its parameters."""
 
     matching: Filter
     verb: bytes | None
@@ -91,7 +122,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Counts(Struct):
-    """What a job has done so far. For one event loop."""
+    """The counts of a job so far. For one event loop."""
 
     expected: int = 0
     scanned: int = 0
@@ -250,8 +281,8 @@ class BulkRun:
         return records, impossible, as_wanted
 
     async def _append(self, records: list[Outgoing]) -> list[Appended]:
-        """Write the records, again and again while the log does not take them: an action may be
-        repeated."""
+        """Write the records; repeat it while the log does not accept them: an action may be written
+        twice."""
         size = sum(len(record[1] or b"") + RECORD_BYTES for record in records)
         deadline_s = time.monotonic() + WRITE_S
         while True:
@@ -287,39 +318,6 @@ class BulkRun:
         else:
             counts.failed += 1
             counts.reasons[Reason(reason).label] += 1
-
-
-log = structlog.get_logger("chronos.http")
-
-KEPT_MAX = 100
-"""Jobs that are kept; the oldest ended ones are forgotten first."""
-
-RUNNING_MAX = 10
-"""Jobs that run at a time: each keeps a snapshot of the store."""
-
-ASK_EVERY_S = 0.5
-"""How often another node is asked about its part of a job."""
-
-SILENT_S = 30.0
-"""How long that node may not answer."""
-
-STOP_S = 5.0
-"""How long a request to stop a job waits until it has ended."""
-
-VERBS = {
-    "cancel": b"cancel",
-    "reschedule": b"reschedule",
-    "fire": b"fire-now",
-    "pause": b"reschedule",
-    "resume": b"reschedule",
-    "count": None,
-}
-
-SAMPLE_ID = b"sample"
-"""An id with which the action of a job is checked before it starts."""
-
-_decode_request = msgspec.json.Decoder(JobRequest).decode
-_decode_info = msgspec.json.Decoder(JobInfo).decode
 
 
 class PartFailed(Exception):
@@ -426,7 +424,7 @@ class BulkJob:
         self.stop("the node is stopping")
 
     def stop(self, why: str) -> None:
-        """Write nothing more."""
+        """Stop the job: it writes no further action."""
         if self.running and not self._stopping.is_set():
             self._stopped, self._error = True, why
             self._stopping.set()

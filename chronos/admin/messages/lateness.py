@@ -1,7 +1,7 @@
-"""Why a message that is overdue was not delivered yet: the answer of a look-up about it.
+"""The reason why an overdue message was not delivered yet, for the look-up of the message.
 
-The first of these that holds: its shard delivers nothing, the message itself waits, the brokers
-make it wait, other messages are before it."""
+The answer is the first reason that holds: the shard delivers nothing, the message itself waits, the
+shard's work is slow, or messages with earlier due times are still to be delivered."""
 
 from chronos.admin.http.context import Context, without_names
 from chronos.admin.http.schemas import MessageInfo

@@ -1,5 +1,6 @@
-"""Lists of messages over HTTP: pages of all shards, in the order of their due times, by a
-filter."""
+"""Lists of messages over HTTP: pages over all shards, in the order of the due times, with a filter.
+
+The parts of shards on other nodes are requested from these nodes and merged here."""
 
 import asyncio
 import re
@@ -28,6 +29,24 @@ from chronos.core.query.lookup import SETTLED
 from chronos.core.query.pages import MessageRow, page, settled
 from chronos.core.shard.wheel import Position
 from chronos.core.timefmt import MS_MAX, format_time
+
+FRESH_S = 3.0
+"""How long a list waits until the shards have applied the records that were in the log when the
+request came."""
+
+ENDED = ("delivered", "cancelled", "expired", "dead", SETTLED)
+"""The states of `state=settled`."""
+
+PageKey = tuple[int, int, int]
+"""`(place_ms, shard, offset)`: the order of messages over all shards."""
+
+PLAIN_KEY = re.compile("([0-9]{1,15})-([0-9]{1,4})-([0-9]{1,19})", re.ASCII)
+"""A page key as nodes give it to each other."""
+
+Part = tuple[list[tuple[PageKey, MessageInfo]], PageKey | None]
+"""Messages of some shards in order, and the key up to which they are complete; None: to the end."""
+
+T = TypeVar("T")
 
 
 def to_filter(
@@ -74,25 +93,6 @@ def to_filter(
         else converted(f"{within}contains", to_bytes, given.contains),
         is_series=given.series,
     )
-
-
-FRESH_S = 3.0
-"""How long a list waits until the shards have applied the records that were in the log when the
-request came."""
-
-ENDED = ("delivered", "cancelled", "expired", "dead", SETTLED)
-"""The states of `state=settled`."""
-
-PageKey = tuple[int, int, int]
-"""`(place_ms, shard, offset)`: the order of messages over all shards."""
-
-PLAIN_KEY = re.compile("([0-9]{1,15})-([0-9]{1,4})-([0-9]{1,19})", re.ASCII)
-"""A page key as nodes give it to each other."""
-
-Part = tuple[list[tuple[PageKey, MessageInfo]], PageKey | None]
-"""Messages of some shards in order, and the key up to which they are complete; None: to the end."""
-
-T = TypeVar("T")
 
 
 class Listing:
@@ -158,7 +158,8 @@ class Listing:
         )
 
     async def _behind(self, held: list[int]) -> list[int]:
-        """Those of the shards that have not applied in time what is in the log now."""
+        """Return the shards that have not applied in time the records in the log at the
+        beginning."""
         deadline_s = asyncio.get_running_loop().time() + FRESH_S
         caught_up = await asyncio.gather(
             *(self._context.caught_up(shard, deadline_s) for shard in held)

@@ -1,4 +1,8 @@
-"""Messages over HTTP: schedule, find, list, cancel, reschedule, fire, pause, resume."""
+"""The handlers of `/v1/messages`: schedule, find, cancel, reschedule, fire, pause and resume.
+
+A change is a record of the delay topic; no handler writes to a store. The answer is made from the
+store of the shard once it has applied the record. Lists are in `listing`, bulk operations in
+`jobs`."""
 
 import asyncio
 import time
@@ -171,7 +175,7 @@ class Messages:
         return 200 if is_known else 202, accepted if is_batch else accepted[0]
 
     async def _add_outcomes(self, accepted: list[Accepted], wait_s: float, reach: Reach) -> None:
-        """Complete the answers with what became of the messages, for all shards at once; those
+        """Complete the answers with the outcomes of the messages, for all shards at once; those
         whose shard cannot be asked stay as they are, because they are in the log."""
 
         async def add_one(answer: Accepted, ends_s: float) -> None:
@@ -201,7 +205,7 @@ class Messages:
         await asyncio.gather(*map(add_all, by_shard.values()))
 
     async def outcome(self, call: Call) -> tuple[int, object]:
-        """Return what became of a record that schedules a message, once its shard has applied
+        """Return the outcome of a record that schedules a message, once its shard has applied
         it."""
         query: OutcomeQuery = call.query
         message_id = id_of(call)
@@ -748,7 +752,8 @@ def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
 
 
 def _was_rejected(message_id: bytes, rejected: Letter) -> ProblemError:
-    """404 for an id of which no message is known, and whose record was rejected."""
+    """Return a ProblemError with status 404 for an id without a known message whose record was
+    rejected."""
     text = f"{rejected.reason}: {rejected.detail}"
     return ProblemError(
         404,
@@ -801,8 +806,8 @@ def _accepted(
 def _warnings(
     planned: Planned, past: list[str] | UnsetType, described: TopicInfos, creates: bool
 ) -> list[str] | UnsetType:
-    """What the sender should know, `past` and why its target would not take it; nearly always
-    nothing."""
+    """Return the warnings about a message: `past`, and why its target would refuse it; nearly
+    always none."""
     record = planned.record
     found = objection(
         planned.target,

@@ -1,11 +1,9 @@
-"""Scheduling over HTTP: turns the JSON of a request into records of the delay topic, and writes
-those of many requests at once.
+"""The writing of messages and actions from HTTP: JSON becomes records of the delay topic, and the
+records of many requests are written together.
 
-Requests that come during a write go together into the next one: a disk or a broker acknowledges few
-large writes faster than many small ones. The order of requests is kept.
-
-An HTTP client therefore gets every error at once and by field, instead of finding the record in
-`chronos.rejected`."""
+All errors of a request are reported at once and by field, before anything is written. The requests
+that arrive during a write go together into the next one: a disk or a broker acknowledges few large
+writes faster than many small ones. The order of the requests is kept."""
 
 import asyncio
 import itertools
@@ -97,7 +95,7 @@ TIMEOUT_S = 15.0
 """How long the log may take to acknowledge, from the request on."""
 
 WRITE_S_MIN = 1.0
-"""How long it may take at the least, for requests that waited behind another write."""
+"""The least time that the log has to acknowledge, for requests that waited behind another write."""
 
 Waiting = tuple[Sequence[Outgoing], int, float, asyncio.Future[list[Appended]]]
 """Records, their size in bytes, the deadline by the loop's clock, the result."""
@@ -213,7 +211,7 @@ class Planned(Struct, frozen=True, gc=False):
     target: str
     """The target topic."""
     replaces: bool = False
-    """It takes the place of the pending message that has its id."""
+    """True if it replaces the pending message with its id."""
     first: tuple[str, str] | None = None
     """Cron expression and time zone, if the first time of a series is left to them."""
 

@@ -1,8 +1,8 @@
-"""Target topics as senders are told of them: why a target would not take a message now.
+"""Descriptions of target topics for senders: why a target would refuse a message now.
 
-Topics are described by one request at a time, at most one in ASK_EVERY_S, however many messages
-come; the descriptions are kept for a short time. An answer waits WAIT_S for one at most and can do
-without it. The shard decides by descriptions of its own when a message is due."""
+The answers are warnings: the shard decides by its own descriptions when the message is due. One
+request at a time describes topics, and the descriptions are kept for a short time. An answer waits
+at most WAIT_S for a description, and is given without it otherwise."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ TopicInfos = Mapping[str, TopicInfo | None]
 """Descriptions by topic: None for a missing one, and no entry for one of which nothing is known."""
 
 Objection = tuple[Reason, str]
-"""Why a target does not take a message: the reason that it would be dead-lettered with, and a text
+"""The reason for which a target would refuse a message: the reason of its dead letter, and a text
 for people."""
 
 

@@ -1,5 +1,4 @@
-"""The verbs about messages: send, list, get, cancel, reschedule, fire, tail, dead letters and
-rejected records.
+"""The verbs about messages: send, list, get, cancel, reschedule, fire, pause, resume, tail, bulk
+operations, dead letters and rejected records.
 
-In: options and lines of stdin. Out: requests of `chronos.client`, and tables or JSON. `app`
-declares the verbs."""
+In: options and lines of stdin. Out: requests of `chronos.client`, and tables or JSON."""

@@ -1,5 +1,7 @@
-"""Bulk operations: cancel, reschedule, fire, pause or resume all pending messages of a filter, or
-count them; and the jobs of a node."""
+"""Bulk operations on the command line: the jobs that change or count all pending messages of a
+filter, their progress, and the jobs of a node.
+
+The service runs the jobs; an interrupted command stops its job."""
 
 import sys
 import time
@@ -67,7 +69,8 @@ def act(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Count, ask, act. Exit code 0 once every message was looked at and no action failed."""
+    """1. count, 2. ask for confirmation, 3. run the job. Exit code 0 once every message was looked
+    at and no action failed."""
     verb, delay, at, until = change.verb, change.delay, change.at, change.until
     if verb == "reschedule" and not (dry_run and at is None and delay is None):
         check_when(at, delay)

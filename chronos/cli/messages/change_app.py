@@ -1,5 +1,7 @@
 """The verbs that change pending messages, one by its id or many by a filter: their options and
-their help."""
+their help.
+
+One message is changed in `verbs`, many in `bulk`."""
 
 from typing import TYPE_CHECKING, Annotated
 

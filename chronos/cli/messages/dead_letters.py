@@ -96,6 +96,17 @@ dead_letters_app = typer.Typer(
     """,  # noqa: E501
 )
 
+SHOWN_CHARACTERS = 1_000
+"""Characters of a payload that are shown."""
+
+RETRIES = 6
+"""Repetitions of one part, within about 6 s: a long replay outlasts a short failure of the log."""
+
+LINE_EVERY_S = 2.0
+"""Seconds between two lines of progress where stderr is not a terminal."""
+
+DONE = {"replay": "replayed", "discard": "discarded"}
+
 
 @dead_letters_app.command(name="list")
 @with_connection
@@ -277,10 +288,6 @@ def discard_letters(
     )
 
 
-SHOWN_CHARACTERS = 1_000
-"""Characters of a payload that are shown."""
-
-
 def read_pages(
     ask: Callable[[int, str | None], dict[str, Any]], name: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None, int]:
@@ -325,15 +332,6 @@ def payload_facts(
     if value_bytes:
         text = value if value_base64 is None else str(base64.b64decode(value_base64))
         yield "", NOT_SHOWN if text is None else printable(text[:SHOWN_CHARACTERS])
-
-
-RETRIES = 6
-"""Repetitions of one part, within about 6 s: a long replay outlasts a short failure of the log."""
-
-LINE_EVERY_S = 2.0
-"""Seconds between two lines of progress where stderr is not a terminal."""
-
-DONE = {"replay": "replayed", "discard": "discarded"}
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

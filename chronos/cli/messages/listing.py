@@ -1,4 +1,5 @@
-"""`chronos list`, `chronos find` and `chronos tail`: messages and records."""
+"""`chronos list` and `chronos find`, which show messages, `find` also those in the archive; and
+`chronos tail`, which shows the records of a topic."""
 
 import base64
 import os
@@ -49,6 +50,20 @@ ARCHIVE_OPTIONS = {
     "due_to": "--to",
 }
 """Condition of a list -> the option of `chronos archive find`."""
+
+WAIT = "20s"
+"""Length of one poll."""
+
+READ_TOGETHER = 500
+"""Records of one answer."""
+
+LOOK_AGAIN_S = 0.5
+"""How often to look for a topic that does not exist yet."""
+
+CLOSED_LOOK_S = 0.2
+"""How often to check, while no record arrives, that stdout still has a reader."""
+
+Arrival = list[dict[str, Any]] | ClientError
 
 
 def list_(
@@ -145,8 +160,8 @@ def _from_archive(
     limit: int,
     location: str | None,
 ) -> dict[str, Any] | None:
-    """What the archive has, shown if that is for people; None, with the reason, if it cannot be
-    asked."""
+    """Return the messages in the archive, printed if the output is for people; None, with the
+    reason printed, if the archive cannot be read."""
     if unknown := [name for name in matching if name not in {*ARCHIVE_OPTIONS, "headers"}]:
         note(f"{missing}, and the archive has no condition --{', --'.join(unknown)}")
         return None
@@ -273,21 +288,6 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
         cell.ljust(width) for cell, width in zip(row, widths, strict=True)
     )
     return f"{due}  {wait.strip().rjust(widths[1])}  {target}  {id}  {value}  {last}".rstrip()
-
-
-WAIT = "20s"
-"""Length of one poll."""
-
-READ_TOGETHER = 500
-"""Records of one answer."""
-
-LOOK_AGAIN_S = 0.5
-"""How often to look for a topic that does not exist yet."""
-
-CLOSED_LOOK_S = 0.2
-"""How often to check, while no record arrives, that stdout still has a reader."""
-
-Arrival = list[dict[str, Any]] | ClientError
 
 
 def follow(

@@ -1,5 +1,5 @@
-"""The verbs that act on messages of a service: get, cancel, reschedule, fire, pause, resume,
-transfer."""
+"""The verbs that act on one message: get, cancel, reschedule, fire, pause and resume; and
+`transfer`, which sends a request to hand over roles."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ ONLY_ID = {
 
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
-    """Everything known about a message."""
+    """Print everything that the service knows about a message."""
     asked = requests.get(given(id), payload=payload, rejections=True)
     found = fetch(server, output, asked.as_json())
     if found is None:

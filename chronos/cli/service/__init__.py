@@ -1,4 +1,3 @@
-"""The verbs about a service: serve, status, doctor, registry, failover, rates.
+"""The verbs about a service: serve, status, top, whoami, doctor, registry, failover and rates.
 
-In: options and the configuration. Out: a node that runs, or what people read about one. `app`
-declares the verbs."""
+In: options and the configuration. Out: a running node, or tables and JSON about one."""

@@ -1,8 +1,8 @@
-"""Findings of `chronos doctor`, and those that follow from the answers of a service alone, which
-`chronos top` shows too.
+"""Findings of `chronos doctor`: their form, and the findings that follow from the answers of a
+service alone, which `chronos top` shows too.
 
-They need the base installation only. The checks that need the server are in `doctor`.
-"""
+This module needs the base installation only. The checks that need the server's packages are in
+`doctor`, `doctor_cluster` and `doctor_kafka`."""
 
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -18,7 +18,7 @@ from chronos.errors import ChronosError, Retry, StoreCorrupt
 T = TypeVar("T")
 
 ADVICE = re.compile(r" `chronos doctor` tells [^.]*\.")
-"""What an error advises that is one of the findings here."""
+"""The advice of an error to run `chronos doctor`, which is left out here."""
 
 OVERDUE_MS = 60_000
 """A shard whose next message is overdue by more is a problem."""
@@ -37,22 +37,22 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def ok(what: str, text: str) -> Finding:
-    """All is well."""
+    """Return the finding that a check has passed."""
     return Finding(what=what, verdict="ok", text=text)
 
 
 def note(what: str, text: str) -> Finding:
-    """Not a problem, but worth knowing."""
+    """Return a finding that is not a problem, but worth knowing."""
     return Finding(what=what, verdict="note", text=text)
 
 
 def unchecked(what: str, text: str) -> Finding:
-    """Something that could not be checked."""
+    """Return a note that a check was not possible."""
     return Finding(what=what, verdict="note", text=f"not checked: {text}", unchecked=True)
 
 
 def problem(what: str, text: str, *, exit_code: int = 1) -> Finding:
-    """A problem."""
+    """Return the finding of a problem."""
     return Finding(what=what, verdict="problem", text=text, exit_code=exit_code)
 
 

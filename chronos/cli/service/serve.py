@@ -1,5 +1,5 @@
-"""`chronos serve`: settings, node, HTTP; and in the opposite order when it stops. With `--processes
-3` several nodes of a cluster on one machine, each in a process of its own.
+"""`chronos serve`: starts settings, node and HTTP, and stops them in the opposite order. With
+`--processes 3` it runs three nodes of a cluster on one machine, each in a process of its own.
 
 1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
 5. HTTP, first          6. the node

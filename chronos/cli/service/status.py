@@ -1,8 +1,7 @@
-"""What people read about a service: `chronos status`, `chronos whoami`, `chronos failover` and
-`chronos rates`.
+"""`chronos status`, `chronos whoami`, `chronos failover` and `chronos rates`: the answers of a
+service about itself, as tables.
 
-`app` adds them to the command line.
-"""
+The checks of a service, with their remedies, are in `doctor_service` and `findings`."""
 
 import time
 from collections.abc import Sequence
@@ -32,9 +31,34 @@ from chronos.cli.output import (
 from chronos.client import Client, ServiceFailed, Unreachable, requests
 from chronos.core.texts import shards_text
 
+failover_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Show the health of the masters, or permit the replacement of one that is stuck.
+
+    Needs `failover.on_unhealthy: armed` or `auto`; `auto` is the default with three nodes or more. A master whose session is lost is replaced without it.
+
+    \b
+    Examples:
+      chronos failover status
+      chronos failover arm 3
+    """,  # noqa: E501
+)
+
+OFF = "off"
+"""The rate that removes a limit set at run time."""
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+HISTORY = 5
+"""Changes of roles shown."""
+
+WATCH_S = 1.0
+"""Time between two refreshes of `--watch`."""
+
 
 def show_failover(server: str, output: Format) -> None:
-    """All shards."""
+    """Print the probes' findings of all shards."""
     found = fetch(server, output, requests.ask("/v1/failover", {}))
     if found is None:
         return
@@ -59,21 +83,6 @@ def _row(shard: dict[str, Any]) -> list[str]:
         "-" if shard["needed"] is None else str(shard["needed"]),
         "-" if shard["armed_until"] is None else f"ends {relative(shard['armed_until'])}",
     ]
-
-
-failover_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="""Show the health of the masters, or permit the replacement of one that is stuck.
-
-    Needs `failover.on_unhealthy: armed` or `auto`; `auto` is the default with three nodes or more. A master whose session is lost is replaced without it.
-
-    \b
-    Examples:
-      chronos failover status
-      chronos failover arm 3
-    """,  # noqa: E501
-)
 
 
 @failover_app.command()
@@ -114,7 +123,7 @@ def arm(
 
 
 def show_token(server: str, output: Format) -> None:
-    """The token that is sent, and what it permits."""
+    """Print the token's name, roles and limits."""
     found = fetch(server, output, requests.ask("/v1/whoami", {}))
     if found is None:
         return
@@ -135,10 +144,6 @@ def show_token(server: str, output: Format) -> None:
 
 def _patterns(patterns: list[str]) -> str:
     return "all" if "*" in patterns else printable(", ".join(patterns))
-
-
-OFF = "off"
-"""The rate that removes a limit set at run time."""
 
 
 def show_rates(server: str, output: Format, topic: str | None) -> None:
@@ -202,17 +207,8 @@ def _lane(lane: dict[str, Any]) -> list[str]:
     ]
 
 
-BARS = " ▁▂▃▄▅▆▇█"
-
-HISTORY = 5
-"""Changes of roles shown."""
-
-WATCH_S = 1.0
-"""Time between two refreshes of `--watch`."""
-
-
 def show(server: str, output: Format, *, watch: bool) -> None:
-    """Once, or every second until Ctrl-C."""
+    """Print the status once, or every second until Ctrl-C."""
     with connect(server) as client:
         if output is Format.json:
             while True:
@@ -385,7 +381,8 @@ def other_reasons(found: dict[str, Any]) -> list[str]:
 
 
 def held_back(shard: dict[str, Any], now: datetime | None = None) -> str:
-    """The records after an open transaction; empty if there are none. So are the texts below."""
+    """Return a text about the records that wait behind an open transaction; empty if there are
+    none."""
     held = shard.get("held_back")
     if held is None:
         return ""

@@ -2,8 +2,7 @@
 
     asking (a thread) -> View -> screen (pure) -> terminal
 
-The texts of what is wrong are those of `chronos doctor` and `chronos status`.
-"""
+The texts about problems are those of `chronos doctor` and `chronos status`."""
 
 import os
 import select
@@ -155,7 +154,7 @@ def recent_lateness_ms(view: View) -> float | None:
 
 
 class Next(NamedTuple):
-    """What to do about a trouble: a command, and the runbook in docs/operations."""
+    """The remedy of a trouble: a command, and the runbook in docs/operations."""
 
     command: str
     runbook: str
@@ -171,7 +170,7 @@ SILENT = Next("chronos doctor", "not-starting")
 
 
 class Trouble(Struct, frozen=True):
-    """One line about something that is wrong."""
+    """One line about a problem."""
 
     text: str
     next: Next
@@ -522,7 +521,7 @@ def _columns(view: View, in_cluster: bool) -> list[Column]:
 
 
 def _state(shard: dict[str, Any]) -> str:
-    """What is wrong with a shard, in a few words; empty if nothing is."""
+    """Return the problem of a shard in a few words; empty if there is none."""
     if shard["node"] is None:
         return "no answer"
     if shard["paused"]:
@@ -544,7 +543,8 @@ def _state(shard: dict[str, Any]) -> str:
 
 
 def show(server: str, *, every_s: float, once: bool) -> None:
-    """Once, if asked or if stdout is not a terminal; else until q or Ctrl-C."""
+    """Show the screen once if `once` or if stdout is not a terminal; otherwise until q or
+    Ctrl-C."""
     if once or not sys.stdout.isatty() or console().is_dumb_terminal:
         _snapshot(server, min(every_s, SNAPSHOT_S))
         return
@@ -642,7 +642,7 @@ def _watch(server: str, every_s: float) -> None:
 
 
 def _after(view: View, result: dict[str, Any] | Exception) -> View:
-    """The view after a request; errors that do not pass end the verb."""
+    """Return the view after a request; an error that a repetition cannot remedy ends the verb."""
     if isinstance(result, Unreachable | ServiceFailed):
         return failed(view, str(result), _local_now())
     if isinstance(result, Exception):

@@ -1,5 +1,6 @@
-"""The verbs that run on Spark: their options and their help. `app` adds them to the command
-line."""
+"""The verbs that run on Spark: their options and their help.
+
+This module imports no PySpark, so that `chronos --help` works without it."""
 
 from typing import Annotated
 

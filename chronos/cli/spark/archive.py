@@ -1,4 +1,5 @@
-"""`chronos archive`, and its verbs `compact`, `verify` and `find`."""
+"""`chronos archive` and its verbs `compact`, `verify` and `find`; and the settings and Java
+properties from which all verbs on Spark make their jobs."""
 
 import os
 import time
@@ -290,7 +291,7 @@ def ask_archive(options: SparkOptions, wanted: FindOptions, limit: int) -> "Foun
 
 
 def put_found(found: "FoundDeliveries", output: Format) -> None:
-    """What was found in the archive; exit code 1 if that is nothing."""
+    """Print the messages found in the archive; exit code 1 if there are none."""
     if output is Format.json:
         put_json(found_json(found))
     else:
@@ -300,7 +301,7 @@ def put_found(found: "FoundDeliveries", output: Format) -> None:
 
 
 def found_json(found: "FoundDeliveries") -> dict[str, object]:
-    """What was found in the archive, for programs."""
+    """Return the messages found in the archive as values for JSON."""
     from chronos.admin.http.encoding import id_text
 
     return {
@@ -329,7 +330,7 @@ def found_json(found: "FoundDeliveries") -> dict[str, object]:
 
 
 def show_found(found: "FoundDeliveries") -> None:
-    """What was found in the archive, for people."""
+    """Print the messages found in the archive as a table."""
     from chronos.admin.http.encoding import id_text
 
     window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"

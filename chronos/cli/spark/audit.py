@@ -1,4 +1,5 @@
-"""`chronos audit`: what became of every message that was due in a window."""
+"""`chronos audit`: the outcome of every message that was due in a window, as tables, as JSON and as
+an HTML report."""
 
 import sys
 import time
@@ -32,7 +33,7 @@ LOST = {
     "deleted": "does not exist any more",
     "truncated": "lost records that were archived",
 }
-"""What became of a target, by the reason of its last gap."""
+"""The change of a target, by the reason of its last gap."""
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> int:

@@ -1,4 +1,5 @@
-"""`chronos backfill`: replay archived messages in bulk."""
+"""`chronos backfill`: archived messages sent again in bulk, after the plan was shown and
+accepted."""
 
 import re
 import time

@@ -1,1 +1,1 @@
-"""The archive: topics of the cluster to Parquet, and compaction of the files."""
+"""The archive: topics of the cluster written to Parquet, and compaction of the files."""

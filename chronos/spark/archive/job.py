@@ -1,18 +1,17 @@
 """A run of the archive: Chronos's topics and the chosen targets to Parquet, incrementally, in a
-location that it claims.
+location that the first run claims.
 
-And the parameters of a run.
-
-Law: a location is claimed only after the brokers have shown that they belong to that cluster and
-have these topics, so that a wrong setting leaves nothing behind.
-
-The names that each run added are found in the files it wrote; a run without its list makes the
-whole table be read once.
-
-One stream of Spark's structured streaming for each table. A run has a checkpoint of its own, which
+Each table has one stream of Spark's structured streaming. A run has its own checkpoint, which
 begins where the last one was committed; the uncommitted batches of an earlier run are removed
-first. Law: every record is in the archive once, after a kill at any point too. What the records
-mean is `audit/`; their columns are `rows` and `codec`."""
+first. Law: every record is in the archive once, also after a kill. Law: a location is claimed only
+after the brokers have shown that they belong to the cluster and have its topics, so that a wrong
+setting leaves nothing behind.
+
+Each run keeps the list of the targets that the messages name, made from the last list and the files
+that the run wrote. If the last run has no list, the whole table is read once.
+
+The columns of the tables are in `schema`, the parsing of records in `codec`, and the reading of the
+brokers' state in `runs`."""
 
 import json
 import time
@@ -267,7 +266,7 @@ PAST_IT = (
     "(--targets). In the delay topic: wait until the service has rejected it, and run the same "
     "command again"
 )
-"""How the archive gets past what it cannot read."""
+"""The advice of an error about a record that the archive cannot read."""
 
 CAUSE_CHARACTERS = 2_000
 """Most characters of Spark's message that an error repeats."""
@@ -719,8 +718,8 @@ class _StreamRun:
         ]
 
     def _stopped(self, error: StreamingQueryException) -> str:
-        """Why the stream failed: Spark's message, or the record with a timestamp that it cannot
-        hold."""
+        """The reason why the stream failed: Spark's message, or the record with a timestamp that it
+        cannot hold."""
         found = None
         if OVERFLOW in str(error):
             found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
@@ -731,8 +730,8 @@ class _StreamRun:
         )
 
     def _jvm_ended(self) -> str:
-        """Why Spark's JVM may have ended: the first batch of the range that takes too much memory
-        here too, if there is one."""
+        """A probable reason for the end of Spark's JVM: the first batch of the range that takes too
+        much memory here too, if there is one."""
         found = find_unreadable(self._job.brokers, self._failed_ranges(), self._ranges)
         if found is None:
             return (

@@ -1,11 +1,11 @@
-"""The offsets that the archive does not read: ranges of the delay topic whose records the service
-has rejected.
+"""The ranges of offsets of the delay topic that the archive does not read, because the service has
+rejected their records.
 
-Either their batch cannot be decompressed within bounds, and Spark's consumer would take the memory
-of its JVM for it; or it has a producer's timestamp that Spark's source cannot hold, and it would
-fail. The decisions are in the progress records, which a run reads first. The ranges that each run
-added are found in the files it wrote; a run without its list makes the whole tables be read once.
-"""
+Spark cannot read such a batch: it cannot be decompressed within bounds, and would take the memory
+of the JVM; or its producer's timestamp is too large for Spark's source, which would fail. The
+ranges follow from the progress records, which a run reads first. Each run keeps the list of the
+ranges, made from the last list and the files that the run wrote. If the last run has no list, the
+whole tables are read once."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""How much of the logs the archive holds, and what it therefore proves.
+"""The coverage of the logs by the archive, and the messages that it therefore proves to be settled.
 
 Two questions. Up to which moment is a target archived completely, with no open transaction and no
 record deleted before it was read? And which messages do the progress records written by then prove
@@ -32,7 +32,7 @@ ALWAYS = 2**62
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """How much of a topic, or of one partition, the archive holds."""
+    """The part of a topic, or of one partition, that the archive holds."""
 
     covered_ms: int
     """`read_ms` of the last run at which every record was archived that was committed before it; 0:
@@ -65,7 +65,7 @@ class Frontier(Struct, frozen=True):
 
 
 class ArchiveCoverage(Struct, frozen=True, kw_only=True):
-    """How much of each topic the archive holds."""
+    """The part of each topic that the archive holds."""
 
     targets: dict[str, Coverage]
     """By topic."""
@@ -347,8 +347,8 @@ def _frontiers(progress: DataFrame, ends: DataFrame) -> dict[tuple[int, int], Fr
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What the archive proves of messages of one shard and target that it does not hold a delivery
-    of."""
+    """The proof that the archive has about messages of one shard and target without an archived
+    delivery."""
 
     any: Frontier
     """By all progress records: messages beyond it are pending."""

@@ -1,10 +1,10 @@
-"""The hops of forwarded records, compared with what their sources list: tables of the archive in,
-changed outcomes out.
+"""Forwarded records compared with their sources: outcomes changed where the two do not fit.
 
-A record that came to another partition than that of its id is written on to its own partition, with
-its source in one header, by the step that lists the source as forwarded. Law: each listed source
-has one hop, and each accepted hop a listed source. What a gap or an open transaction could
-contradict is not judged here."""
+A record in another partition than that of its id is forwarded: the step that lists the source
+writes the record to the right partition, with the source in a header (its hop). Law: each listed
+source has one hop, and each accepted hop has a listed source. A hop without a listed source counts
+as duplicated, a source without a hop as missing. A mismatch that a gap or an open transaction could
+explain is not judged."""
 
 from collections.abc import Mapping
 

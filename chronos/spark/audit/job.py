@@ -1,9 +1,10 @@
 """An audit: the outcome of every message that was due in a window, with the coverage of the
-archive; and the messages with an id, a target or headers, each with its outcome.
+archive; and a search for messages by id, target or headers, each with its outcome.
 
-It reads the archive alone, asks no broker, and writes nothing but the details, if they are wanted.
-Law: a message is called missing only if the archive proves it; it is pending while the logs do not
-prove that it is settled, and unknown where the archive has a gap."""
+An audit reads the archive alone, sends no request to a broker, and writes nothing except the
+details, if they are requested. Law: a message is called missing only if the archive proves it; it
+is pending while the logs do not prove that it is settled, and unknown where the archive has a
+gap."""
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException
@@ -112,8 +113,8 @@ class Audit(Struct, frozen=True, kw_only=True):
 
     @property
     def not_proved(self) -> list[str]:
-        """Why the archive does not prove the outcome of every message of the window; empty if it
-        does.
+        """The reasons why the archive does not prove the outcome of every message of the window;
+        empty if it does.
 
         Messages due in the last `TAIL_MS` before the archive's end may still be pending.
         """
@@ -362,7 +363,7 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
     reason: str | None
     shard: int
     offset: int
-    """Where its record is in the delay topic."""
+    """Position of its record in the delay topic."""
     occurrence: int
     attempt: int
     accepted_ms: int | None
@@ -371,7 +372,7 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
 
 
 class FoundDeliveries(Struct, frozen=True, kw_only=True):
-    """What was found, earliest due first."""
+    """The deliveries that were found, the earliest due first."""
 
     span: Span
     deliveries: list[FoundDelivery]

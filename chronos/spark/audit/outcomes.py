@@ -400,8 +400,8 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
 
 
 def _refused_end() -> Column:
-    """How a refused record ended: a held one did not so far, whatever the logs prove to be
-    settled."""
+    """The end of a refused record; a record held to be forwarded has none yet, whatever the logs
+    prove to be settled."""
     return f.when(f.col("waits"), "pending").otherwise("rejected")
 
 

@@ -1,11 +1,8 @@
-"""The report of an audit: one HTML file with plots as inline SVG, for light and dark.
+"""The report of an audit: one HTML file with plots as inline SVG.
 
-The SVG fetches nothing and runs nothing. Colours are CSS classes of the page, so that the same plot
-is readable in light and dark. Law: every shape has a title with its numbers, and every text in it
-is escaped.
-
-Law: the page fetches nothing and runs nothing, and every name in it is escaped.
-"""
+Colours are CSS classes of the page, so that plots are readable in light and dark. Law: the page
+fetches nothing and runs nothing; every name and text in it is escaped; every shape of a plot has a
+title with its numbers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime

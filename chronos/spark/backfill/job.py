@@ -1,15 +1,12 @@
-"""A backfill: replays archived messages in bulk.
+"""A backfill: its plan, its attempts at sending, and its end.
 
-Nothing is sent, and no broker is asked.
-
-Law: the rows are counted once, by all that a report tells them apart by.
-
-plan      the requested messages without those sent before, written to the archive   (nothing is sent)
+    plan      the requested messages without those sent before, written to the archive; nothing sent
     send      the attempts at sending: one task of a Spark job for each part of the plan
     finish    the ledger's rows and the report; the plan is removed
 
-Which messages are requested is `selection`, what a task does is `sending`. Law: no message is sent
-twice for the same purpose; `ledger` explains how."""  # noqa: E501
+The messages are selected in `selection`; a task and the reconciliation with the log are in
+`sending`. Law: no message is sent twice for the same purpose; `ledger` explains how. The rows of a
+plan are counted once, by all the columns that a report distinguishes."""
 
 import re
 import secrets

@@ -234,8 +234,8 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
 
 
 def left_out(request: BackfillRequest, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic
-    it goes to, `target_compacted` of its target.
+    """The reason why a row of `PLAN` is not sent; null if it is sent. `bytes_max` and `compacted`
+    are of the topic it goes to, `target_compacted` of its target.
 
     A record that its topic refuses would block all records after it for ever. In a compacted
     target a replay of an old message takes the place of a newer record of its key; what was still

@@ -1,14 +1,10 @@
-"""The sending of one part of a plan: the work of a Spark task, the record it makes of each message,
-and the reconciliation of a run with the log.
+"""The sending of one part of a plan, as a Spark task: the record of each message, and its producer;
+and `Reconciliation`, which finds the rows that earlier attempts have sent.
 
-Planning and attempts are `job`. Law: the delivered record equals the original, key, payload and the
-producer's own headers byte for byte; added are the headers of `ledger.OWN` and Chronos's receipt,
-which carries the id of the replay.
-
-`ledger` explains why that is exact.
-
-It plans and sends nothing. Law: the log is read only after every producer of an earlier attempt is
-fenced."""
+Planning and the sequence of attempts are in `job`. Law: the delivered record equals the original in
+key, payload and the producer's own headers, byte for byte; added are the headers of `ledger.OWN`
+and Chronos's receipt, which has the id of the replay. Law: the log is read only after every
+producer of an earlier attempt is fenced. `ledger` explains why sending is exact."""
 
 import json
 import time
@@ -504,7 +500,7 @@ class Reconciliation:
         )
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
-        """All committed records of some topics, with the columns of `rows.raw`."""
+        """All committed records of some topics, with the columns of `codec.raw`."""
         watermarks = {
             topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
             for topic, count in partitions.items()

@@ -1,33 +1,27 @@
-"""Dead letters and rejected records over HTTP: list, show, count, replay, discard.
-
-Each request reads a bounded part of its topic; its answer says where the next request continues.
+"""Dead letters over HTTP: list, show, count, replay and discard.
 
 Each request reads and writes a bounded part of the dead-letter topic; its answer says where the
-next request continues. A replay is written before the marker that resolves its letters. Between the
-two a request may be lost, and is repeated: the shard accepts only the first replay of a letter."""
+next request continues. A replay is written before the marker that resolves its letters. If the
+request fails between the two writes, it may be repeated: the shard accepts only the first replay of
+a letter."""
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from chronos.admin.http.access import check_headers, check_id, check_targets
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import (
-    header_conditions,
     headers_out,
     id_text,
     text_or_base64,
-    to_bytes,
-    whole_id_bytes,
 )
-from chronos.admin.http.problems import ProblemError, converted, decode_body, invalid, wrong_field
+from chronos.admin.http.problems import converted, decode_body, invalid, wrong_field
 from chronos.admin.http.schemas import (
     PATTERN_TEXTS,
     POSITION_PATTERN,
@@ -43,18 +37,17 @@ from chronos.admin.http.schemas import (
     DeadLetterSelection,
     Destination,
     Fault,
-    RejectedCount,
-    RejectedCountQuery,
-    RejectedCounts,
-    RejectedInfo,
-    RejectedPage,
-    RejectedQuery,
-    RejectedRecord,
 )
-from chronos.admin.http.tokens import Sender
-from chronos.admin.letters.scan import FoundLetter, LetterTopic, ScanPart, Wanted, Window
+from chronos.admin.letters.requests import (
+    Answer,
+    LetterRequests,
+    id_in,
+    records_read,
+    repeatable,
+    wanted_of,
+)
+from chronos.admin.letters.scan import FoundLetter, ScanPart, Wanted
 from chronos.admin.messages.messages import id_of
-from chronos.admin.messages.scheduling import time_ms
 from chronos.admin.messages.targets import TopicInfos, delivered_bytes, objection
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.letters import (
@@ -62,203 +55,13 @@ from chronos.core.letters import (
     control_headers,
     marker_headers,
     own_headers,
-    producer_headers,
     replay,
-    source_of,
 )
-from chronos.core.message import REASON_LABELS, TARGET_KEY, Reason, Rejection
+from chronos.core.message import TARGET_KEY, Reason, Rejection
 from chronos.core.size import memory_bytes
 from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing
-
-PART_BYTES = 8_000_000
-"""Bytes of the letters that one request reads whole, at least one letter."""
-
-FIND_S = 5.0
-"""How long the newest letter of an id is looked for."""
-
-Answer = tuple[int, object]
-Selection = DeadLetterCountQuery | DeadLetterSelection | RejectedCountQuery | RejectedQuery
-"""The list of dead letters extends the query of its counts."""
-
-Handlers = TypeVar("Handlers")
-
-
-def repeatable(
-    handler: Callable[[Handlers, Call], Awaitable[Answer]],
-) -> Callable[[Handlers, Call], Awaitable[Answer]]:
-    """The handler, whose answer while the log does not answer says that its request may be
-    repeated."""
-
-    async def handle(self: Handlers, call: Call) -> Answer:
-        try:
-            return await handler(self, call)
-        except LogUnavailable as error:
-            raise ProblemError(
-                503, "unavailable", str(error), hint="repeat the request: nothing is replayed twice"
-            ) from None
-
-    return handle
-
-
-class LetterRequests:
-    """Reads one of the two topics for requests."""
-
-    def __init__(self, context: Context, topic: LetterTopic) -> None:
-        self._context = context
-        self._topic = topic
-
-    async def part(
-        self,
-        call: Call,
-        query: Selection,
-        wanted: Wanted,
-        *,
-        newest_first: bool,
-        limit: int,
-        whole: bool = False,
-    ) -> ScanPart:
-        """One part, from where the request says, or of everything that is there now."""
-        topic = self._topic
-        numbers = (
-            None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
-        )
-
-        def scan() -> ScanPart:
-            windows = topic.windows(wanted) if numbers is None else _windows(numbers)
-            return topic.scan(
-                windows,
-                wanted,
-                newest_first=newest_first,
-                limit=limit,
-                bytes_max=PART_BYTES if whole else None,
-            )
-
-        return await self._context.in_thread(scan)
-
-    def after(self, call: Call, query: Selection, part: ScanPart) -> str | None:
-        """The page key of what is still to be read."""
-        if part.windows is None:
-            return None
-        return self._context.cursors.seal(
-            call, query, [offset for window in part.windows for offset in window]
-        )
-
-    async def newest(
-        self, call: Call, wanted: Wanted, *, kind: str, noun: str, older: str
-    ) -> tuple[Letter, str | None]:
-        """The newest letter, whole, and its resolution.
-
-        ProblemError with status 404 if there is none, or none is found in FIND_S. `kind`, `noun`:
-        of the problem. `older`: how older ones are found."""
-        found, read, is_all = await self._first(wanted)
-        if found is not None:
-            return found
-        raise ProblemError(
-            404,
-            kind,
-            (
-                f"the newest {'' if call.sender.is_limited else f'{read} '}offsets of "
-                f"{self._topic.topic} hold no {noun}"
-            ),
-            hint=None if is_all else older,
-        )
-
-    async def at(self, call: Call, position: tuple[int, int]) -> tuple[Letter, str | None]:
-        """The letter at a position, whole, and its resolution.
-
-        ProblemError with status 404 if there is none. LogUnavailable if the markers behind it were
-        not all read in FIND_S: the next request goes on from there."""
-        wanted = Wanted(positions=frozenset((position,)), resolved=True, reach=call.sender.reach)
-        found, _, is_all = await self._first(wanted)
-        if found is not None:
-            return found
-        if not is_all:
-            raise LogUnavailable(f"the markers of {self._topic.topic} are being read: ask again")
-        raise ProblemError(
-            404,
-            "no-dead-letter",
-            f"{self._topic.topic} has no dead letter at {position[0]}:{position[1]}",
-        )
-
-    async def _first(self, wanted: Wanted) -> tuple[tuple[Letter, str | None] | None, int, bool]:
-        """The newest letter, whole, with its resolution, of those that FIND_S suffices to read; how
-        many offsets were read, and whether these were all."""
-        topic = self._topic
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + FIND_S
-        rest: list[Window] | None = await self._context.in_thread(topic.windows, wanted)
-        offsets = sum(end - first for first, end in rest or ())
-
-        def scan(windows: list[Window]) -> ScanPart:
-            return topic.scan(windows, wanted, newest_first=True, limit=1)
-
-        while rest is not None and loop.time() < deadline_s:
-            part: ScanPart = await self._context.in_thread(scan, rest)
-            rest = part.windows
-            for found in part.found:
-                letter = await self._context.in_thread(
-                    topic.letter, found.letter.partition, found.letter.offset
-                )
-                if letter is not None:
-                    return (letter, found.resolution), offsets, rest is None
-        return None, offsets - sum(end - first for first, end in rest or ()), rest is None
-
-
-def id_in(
-    query: DeadLetterQuery | DeadLetterSelection | RejectedQuery, sender: Sender
-) -> bytes | None:
-    """The id that a request gives; ProblemError with status 403 if it is not for the sender."""
-    if query.id is UNSET:
-        return None
-    message_id = converted("id", whole_id_bytes, query.id)
-    check_id(sender, message_id)
-    return message_id
-
-
-def wanted_of(query: Selection, sender: Sender, **more: Any) -> Wanted:
-    """The letters that a request selects, all of them the sender's own."""
-    fields: dict[str, Any] = {}
-    if query.target is not UNSET:
-        check_targets(sender, query.target)
-    if query.reason is not UNSET:
-        converted("reason", _known_reason, query.reason)
-    for name in ("since", "until"):
-        value = getattr(query, name)
-        if value is not UNSET:
-            fields[f"{name}_ms"] = converted(name, time_ms, value)
-    if "until_ms" in fields and fields.get("since_ms", 0) > fields["until_ms"]:
-        raise wrong_field("until", "lies before since, so that nothing is in between")
-    return Wanted(
-        target=None if query.target is UNSET else query.target,
-        reason=None if query.reason is UNSET else query.reason,
-        reach=sender.reach,
-        **fields,
-        **more,
-    )
-
-
-def _known_reason(text: str) -> str:
-    """The reason; ValueError, with a text for users, for one that no letter can have.
-
-    A new reason comes with new rules, so no node writes it before all of them know it."""
-    if text not in REASON_LABELS:
-        raise ValueError(f"{text[:80]!r} is not a reason; these are: {', '.join(REASON_LABELS)}")
-    return text
-
-
-def records_read(call: Call, part: ScanPart) -> int:
-    """The records that were read: for a sender with limits only those that it may know of."""
-    return len(part.found) if call.sender.is_limited else part.records
-
-
-def _windows(numbers: list[int]) -> list[Window]:
-    return [
-        (min(first, OFFSET_MAX), min(end, OFFSET_MAX))
-        for first, end in zip(numbers[::2], numbers[1::2], strict=False)
-    ]
-
 
 log = structlog.get_logger("chronos.http")
 
@@ -276,7 +79,8 @@ class RefusedLetter(NamedTuple):
     letter: Letter
     rejection: Rejection
     is_final: bool
-    """Its record would be refused; else it would be accepted, and fail again."""
+    """True if the shard would refuse its record; False if it would accept it and the delivery would
+    fail again."""
 
 
 class DeadLetters:
@@ -452,7 +256,7 @@ class DeadLetters:
         return refused
 
     def _read(self, letter: Letter) -> Letter:
-        """The same letter as a whole."""
+        """Return the letter with its record. Raises LogUnavailable if it was deleted."""
         whole = self._context.dead_letters.letter(letter.partition, letter.offset)
         if whole is None:
             raise LogUnavailable(f"the dead letter of {id_text(letter.id)} was deleted just now")
@@ -622,124 +426,4 @@ def _whole(letter: Letter, resolution: str | None) -> Any:
         target=target,
         value_base64=value_base64,
         value=UNSET if value_base64 is not UNSET else value,
-    )
-
-
-class RejectedRecords:
-    """The handlers under `/v1/rejected`."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    @property
-    def _requests(self) -> LetterRequests:
-        return LetterRequests(self._context, self._context.rejected)
-
-    @repeatable
-    async def page(self, call: Call) -> Answer:
-        """Rejected records of all partitions, the newest first."""
-        query: RejectedQuery = call.query
-        message_id = id_in(query, call.sender)
-        wanted = wanted_of(
-            query,
-            call.sender,
-            id=message_id,
-            origin=self._origin(message_id),
-            source=_given(query.source),
-            headers=_headers_in(query, call.sender),
-        )
-        part = await self._requests.part(call, query, wanted, newest_first=True, limit=query.limit)
-        found = [_rejected_info(RejectedInfo, each.letter) for each in part.found]
-        after = self._requests.after(call, query, part)
-        return 200, RejectedPage(rejected=found, after=after, records=records_read(call, part))
-
-    @repeatable
-    async def get(self, call: Call) -> Answer:
-        """The newest rejected record of an id."""
-        message_id = id_of(call)
-        letter, _ = await self._requests.newest(
-            call,
-            Wanted(id=message_id, origin=self._origin(message_id), reach=call.sender.reach),
-            kind="no-rejection",
-            noun=f"rejected record of {id_text(message_id)}",
-            older="older ones: GET /v1/rejected with `id` and `until`",
-        )
-        assert letter.record is not None
-        value, value_base64 = text_or_base64(letter.record.value)
-        return 200, _rejected_info(
-            RejectedRecord,
-            letter,
-            headers=headers_out(producer_headers(letter.record)),
-            value_base64=value_base64,
-            value=UNSET if value_base64 is not UNSET else value,
-        )
-
-    @repeatable
-    async def counts(self, call: Call) -> Answer:
-        """The number of rejected records by reason, target and source, in one part."""
-        query: RejectedCountQuery = call.query
-        wanted = wanted_of(
-            query,
-            call.sender,
-            source=_given(query.source),
-            headers=_headers_in(query, call.sender),
-            counted_header=_given(query.by_header),
-        )
-        part = await self._requests.part(call, query, wanted, newest_first=False, limit=query.limit)
-        counts = Counter(
-            (one.letter.reason, one.letter.target, one.letter.source.rpartition("/")[0], one.header)
-            for one in part.found
-        )
-        after = self._requests.after(call, query, part)
-        return 200, RejectedCounts(
-            counts=[
-                RejectedCount(
-                    reason=reason,
-                    topic=target,
-                    source=source,
-                    header=UNSET if query.by_header is UNSET else header,
-                    records=count,
-                )
-                for (reason, target, source, header), count in counts.most_common()
-            ],
-            after=after,
-            records=records_read(call, part),
-        )
-
-    def _origin(self, message_id: bytes | None) -> str | None:
-        context = self._context
-        return (
-            None
-            if message_id is None
-            else source_of(message_id, len(context.shards), context.delay_topic)
-        )
-
-
-def _given(text: str | UnsetType) -> str | None:
-    return None if text is UNSET else text
-
-
-def _headers_in(
-    query: RejectedQuery | RejectedCountQuery, sender: Sender
-) -> tuple[tuple[str, bytes], ...]:
-    """The headers that a request asks for. ProblemError with status 403 if its sender may not see
-    headers."""
-    conditions = header_conditions(query.header)
-    if conditions or (isinstance(query, RejectedCountQuery) and query.by_header is not UNSET):
-        check_headers(sender)
-    return tuple((name, converted("header", to_bytes, value)) for name, value in conditions)
-
-
-def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:
-    return kind(
-        id=id_text(letter.id),
-        reason=letter.reason,
-        detail=letter.detail,
-        topic=letter.target,
-        rejected_at=format_time(letter.timestamp_ms),
-        source=letter.source,
-        partition=letter.partition,
-        offset=letter.offset,
-        value_bytes=letter.value_bytes,
-        **more,
     )
