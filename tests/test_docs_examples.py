@@ -405,7 +405,7 @@ def test_every_form_of_a_time_and_a_duration_is_read() -> None:
     durations = re.findall(
         r"`([^`]+)`", text[text.index("A **duration** is") : text.index("It counts from")]
     )
-    assert len(times) == 3
+    assert len(times) >= 7
     assert len(durations) >= 7
     assert len({parse_time_ms(time) for time in times}) == 2
     assert all(parse_duration_ms(duration) > 0 for duration in durations)

@@ -21,7 +21,7 @@ from chronos.admin.http.schemas import (
     PageQuery,
 )
 from chronos.admin.http.tokens import Sender
-from chronos.admin.messages.messages import message_info, tell_failure, tell_pause, tell_state
+from chronos.admin.messages.info import message_info, tell_failure, tell_pause, tell_state
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.query.filter import Filter

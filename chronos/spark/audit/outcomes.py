@@ -14,8 +14,6 @@ expressions. The others, found by two small joins, go through `timeline` in the 
 
 from collections.abc import Iterator
 from functools import reduce
-from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 from msgspec import Struct
@@ -23,7 +21,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
-from chronos.core.keys import OFFSET_MAX, REJECTED
+from chronos.core.keys import REJECTED
 from chronos.core.message import (
     DELAY,
     DELIVER_AT,
@@ -39,15 +37,16 @@ from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
+from chronos.spark.audit.events import (
+    events,
+    follow_all,
+    takes_over,
+)
 from chronos.spark.audit.timeline import (
     AGAIN,
     DEAD_LETTER,
     EXPIRED,
-    OFFSET_END,
-    PARKED,
     SKIPPED,
-    Event,
-    follow,
 )
 from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON
 from chronos.spark.ledger import TOKEN
@@ -73,12 +72,6 @@ was late."""
 WRONG = ("missing", "duplicated", "early")
 """Outcomes that break a law."""
 
-PROMISED = (
-    "shard int, source_offset long, occurrence int, attempt int, id binary, target string, "
-    "accepted_ms long, requested_due_ms long, due_ms long, place_ms long, ended string, reason "
-    "string"
-)
-"""Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
 
 _PARTITION_SHIFT = 48
 """Bits for the offset in a number made of partition and offset: 281 trillion records a
@@ -139,12 +132,7 @@ def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFram
 def _may_act() -> Column:
     """True for a record that is about a message that may exist already."""
     acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
-    return acting | ((f.col("verb") == "schedule") & _takes_over())
-
-
-def _takes_over() -> Column:
-    """True for a `schedule` that takes the place of a pending message."""
-    return f.col("on_conflict").isin("replace", "upsert")
+    return acting | ((f.col("verb") == "schedule") & takes_over())
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
@@ -466,292 +454,6 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
 
 
 # --- events in the order of the logs
-
-
-def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
-    """Delay records -> the same with `cursor_due_ms` and `cursor_offset` before the step that
-    staged them.
-
-    That is the cursor of the last progress record of the shard whose pull offset is not beyond the
-    record. Before the first given progress record the cursor counts as 0."""
-    steps = progress.select(
-        "shard",
-        f.col("pull_offset").alias("offset"),
-        f.lit(0).alias("_kind"),
-        f.col("offset").alias("_seq"),
-        f.struct(
-            f.col("cursor_due_ms").alias("due_ms"), _signed("cursor_offset").alias("offset")
-        ).alias("_cursor"),
-    )
-    both = steps.unionByName(records.withColumn("_kind", f.lit(1)), allowMissingColumns=True)
-    until_here = (
-        Window.partitionBy("shard")
-        .orderBy("offset", "_kind", "_seq")
-        .rowsBetween(Window.unboundedPreceding, 0)
-    )
-    seen = both.withColumn("_before", f.last("_cursor", ignorenulls=True).over(until_here)).where(
-        "_kind = 1"
-    )
-    return seen.select(
-        *records.columns,
-        f.coalesce("_before.due_ms", f.lit(0)).alias("cursor_due_ms"),
-        f.coalesce("_before.offset", f.lit(OFFSET_END)).alias("cursor_offset"),
-    )
-
-
-def _signed(column: str) -> Column:
-    return f.when(f.col(column) == str(OFFSET_MAX), f.lit(OFFSET_END)).otherwise(
-        f.col(column).cast("long")
-    )
-
-
-def events(
-    records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame
-) -> DataFrame:
-    """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and order.
-
-    `steps` are the recent records of `progress`; a decision may belong to an older one, in the
-    folder of its hour. Order `at` is the offset of a record, and the pull offset of its step for a
-    decision, which so follows the records that its step staged. `occurrence` of a record is 0 for a
-    series without a first time, else null."""
-    known_steps = progress.select(
-        "due_date",
-        "due_hour",
-        "shard",
-        f.col("offset").alias("progress_offset"),
-        "cursor_due_ms",
-        _signed("cursor_offset").alias("cursor_offset"),
-        "pull_offset",
-    )
-    owners = records.where(f.col("verb").isin("schedule", "replace")).select(
-        "shard", f.col("offset").alias("source_offset"), "id", f.col("target").alias("own_target")
-    )
-    decisions = (
-        _with_lanes_left(
-            decided.join(owners, ["shard", "source_offset"]),
-            decided,
-            records,
-            progress,
-        )
-        .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
-        .select(
-            "shard",
-            "id",
-            f.col("pull_offset").alias("at"),
-            f.lit(0).alias("kind"),
-            _order().alias("seq"),
-            f.col("outcome").alias("verb"),
-            f.col("source_offset").alias("offset"),
-            f.col("decided_ms").alias("timestamp_ms"),
-            _next_due_ms().alias("due_ms"),
-            "cursor_due_ms",
-            "cursor_offset",
-            f.lit(False).alias("takes_over"),
-            "reason",
-            "occurrence",
-            "attempt",
-            "lane",
-        )
-    )
-    staged = with_cursor_before(records, steps).select(
-        "shard",
-        "id",
-        f.col("offset").alias("at"),
-        f.lit(1).alias("kind"),
-        f.lit(0).cast("long").alias("seq"),
-        "verb",
-        "offset",
-        f.col("accepted_ms").alias("timestamp_ms"),
-        "due_ms",
-        "cursor_due_ms",
-        "cursor_offset",
-        "target",
-        "requested_due_ms",
-        (f.coalesce(_takes_over(), f.lit(False)) | (f.col("verb") == "replace")).alias(
-            "takes_over"
-        ),
-        f.coalesce("occurrence", f.lit(1)).alias("occurrence"),
-        f.lit(1).alias("attempt"),
-        *_more_of(records),
-    )
-    return staged.unionByName(decisions, allowMissingColumns=True)
-
-
-def _more_of(records: DataFrame) -> list[Column]:
-    """What an upsert compares, if there are any upserts."""
-    if "upserts" not in records.columns:
-        return []
-    names = ("upserts", "is_at", "rhythm", "is_series")
-    return [*map(f.col, names), f.col("key_of_target").alias("target_key")]
-
-
-def _order() -> Column:
-    """The order of steps; in a step, messages leave their lanes, and move with the zone data,
-    before it is decided about them."""
-    is_first = f.col("outcome").isin(LEFT_LANE, PLANNED_AGAIN)
-    return 2 * f.col("progress_offset") + (~is_first).cast("int")
-
-
-def _next_due_ms() -> Column:
-    """The due time after a decision; a parked message keeps that of its position."""
-    return f.when(f.col("outcome") == PARKED, f.col("position_due_ms")).otherwise(
-        f.col("next_due_ms")
-    )
-
-
-def _with_lanes_left(
-    made: DataFrame, decided: DataFrame, records: DataFrame, progress: DataFrame
-) -> DataFrame:
-    """Decisions about messages, with `own_target` -> the same, and for each `parked` a row
-    `left-lane` of the step in which the lane's cursor first reached the message, with its position
-    as `next_due_ms`; the same for each upsert among the records that may have taken the place of
-    the parked message."""
-    of_messages = made.where(f.col("outcome") != LEFT_LANE).drop("target")
-    cursors = decided.where(f.col("outcome") == LEFT_LANE).select(
-        "shard",
-        "lane",
-        f.col("target").alias("own_target"),
-        f.col("position_due_ms").alias("_due_ms"),
-        f.col("source_offset").alias("_offset"),
-        f.col("progress_offset").alias("_at"),
-        f.struct("due_date", "due_hour", "progress_offset", "decided_ms").alias("_step"),
-    )
-    passed = (f.col("_due_ms") > f.col("position_due_ms")) | (
-        (f.col("_due_ms") == f.col("position_due_ms"))
-        & (f.col("_offset") >= f.col("source_offset"))
-    )
-    parked = of_messages.where(f.col("outcome") == PARKED).withColumn("_upsert", f.lit(-1))
-    cursors = cursors.withColumn("_pulled_before", f.lit(0))
-    if "upserts" in records.columns:
-        upserts = records.where("upserts").select("shard", "id", f.col("offset").alias("_upsert"))
-        in_place = parked.drop("_upsert").join(upserts, ["shard", "id"])
-        in_place = in_place.where("_upsert > source_offset").withColumn(
-            "source_offset", f.col("_upsert")
-        )
-        parked = parked.unionByName(in_place)
-        steps = Window.partitionBy("shard").orderBy("offset")
-        pulled = progress.select(
-            "shard",
-            f.col("offset").alias("_at"),
-            f.lag("pull_offset", 1, 0).over(steps).alias("_pulled_before"),
-        )
-        cursors = cursors.drop("_pulled_before").join(pulled, ["shard", "_at"])
-    left = (
-        parked.join(cursors, ["shard", "lane", "own_target"])
-        .where((f.col("_at") > f.col("progress_offset")) & passed)
-        .where("_pulled_before > _upsert")
-        .groupBy("shard", "source_offset", "id", "lane", "position_due_ms", "progress_offset")
-        .agg(f.min_by("_step", "_at").alias("_step"))
-        .select(
-            "shard",
-            "source_offset",
-            "id",
-            "lane",
-            f.lit(LEFT_LANE).alias("outcome"),
-            f.col("position_due_ms").alias("next_due_ms"),
-            "_step.*",
-            f.lit(1).alias("occurrence"),
-            f.lit(1).alias("attempt"),
-        )
-    )
-    return of_messages.unionByName(left, allowMissingColumns=True)
-
-
-_EVENT = (
-    "verb",
-    "offset",
-    "timestamp_ms",
-    "due_ms",
-    "cursor_due_ms",
-    "cursor_offset",
-    "target",
-    "requested_due_ms",
-    "takes_over",
-    "reason",
-    "occurrence",
-    "attempt",
-    "lane",
-    "upserts",
-    "is_at",
-    "rhythm",
-    "is_series",
-    "target_key",
-)
-
-
-def follow_all(in_order: DataFrame) -> DataFrame:
-    """Rows of `events` -> `PROMISED` and `window_ms`. Partitioned by id and sorted, so that any
-    number of them streams through `timeline`."""
-    by_id = in_order.repartition("shard", "id").sortWithinPartitions(
-        "shard", "id", "at", "kind", "seq"
-    )
-    known = [name for name in _EVENT if name in by_id.columns]
-    return by_id.select("shard", "id", *known).mapInArrow(
-        _follow_batches, f"{PROMISED}, window_ms long"
-    )
-
-
-def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = (
-        row
-        for batch in batches
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    )
-    ended: list[tuple[Any, ...]] = []
-    for (shard, message_id), of_id in groupby(rows, key=lambda row: row[:2]):
-        for promised in follow(Event(*row[2:]) for row in of_id):
-            ended.append(
-                (
-                    shard,
-                    promised.source_offset,
-                    promised.occurrence,
-                    promised.attempt,
-                    message_id,
-                    promised.target,
-                    promised.accepted_ms,
-                    promised.requested_due_ms,
-                    promised.due_ms,
-                    promised.place_ms,
-                    _ENDED.get(promised.ended, promised.ended),
-                    promised.reason,
-                    promised.window_ms,
-                )
-            )
-            if len(ended) >= _ROWS_TOGETHER:
-                yield _batch(ended)
-                ended.clear()
-    if ended:
-        yield _batch(ended)
-
-
-_ROWS_TOGETHER = 10_000
-
-_ENDED: dict[str | None, str] = {"dead-letter": "dead-lettered"}
-
-_PROMISED_TYPES = (
-    ("shard", pa.int32()),
-    ("source_offset", pa.int64()),
-    ("occurrence", pa.int32()),
-    ("attempt", pa.int32()),
-    ("id", pa.binary()),
-    ("target", pa.string()),
-    ("accepted_ms", pa.int64()),
-    ("requested_due_ms", pa.int64()),
-    ("due_ms", pa.int64()),
-    ("place_ms", pa.int64()),
-    ("ended", pa.string()),
-    ("reason", pa.string()),
-    ("window_ms", pa.int64()),
-)
-
-
-def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [
-        pa.array(list(column), kind)
-        for column, (_, kind) in zip(columns, _PROMISED_TYPES, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in _PROMISED_TYPES])
 
 
 # --- the deliveries in the targets
