@@ -111,7 +111,7 @@ FAULTS: Faults = {
         Change("if isinstance(command, Misplaced):", "if False:"),
         Change("return record.headers is not None", "return False"),
     ],
-    "the hop is passed on to the rejected topic": [Change("if header[0] != FORWARDED", "")],
+    "the hop is passed on to the rejected topic": [Change("return name == FORWARDED or", "return")],
     "a record is placed by the time of its own partition": [
         Change("Record(record.offset, first_ms,", "Record(record.offset, record.timestamp_ms,")
     ],

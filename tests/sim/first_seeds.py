@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +70,27 @@ def find(name: str, fault: str) -> int | None:
 
 def renew(jobs: int) -> int:
     """Find a seed of every fault, the kept one if it still shows it; report each, keep those that
-    are not 0, and return how many faults no seed shows."""
-    seeds: dict[str, dict[str, int]] = {name: {} for name in PLANTED}
+    are not 0 at once, and return how many faults no seed shows."""
+    seeds = {
+        name: {fault: seed for fault, seed in kept().get(name, {}).items() if fault in each.faults}
+        for name, each in PLANTED.items()
+    }
     missing = 0
     for name, fault, seed, took_s in _found(jobs):
         print(f"{took_s:6.1f} s  {name}: seed {seed} shows: {fault}", flush=True)
         missing += seed is None
+        seeds[name].pop(fault, None)
         if seed:
             seeds[name][fault] = seed
-    KEPT.write_text(json.dumps(seeds, indent=1, sort_keys=True) + "\n")
+        KEPT.write_text(json.dumps(seeds, indent=1, sort_keys=True) + "\n")
     return missing
 
 
 def _found(jobs: int) -> Iterator[tuple[str, str, int | None, float]]:
     faults = [(name, fault) for name, each in PLANTED.items() for fault in each.faults]
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(_timed, faults)
+        for found in as_completed(pool.submit(_timed, fault) for fault in faults):
+            yield found.result()
 
 
 def _timed(given: tuple[str, str]) -> tuple[str, str, int | None, float]:
