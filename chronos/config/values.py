@@ -1,10 +1,8 @@
-"""Values as people write them: durations, sizes, names, addresses; and what the sections of the
-configuration are made of.
+"""Values as people write them (durations, sizes, names, addresses, rates), checked and converted;
+and `key` and `Section`, of which the configuration is made.
 
-Text in, checked value out.
-
-Nothing here knows which keys exist. Every refusal is a ValueError whose text is shown as it is:
-what is wrong with the value, then what to write instead."""
+A refusal is a ValueError whose text is shown as it is: what is wrong with the value, and where
+possible what to write instead."""
 
 import ipaddress
 import json

@@ -1,8 +1,8 @@
-"""The values that messages are made of: records, entries, commands, rejections, and the names of
-headers.
+"""The values that messages are made of: records, entries, commands, rejections and reasons; the
+names of headers, with the check of their spelling; and the receipt.
 
-Values only: `parsing` makes commands of records, `rules` holds what the configuration allows,
-`shard` keeps the state."""
+No state: `core.shard.parsing` makes commands of records, `core.shard.rules` holds what the
+configuration allows, `core.shard.shard` keeps the state."""
 
 from collections.abc import Sequence
 from enum import IntEnum

@@ -2,10 +2,11 @@
 
     <location>/archive.json                                              the cluster, topics and format of the archive
     <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
-    <location>/_runs/...                                                 Spark's checkpoints: not data, readers skip it
+    <location>/_runs/...                                                 `run.json` and Spark's checkpoints of each run: no rows
+    <location>/sent/...                                                  the ledger of backfills (`ledger`)
     <location>/_files/...                                                the files of each batch (`inventory`)
 
-`batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the
+The table `offsets` has no folders by due time. `batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the
 first, so each record is there exactly once. Times are milliseconds since the epoch by the broker's
 clock, unless a column names another clock. Law: columns are only ever added, nullable and at the
 end, so that an older archive stays readable by `table_schema`."""  # noqa: E501

@@ -7,7 +7,8 @@
                                                msgpack [key, value, [[header name, header value],
                                                ...]]
 
-A change follows the rules of `core.shard.codec`.
+A change of a topic or a record takes a new version byte, a change of the keys a new version of the
+layout; an unknown version raises StoreCorrupt.
 """  # noqa: E501
 
 import threading

@@ -3,7 +3,7 @@
 A batch that the client reports as damaged, or whose record is too large when it is decompressed, is
 BatchUnreadable; every other error that is not known to end by itself is LogUnavailable or
 LogMismatch. librdkafka takes the memory that a batch in gzip, lz4 or snappy needs, and aborts the
-process if it gets none: `bounded` is for what ends a process so."""
+process if it gets none: after that, the partition is read in a child process (`bounded`)."""
 
 from collections.abc import Mapping
 from operator import methodcaller

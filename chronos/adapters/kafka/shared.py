@@ -3,12 +3,11 @@
 A consumer of its own costs a partition two threads or more, a connection to each broker, two
 fetches and a request for metadata a second, whether anything is written or not. So a patient reader
 moves to the shared consumer while next to nothing comes, and has its own one otherwise: the shared
-one names all its partitions in each fetch, and what comes takes one more change of threads.
+one names all its partitions in each fetch, and its records pass through one more thread.
 
-No record is lost or read twice by a move: the reader that takes over begins at the position of the
-one before it, and takes over only once it has answered. Whatever a partition's share of the
-consumer cannot handle, an error or too many records, ends the share, and the reader goes on by
-itself, at its position."""
+No record is lost or read twice by a move: the next reader begins at the position of the one before
+it. In a move because of the traffic it takes over only once it has answered. After an error, a
+seek, or too many records for a share, a reader with a consumer of its own takes over at once."""
 
 import threading
 import time

@@ -1,11 +1,9 @@
-"""The transactional producer of one shard, and producers that write in bulk from the tasks of a
-Spark job.
+"""Kafka's producers: `KafkaWriter`, the transactional producer of one shard or of the controller's
+roles; `Throttling`, what quotas allow a shard; `BulkWriter`, which writes in bulk from the tasks of
+a Spark job.
 
-Exactly once rests on its fixed `transactional.id`, and on a writer that after any doubt raises
-ProducerLost instead of guessing.
-
-A `BulkOpener` is a value that Spark ships to its executors; the producers it opens stay there.
-"""
+Exactly once rests on the fixed `transactional.id` of a KafkaWriter, and on its raising ProducerLost
+after any doubt. Spark ships a `BulkOpener` to its executors, which open their producers there."""
 
 import threading
 import time

@@ -1,8 +1,8 @@
 """The form of `/openapi.json` that generators of clients read: openapi-typescript,
 openapi-generator, oapi-codegen and openapi-python-client.
 
-- A union is a component with a name, and so is each of its arms; the types that a generator makes
-  are called by them. `schemas.UNIONS` has the names. Text in a union is plain text:
+- A union is a component with a name, and so is each of its arms: generators name their types after
+  them. `schemas.UNIONS` has the names. Text in a union is plain text:
   openapi-generator makes code that does not compile of a time there.
 - A value that may be null has the types `[T, "null"]`; one that is a reference or a union, a second
   arm of the type null.
@@ -10,11 +10,11 @@ openapi-generator, oapi-codegen and openapi-python-client.
   cannot write a union there.
 - The default of a field is in its description: openapi-typescript requires fields that have a
   default.
-- Every enumeration has its type, and every number its size: an integer without a smaller maximum
-  has 64 bits.
+- Every enumeration has a type. A number has the format `double`, and an integer whose maximum is
+  missing or greater than 2^31 - 1 has the format `int64`.
 
-A schema has no keyword that combines fields (`if`, `not`, `oneOf`, `dependentRequired`): which
-fields go together is in the descriptions, and the service checks it."""
+`oneOf` is used for unions only. No keyword says which fields go together (`if`, `not`,
+`dependentRequired`): the descriptions do, and the service checks it."""
 
 from typing import Any
 

@@ -1,11 +1,13 @@
 """Bulk operations over HTTP: jobs that cancel, reschedule, fire, pause, resume or count all pending
 messages that a filter selects.
 
-A job writes one action for each message, an ordinary record of the delay topic; it changes no store
-itself. It runs on the node that received the request, for the shards that this node holds; for the
-other shards it starts jobs on nodes that hold them and adds up their counts. Jobs are kept in
-memory: a job ends with its node. The actions that it has written remain, and the same job may be
-started again."""
+A job writes an action, an ordinary record of the delay topic, for each message that it is to
+change; it changes no store itself. `count` writes none, and an action is written again if the log
+did not acknowledge it. Pause and resume concern series only. A job runs on the node that received
+the request, for the shards that this node holds; for the other shards it starts jobs on nodes that
+hold them and adds up their counts. Jobs are kept in memory: a node that starts again does not know
+its jobs, and the parts on other nodes go on without it. The actions that were written remain, and
+the same job may be started again."""
 
 import asyncio
 import secrets

@@ -1,7 +1,9 @@
 """The shard: one partition of the delay topic as a state machine, without I/O. Enter `shard.Shard`.
 
-In: records of the delay topic, the rows of the store, and, on a replica, progress records. Out:
-refusals, selections, and the rows to write. The order of a step: `parsing` (with `rules` and
-`order`), `staging`, selection from the `wheel` and the `lanes`, `progress`, and the rows in
-`codec`. `step` has the values that pass from move to move; `look_ahead` computes parts of the next
-step. It imports nothing of the cluster, the archive or an interface."""
+In: records of the delay topic, the rows of the store, and progress records: those to replay, or the
+one that this master has committed. Out: refusals, selections, and the rows to write. The order of a
+step: `parsing` (with `rules` and `order`), `staging`, held records (`queues`) and newer zone data
+(`replans`), selection from the `wheel` and the `lanes`, `progress`, and the rows in `codec`, with
+the counts of minutes (`counts`). `step` has the values that pass from move to move; `look_ahead`
+computes parts of the next step; `digest` compares replicas. It imports nothing of the cluster, the
+archive or an interface."""

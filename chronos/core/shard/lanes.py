@@ -1,11 +1,12 @@
 """Lanes: queues of messages that are due and cannot be delivered yet, in the store
 (docs/concepts/store.md).
 
-A due message whose partition has no leader is parked in the lane of that partition, once, and so
-are the messages that become due while the lane is not empty; likewise one whose target's rate is
-used up, in the lane of that target. A lane contains only pending messages. What leaves it is a
-prefix, in the order of due times; the progress record names the end of that prefix, the lane's
-cursor. A message that left its lane is an ordinary settled entry behind the shard's cursor.
+A due message is parked if its partition has no leader, no partition of its topic has one, its topic
+could not be created, or its target's rate is used up; each of these has a lane of its own, and
+messages that become due while it is not empty follow. A lane contains only pending messages. Those
+that are selected to leave are a prefix, in the order of due times; the progress record names its
+end, the lane's cursor. An action may take a message out, or replace it, anywhere. A message that
+left is a settled entry behind the shard's cursor, unless it has a new time or is parked again.
 
 A lane does not decide when it is open: the master does. All functions are deterministic (law 9).
 """

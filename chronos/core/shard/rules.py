@@ -1,7 +1,8 @@
-"""The rules of a shard: what the configuration allows a message to ask for.
+"""The rules of a shard: what the configuration allows a message to ask for, and what a master
+remembers of the records that it parsed.
 
-Rules are consulted while a master decides, never on replay (law 9).
-"""
+The limits count only while a master decides: a replica parses with `for_replay`, which refuses
+nothing that a setting could refuse (law 9)."""
 
 import re
 from collections.abc import Collection, Sequence

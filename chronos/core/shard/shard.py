@@ -7,10 +7,10 @@ decisions:
     select  due messages, stored or staged -> messages in order            (by time, or up to a recorded cursor)
     apply   a committed progress record    -> one atomic write to the store
 
-Nothing is changed before `install`, so a step whose transaction was aborted leaves no trace. The
-moves only compute: `look_ahead` calls some of them early, while the previous step commits. The laws
-it keeps are numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state
-depends on the logs only). It reads the store through `StoreView` and never writes."""  # noqa: E501
+The state changes only in `install`, so a step whose transaction was aborted can be made again.
+Before that only caches change: the wheel reads ahead, and the rules remember names and counts.
+`look_ahead` computes parts of the next step while this one commits. The shard reads the store
+through `StoreView` and never writes. docs/contributing/laws.md lists the laws that it checks."""  # noqa: E501
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

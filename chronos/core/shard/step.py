@@ -1,8 +1,9 @@
-"""The values that one step of a shard passes from move to move: parsed, staged, selected, written.
+"""The values that one step of a shard passes from move to move (parsed, staged, selected, written),
+the shard's read access to the store, and small functions on both.
 
-Values only: `shard` computes them, `look_ahead` computes some of them early. Every value is
-read-only once the move that makes it has returned. `Staged` is the one that is not frozen: its
-counters are incremented once per record."""
+`shard` computes the values, `look_ahead` some of them early. All are frozen except `Staged`: after
+`Shard.stage` the master may still hold or reject records in it (`workers.replica.held`) and move
+occurrences (`replans`)."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set

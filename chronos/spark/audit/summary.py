@@ -1,9 +1,10 @@
 """The summary of outcomes: counts, and lateness percentiles per target, hour and point in time.
 
-Everything comes out of one small table, `cube`: the number of deliveries by outcome, target, minute
-and class of lateness. It is made in one pass and combined where the rows are, so that one target
-with nearly all messages costs no more than many. Law: everything that goes to the driver is bounded
-by a limit of this module."""
+Everything comes out of one small table, `cube`: the number of deliveries by outcome, reason,
+target, point in time (a minute to an hour, by the length of the window) and class of lateness. It
+is made in one pass and combined where the rows are, so that one target with nearly all messages
+costs no more than many. Law: everything that goes to the driver is bounded by a limit of this
+module."""
 
 from typing import Any
 

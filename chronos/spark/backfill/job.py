@@ -1,12 +1,14 @@
 """A backfill: its plan, its attempts at sending, and its end.
 
-    plan      the requested messages without those sent before, written to the archive; nothing sent
+    plan      the requested messages that can be sent and were not sent before, written to the archive
     send      the attempts at sending: one task of a Spark job for each part of the plan
     finish    the ledger's rows and the report; the plan is removed
 
 The messages are selected in `selection`; a task and the reconciliation with the log are in
-`sending`. Law: no message is sent twice for the same purpose; `ledger` explains how. The rows of a
-plan are counted once, by all the columns that a report distinguishes."""
+`sending`. One query counts the rows of a plan, by all the columns that a report distinguishes; it
+is repeated over the whole archive if records were first due outside the window. A run can also be
+abandoned: it ends with what was sent. No message is sent twice for the same purpose: see `ledger`.
+"""
 
 import re
 import secrets

@@ -1,11 +1,12 @@
-"""The steadiness of members, as the controller remembers it: which of them the log has answered for
-one timeout without a break, and whether the roles wait for reports.
+"""The steadiness of members, as each node remembers it in case it is the controller: which of them
+the log has answered for one timeout without a break, and whether the roles wait for reports.
 
 After an outage of the brokers one node reaches them before the others, and reports from before the
 outage may still say that the log answers: a member is steady once every report of one timeout said
-so, and only a steady one takes a shard from a living master. Roles that were lost, or are older
-than the progress logs, are not decided anew before the members could report which of them leads. A
-mistake costs time, never a message: the log fences (law 5)."""
+so, and only a steady one takes a shard from a living master. For one timeout after a change of
+controller, or after the roles were lost, reports are awaited: `core.cluster.assignment` then
+decides no shard of which the reports know a newer master than the roles. A mistake costs time,
+never a message: the log fences (law 5)."""
 
 from msgspec.structs import replace
 

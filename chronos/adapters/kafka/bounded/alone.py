@@ -1,7 +1,8 @@
 """A reader of one batch of any size, in this process, while no child runs.
 
-It is for a batch that a master could read before and that exceeds the bound of a child: its records
-are in the decisions that a replica replays, so it cannot be stepped over."""
+It is for a batch that a replica's reader refuses, because a record is too large or the batch
+exceeds the memory of a child, but that a master has read: its records are in the decisions that are
+replayed, so it cannot be stepped over."""
 
 import sys
 import time

@@ -1,7 +1,8 @@
-"""The topic `chronos.cluster`: created, checked, trimmed, and read with a reader of its own.
+"""The topic of the cluster (`topics.cluster`, by default `chronos.cluster`): created, checked,
+trimmed, and read with a reader of its own.
 
-It has two partitions, one of heartbeats and one of roles. The content of their records is the
-subject of `core.cluster.kafka.heartbeats`."""
+It has two partitions, one of heartbeats and one of roles. Its records are defined in
+`core.cluster.kafka.records`."""
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.cluster.reader import ClusterReader
