@@ -1,6 +1,6 @@
 """A backfill: its plan, its attempts at sending, and its end.
 
-    plan      the requested messages that can be sent and were not sent before, written to the archive
+    plan      the requested messages that can be sent and were not sent before, put into the archive
     send      the attempts at sending: one task of a Spark job for each part of the plan
     finish    the ledger's rows and the report; the plan is removed
 
