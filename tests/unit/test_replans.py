@@ -12,7 +12,7 @@ import pytest
 from chronos.core.cron import ZoneData
 from chronos.core.keys import ENTRY, WALL_CLOCK, entry_key, entry_position
 from chronos.core.message import Record
-from chronos.core.series import keeps_wall_clock
+from chronos.core.series import keeps_wall_clock, repetition_of, spread_shift_ms
 from chronos.core.shard.codec import unpack_entry
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import REPLANS_MAX, Progress, unpack_progress
@@ -368,3 +368,51 @@ def test_each_time_has_the_offset_of_its_zone_beside_it() -> None:
     assert berlin.offset_s("0 9 * * *", "Europe/Berlin", summer) == 7_200
     assert berlin.offset_s("0 9 * * *", "Europe/Berlin", winter) == 3_600
     assert berlin.offset_s("0 * * * *", "Europe/Berlin", winter) is None
+
+
+def test_a_time_that_an_upsert_kept_has_no_wall_clock(days: Days) -> None:
+    """The time is that of the message before, not one of the new expression."""
+    plain = {name: value for name, value in daily().items() if name != "chronos-time-zone"}
+    first = {"chronos-repeat": b"every 1d", "chronos-deliver-at": b"2027-01-15T10:17:03Z"}
+    begin(days, OLD, (b"s", plain | first))
+    days.append((b"s", daily(b"0 9 * * *", on_conflict=b"upsert")))
+    days.at("2027-01-15T08:01:00Z")
+    days.lead_by(shifted("2026g", 2))
+    days.at("2027-01-17T00:00:00Z")
+    assert days.delivered == ["01-15T10:17", "01-16T07:00"]
+
+
+def test_an_upsert_that_goes_behind_the_walk_is_planned_again(days: Days) -> None:
+    """The spread of the new record places the occurrence before the position that was reached."""
+    hour_ms = 3_600_000
+    begin(
+        days,
+        OLD,
+        (b"p0", daily(b"0 5 22 * * *", spread=b"1h")),
+        *((b"a%d" % at, daily(b"0 %d 22 * * *" % (5 + 5 * at))) for at in range(11)),
+    )
+    days.at("2027-01-15T09:05:00Z")
+    days.lead_by(NARROW)
+    shift_ms = spread_shift_ms(0, 0, hour_ms)
+    earlier = next(
+        at for at in range(12, 60) if spread_shift_ms(0, at, hour_ms) < shift_ms - 300_000
+    )
+    for at in range(12, earlier):
+        days.append((b"x%d" % at, {}), value=None)
+    days.append((b"p0", daily(b"0 5 22 * * *", spread=b"1h", on_conflict=b"upsert")), value=b"new")
+    assert days.master is not None
+    days.master.steps(6)
+    assert days.master.replica.state.zone_data == NARROW.version
+    repetitions = [repetition_of(unpack_entry(data)) for _, data in pending(days)]
+    assert {each.offset_s for each in repetitions if each is not None} == {3_600}
+
+
+def test_an_occurrence_that_was_fired_when_it_was_due_stays(days: Days) -> None:
+    begin(days, OLD, (b"s", daily()))
+    days.at("2027-01-15T20:20:00Z")
+    days.skip_to("2027-01-15T20:29:10Z")
+    days.append((b"s", {"chronos-action": b"fire-now"}), value=None)
+    days.skip_to("2027-01-15T20:30:00Z")
+    days.lead_by(NARROW)
+    days.at("2027-01-15T20:40:00Z")
+    assert len(days.delivered) == 1

@@ -80,6 +80,8 @@ class ZoneWalk:
             part = positions[looked:known][:ENTRIES_AT_ONCE]
             data = self._view.get([entry_key(*position) for position in part])
             for position, packed in zip(part, data, strict=True):
+                if position[1] in staged.fired:
+                    continue
                 assert packed is not None, "the index names a position without an entry"
                 size += len(packed)
                 found += self._replan(position, unpack_entry(packed))
@@ -88,6 +90,13 @@ class ZoneWalk:
             self._ahead = rest
         else:
             self._ahead = rows[looked - 1][0] + b"\0" if looked else start
+        # An upsert keeps the time of the occurrence before it, and its spread may place it behind.
+        behind = [
+            wall_clock_key(staged.placed[each][0], each)
+            for each in staged.dated & staged.placed.keys()
+        ]
+        if behind:
+            self._ahead = min(behind) if self._ahead is None else min(self._ahead, *behind)
         if self._ahead is None:
             staged.zone_data = self._rules.zone_data.version
         carry_out(staged, found, state, self._view, self._rules.shard)

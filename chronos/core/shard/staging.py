@@ -502,6 +502,7 @@ class _Staging:
         is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
         if is_fired and is_next and entry.occurrence:
             self.staged.changed += 1
+            self.staged.fired.add(id_state.offset)
             return None
         shift = 0 if is_fired else shift_ms(entry, self.rules.shard, id_state.offset)
         if self.replayed is None and _is_beyond_expiry(action, entry, shift):

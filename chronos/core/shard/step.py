@@ -171,6 +171,8 @@ class Staged(Struct, kw_only=True):
     ahead: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Partition and milliseconds of every hop whose first timestamp is too far ahead to be
     believed; empty on replay."""
+    fired: set[int] = msgspec.field(default_factory=set)
+    """Source offsets of messages that are due and were fired: newer zone data do not move them."""
     dated: set[int] = msgspec.field(default_factory=set)
     """Source offsets of staged entries that newer zone data move (`series.keeps_wall_clock`)."""
     replans: list[Replan] = msgspec.field(default_factory=list)

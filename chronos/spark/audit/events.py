@@ -80,6 +80,7 @@ def events(
     folder of its hour. Order `at` is the offset of a record, and the pull offset of its step for a
     decision, which so follows the records that its step staged. `occurrence` of a record is 0 for a
     series without a first time, else null."""
+    earlier = Window.partitionBy("shard").orderBy("offset")
     known_steps = progress.select(
         "due_date",
         "due_hour",
@@ -87,8 +88,11 @@ def events(
         f.col("offset").alias("progress_offset"),
         "cursor_due_ms",
         signed("cursor_offset").alias("cursor_offset"),
+        f.lag("cursor_due_ms", 1, 0).over(earlier).alias("_before_ms"),
+        f.lag(signed("cursor_offset"), 1, OFFSET_END).over(earlier).alias("_before_offset"),
         "pull_offset",
     )
+    planned_again = f.col("outcome") == PLANNED_AGAIN
     owners = records.where(f.col("verb").isin("schedule", "replace")).select(
         "shard", f.col("offset").alias("source_offset"), "id", f.col("target").alias("own_target")
     )
@@ -110,8 +114,12 @@ def events(
             f.col("source_offset").alias("offset"),
             f.col("decided_ms").alias("timestamp_ms"),
             _next_due_ms().alias("due_ms"),
-            "cursor_due_ms",
-            "cursor_offset",
+            f.when(planned_again, f.col("_before_ms"))
+            .otherwise(f.col("cursor_due_ms"))
+            .alias("cursor_due_ms"),
+            f.when(planned_again, f.col("_before_offset"))
+            .otherwise(f.col("cursor_offset"))
+            .alias("cursor_offset"),
             f.lit(False).alias("takes_over"),
             "reason",
             "occurrence",

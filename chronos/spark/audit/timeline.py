@@ -58,7 +58,8 @@ class Event(Struct, frozen=True, gc=False):
     """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of
     its position."""
     cursor_due_ms: int
-    """The cursor before the step that staged the record; for a decision, after its step."""
+    """The cursor before the step that staged the record; for a decision, after its step, but
+    before it for `planned-again`."""
     cursor_offset: int
     target: str | None = None
     requested_due_ms: int | None = None
@@ -123,6 +124,8 @@ class _Current(Struct):
     """Its due time is that of its record."""
     is_untimed: bool = False
     """Its series has no first time yet."""
+    latest_ms: int = NEVER
+    """The latest that the first time may be, while it is not decided."""
     planned_ms: int = 0
     """Time of the occurrence in the rhythm."""
     rhythm: str | None = None
@@ -208,14 +211,17 @@ def _succeed(current: _Current, before: _Current, event: Event) -> None:
     if current.rhythm == before.rhythm:
         current.requested_due_ms, current.planned_ms = before.requested_due_ms, before.planned_ms
         current.occurrence, current.is_untimed = before.occurrence, before.is_untimed
-    elif event.is_at or before.is_untimed:
+        current.latest_ms = before.latest_ms
+    elif event.is_at:
         return
     else:
-        own_ms, latest_ms = current.requested_due_ms, before.requested_due_ms
+        own_ms = current.requested_due_ms
+        latest_ms = before.latest_ms if before.is_untimed else before.requested_due_ms
         is_late = (
             current.is_series and before.is_series and before.planned_ms < before.requested_due_ms
         )
         if own_ms < latest_ms and not is_late:
+            current.latest_ms = latest_ms
             return
         current.planned_ms = min(own_ms, latest_ms)
         current.requested_due_ms, current.is_untimed = latest_ms, False
@@ -257,7 +263,7 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
     if event.verb == PLANNED_AGAIN:
         assert event.due_ms is not None
         current.requested_due_ms, current.due_ms = event.due_ms, event.due_ms + current.shift_ms
-        current.is_as_sent = False
+        current.planned_ms, current.is_as_sent = event.due_ms, False
         current.place_ms = max(current.due_ms, event.cursor_due_ms + 1)
         return None, True
     if current.lane is not None:  # it leaves its lane in this step

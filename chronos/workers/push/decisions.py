@@ -311,6 +311,13 @@ def offset_s(entry: Entry, made: Decided, zone_data: ZoneData) -> int | None:
         return None
     if made.outcome in (Outcome.RETRY, Outcome.DEFERRED):
         return None
+    if (
+        entry.occurrence == 0
+        and repetition.planned_ms == made.next_ms
+        and zone_data.next_cron(repetition.cron, repetition.zone, made.next_ms - 1) != made.next_ms
+    ):
+        # An upsert kept the time of the message before: the rhythm has no such time.
+        return None
     return zone_data.offset_s(repetition.cron, repetition.zone, made.next_ms)
 
 
