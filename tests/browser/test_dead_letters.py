@@ -405,5 +405,5 @@ def test_every_reason_is_explained() -> None:
     """In words of the console; those that no record and no dead letter has are left out."""
     text = (ROOT / "chronos/admin/static/lib/reasons.js").read_text()
     explained = set(re.findall(r'^  "([a-z-]+)": \[', text, re.MULTILINE))
-    inner = {"forwarded", "held", "ignored", "no-leader", "rate-limited"}
+    inner = {"forwarded", "held", "ignored", "no-leader", "rate-limited", "repeated"}
     assert explained == {reason.label for reason in Reason} - inner
