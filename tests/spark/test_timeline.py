@@ -332,6 +332,43 @@ def test_an_occurrence_that_moves_with_the_zone_data_is_promised_at_its_new_time
         assert (second.window_ms, second.occurrence, second.ended) == (next_ms, 2, None)
 
 
+def test_an_occurrence_that_moved_with_the_zone_data_is_not_paused() -> None:
+    """An upsert with another rhythm brings it forward."""
+    at = (OFFSET_END,)
+    series = Event("schedule", 1, 10, 500, 0, *at, "t", 500, rhythm="a", is_series=True)
+    moves = Event(PLANNED_AGAIN, 1, 0, 900, 200, *at)
+    upsert = Event(
+        "schedule", 2, 250, 700, 200, *at, "t", 700, True, upserts=True, rhythm="b", is_series=True
+    )
+    _, new = follow([series, moves, upsert])
+    assert (new.due_ms, new.place_ms) == (700, 700)
+
+
+def test_the_latest_first_time_goes_on_from_upsert_to_upsert() -> None:
+    """A cron series whose first time is not decided yet stands between the two."""
+    at = (OFFSET_END,)
+    series = Event("schedule", 1, 10, 500, 0, *at, "t", 500, rhythm="a", is_series=True)
+    cron = Event(
+        "schedule",
+        2,
+        20,
+        20,
+        0,
+        *at,
+        "t",
+        20,
+        True,
+        occurrence=0,
+        upserts=True,
+        rhythm="b",
+        is_series=True,
+    )
+    later = Event(
+        "schedule", 3, 21, 900, 0, *at, "t", 900, True, upserts=True, rhythm="c", is_series=True
+    )
+    assert [each.due_ms for each in follow([series, cron, later])][-1] == 500
+
+
 def test_an_action_older_than_its_message_keeps_its_own_time() -> None:
     """A forwarded action may be: the clocks of two brokers differ."""
     first = schedule(1, 100)
