@@ -248,7 +248,8 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
             ("is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d, 2w or PT1M30S"),
         ),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
-        ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
+        ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "it has no offset from UTC; write"),
+        ({"deliver_at": "soon"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
         (
             {"deliver_at": 1_700_000_000_000_000},
