@@ -139,7 +139,7 @@ class Scan:
 
     def _leap(self, start: bytes) -> tuple[list[KeyValue], bytes | None]:
         """Return the first row of a stretch that can be read at once, or none and its end."""
-        begin, skipped_max = start, (SKIPPED_MAX // 2 + self._left) // 5
+        begin, skipped_max = start, (SKIPPED_MAX // 2 + self._left) // 7
         for end in _stretches(start, self._stop):
             rest, gave_up = self._pass(begin, end, 1, skipped_max)
             if gave_up and begin == start and not self._rows:
@@ -200,8 +200,8 @@ class Scan:
 
 
 def _stretches(start: bytes, stop: bytes | None) -> Iterator[bytes | None]:
-    """Yield ends of ever longer stretches of keys, the first of which begins at `start`, each four
-    times as long as the one before it; the last end is `stop`.
+    """Yield ends of ever longer stretches of keys, the first of which begins at `start`, each
+    twice as long as the one before it; the last end is `stop`.
 
     Keys are compared as numbers of the STRETCH_BYTES after the common prefix of the bounds."""
     pairs = enumerate(zip(start, stop or b"", strict=False))
@@ -212,5 +212,5 @@ def _stretches(start: bytes, stop: bytes | None) -> Iterator[bytes | None]:
         if stop is not None and end >= stop:
             break
         yield end
-        step *= 4
+        step *= 2
     yield stop

@@ -57,7 +57,7 @@ ENTRIES_SCAN = 250
 step."""
 
 
-EMPTY_SCANS_MAX = 3
+EMPTY_SCANS_MAX = 2
 """Scans without an entry after which a look-up ends, each of which passed over deleted entries for
 some milliseconds."""
 
