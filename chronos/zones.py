@@ -36,7 +36,9 @@ def _pairs(text: str) -> frozenset[str]:
     return frozenset(map("".join, pairwise(text)))
 
 
-_PAIRS = {folded: _pairs(folded) for folded in _FOLDED}
+@cache
+def _pairs_of_names() -> dict[str, frozenset[str]]:
+    return {folded: _pairs(folded) for folded in _FOLDED}
 
 
 def zone_of(name: str) -> ZoneInfo:
@@ -69,11 +71,11 @@ def _nearest(folded: str) -> str | None:
     none is similar."""
     if folded in _FOLDED:
         return _FOLDED[folded]
-    pairs = _pairs(folded)
+    pairs, of_names = _pairs(folded), _pairs_of_names()
     near = nlargest(
         NEAR_MAX,
         _FOLDED,
-        key=lambda each: len(pairs & _PAIRS[each]) / (len(pairs) + len(_PAIRS[each])),
+        key=lambda each: len(pairs & of_names[each]) / (len(pairs) + len(of_names[each])),
     )
     found = get_close_matches(folded, near, n=1)
     return _FOLDED[found[0]] if found else None

@@ -60,16 +60,15 @@ def duration_ms(value: object) -> int:
     if value == "0":
         return 0
     amount, unit = _amount(value)
-    hint = duration_advice("")
-    if isinstance(value, str):
-        hint = duration_advice(value)
-        if not value.isdigit():
-            try:
-                return parse_duration_ms(value)
-            except BeyondAll:
-                raise
-            except ValueError:
-                pass
+    text = value if isinstance(value, str) else ""
+    if not text.isdigit():
+        try:
+            return parse_duration_ms(text)
+        except BeyondAll:
+            raise
+        except ValueError:
+            pass
+    hint = duration_advice(text)
     guess = unit if unit in UNIT_MS else _UNIT_BY_WORD.get(unit.lower(), "")
     if guess:
         hint = f"did you mean {amount}{guess}?"

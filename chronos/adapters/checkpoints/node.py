@@ -11,9 +11,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from chronos.adapters.checkpoints.files import (
-    CHUNK_BYTES,
-)
+from chronos.adapters.checkpoints.files import CHUNK_BYTES
 from chronos.core import certificates
 from chronos.errors import Retry
 

@@ -17,9 +17,7 @@ from chronos.adapters.embedded.topics import (
     wake,
 )
 from chronos.adapters.embedded.writer import EmbeddedWriter, RecordWriter
-from chronos.errors import (
-    LogMismatch,
-)
+from chronos.errors import LogMismatch
 from chronos.ports import (
     Appended,
     Clock,

@@ -42,6 +42,7 @@ from chronos.admin.letters.requests import (
     Answer,
     LetterRequests,
     id_in,
+    letter_info,
     records_read,
     repeatable,
     wanted_of,
@@ -389,18 +390,12 @@ def _positions_in(selection: DeadLetterSelection) -> frozenset[tuple[int, int]] 
 
 
 def _info(kind: type[Any], letter: Letter, resolution: str | None, **more: Any) -> Any:
-    return kind(
-        id=id_text(letter.id),
-        reason=letter.reason,
-        detail=letter.detail,
-        topic=letter.target,
+    return letter_info(
+        kind,
+        letter,
         dead_at=format_time(letter.timestamp_ms),
         due_at=None if letter.due_ms is None else format_time(letter.due_ms),
         attempt=letter.attempt,
-        source=letter.source,
-        partition=letter.partition,
-        offset=letter.offset,
-        value_bytes=letter.value_bytes,
         occurrence=letter.occurrence,
         replayed=UNSET if letter.replayed is None else letter.replayed,
         resolution=UNSET if resolution is None else resolution,

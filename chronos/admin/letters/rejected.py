@@ -33,6 +33,7 @@ from chronos.admin.letters.requests import (
     Answer,
     LetterRequests,
     id_in,
+    letter_info,
     records_read,
     repeatable,
     wanted_of,
@@ -153,15 +154,4 @@ def _headers_in(
 
 
 def _rejected_info(kind: type[Any], letter: Letter, **more: Any) -> Any:
-    return kind(
-        id=id_text(letter.id),
-        reason=letter.reason,
-        detail=letter.detail,
-        topic=letter.target,
-        rejected_at=format_time(letter.timestamp_ms),
-        source=letter.source,
-        partition=letter.partition,
-        offset=letter.offset,
-        value_bytes=letter.value_bytes,
-        **more,
-    )
+    return letter_info(kind, letter, rejected_at=format_time(letter.timestamp_ms), **more)

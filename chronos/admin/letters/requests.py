@@ -11,9 +11,7 @@ from msgspec import UNSET
 
 from chronos.admin.http.access import check_id, check_targets
 from chronos.admin.http.context import Call, Context
-from chronos.admin.http.encoding import (
-    whole_id_bytes,
-)
+from chronos.admin.http.encoding import id_text, whole_id_bytes
 from chronos.admin.http.problems import ProblemError, converted, wrong_field
 from chronos.admin.http.schemas import (
     DeadLetterCountQuery,
@@ -26,9 +24,7 @@ from chronos.admin.http.tokens import Sender
 from chronos.admin.letters.scan import LetterTopic, ScanPart, Wanted, Window
 from chronos.admin.messages.scheduling import time_ms
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.letters import (
-    Letter,
-)
+from chronos.core.letters import Letter
 from chronos.core.message import REASON_LABELS
 from chronos.errors import LogUnavailable
 
@@ -211,6 +207,21 @@ def _known_reason(text: str) -> str:
 def records_read(call: Call, part: ScanPart) -> int:
     """The records that were read: for a sender with limits only those that it may know of."""
     return len(part.found) if call.sender.is_limited else part.records
+
+
+def letter_info(kind: type[Any], letter: Letter, **more: Any) -> Any:
+    """What is shown of every letter, as a `kind` with `more` fields."""
+    return kind(
+        id=id_text(letter.id),
+        reason=letter.reason,
+        detail=letter.detail,
+        topic=letter.target,
+        source=letter.source,
+        partition=letter.partition,
+        offset=letter.offset,
+        value_bytes=letter.value_bytes,
+        **more,
+    )
 
 
 def _windows(numbers: list[int]) -> list[Window]:

@@ -76,8 +76,7 @@ class ZoneWalk:
         known = next((at for at, each in enumerate(positions) if each[1] in staged.removed), None)
         found: list[Replan] = []
         looked = size = 0
-        while looked < len(positions[:known]) and size < BYTES_MAX:
-            part = positions[looked:known][:ENTRIES_AT_ONCE]
+        while (part := positions[looked:known][:ENTRIES_AT_ONCE]) and size < BYTES_MAX:
             data = self._view.get([entry_key(*position) for position in part])
             for position, packed in zip(part, data, strict=True):
                 if position[1] in staged.fired:
@@ -95,8 +94,9 @@ class ZoneWalk:
             wall_clock_key(staged.placed[each][0], each)
             for each in staged.dated & staged.placed.keys()
         ]
-        if behind:
-            self._ahead = min(behind) if self._ahead is None else min(self._ahead, *behind)
+        if self._ahead is not None:
+            behind.append(self._ahead)
+        self._ahead = min(behind, default=None)
         if self._ahead is None:
             staged.zone_data = self._rules.zone_data.version
         carry_out(staged, found, state, self._view, self._rules.shard)

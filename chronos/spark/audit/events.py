@@ -66,6 +66,7 @@ def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
 
 
 def signed(column: str) -> Column:
+    """An offset of a cursor as a signed number; the greatest one is OFFSET_END."""
     return f.when(f.col(column) == str(OFFSET_MAX), f.lit(OFFSET_END)).otherwise(
         f.col(column).cast("long")
     )

@@ -30,9 +30,7 @@ from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.bounded import child as reading_child
 from chronos.adapters.kafka.bounded.child import NO_MEMORY_EXIT, READ_BYTES, decode_frame
 from chronos.adapters.kafka.bounded.turns import turns
-from chronos.adapters.kafka.connection import (
-    RECEIVE_BYTES,
-)
+from chronos.adapters.kafka.connection import RECEIVE_BYTES
 from chronos.adapters.kafka.reader import KafkaReader, record_bytes_max
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable

@@ -6,9 +6,7 @@ It has two partitions, one of heartbeats and one of roles. Its records are defin
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.cluster.reader import ClusterReader
-from chronos.adapters.kafka.connection import (
-    Connection,
-)
+from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.permissions import public_operations
 from chronos.adapters.kafka.topics import KafkaTopics
