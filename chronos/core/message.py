@@ -6,7 +6,7 @@ configuration allows, `core.shard.shard` keeps the state."""
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -313,11 +313,15 @@ class Rejection(Struct, frozen=True, gc=False):
 
     reason: Reason
     detail: str
-    id: ClassVar[None] = None
-    """A rejected record names no message."""
+    id: bytes | None = None
+    """The id that it names, of a record with a call."""
+    call: bytes | None = None
+    """The token of its call (`order.call_token`), by which it counts as repeated if the same call
+    was executed before: a record that counts from its own timestamp may contradict itself when it
+    is written again."""
 
 
-class Misplaced(Rejection, frozen=True, gc=False):
+class Misplaced(Rejection, frozen=True, gc=False, kw_only=True):
     """A record whose id belongs to another shard, to which it is forwarded."""
 
     partition: int

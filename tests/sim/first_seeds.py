@@ -8,6 +8,7 @@ then the test looks for another one, which takes long. `scripts/sim faults` find
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -60,12 +61,19 @@ def kept_seed(name: str, fault: str) -> int:
     return kept().get(name, {}).get(fault, 0)
 
 
-def find(name: str, fault: str) -> int | None:
-    """A seed that shows the fault, the kept one before all others; None if none does."""
+def find(name: str, fault: str, limit_s: float = math.inf) -> int | None:
+    """A seed that shows the fault, the kept one before all others; None if none does, or none was
+    found in time."""
     simulation = PLANTED[name]
     seeds = dict.fromkeys([kept_seed(name, fault), *range(simulation.seeds)])
+    until_s = time.monotonic() + limit_s
     with planted(simulation.faults[fault]):
-        return next((seed for seed in seeds if finds(simulation.simulate, seed)), None)
+        for seed in seeds:
+            if finds(simulation.simulate, seed):
+                return seed
+            if time.monotonic() > until_s:
+                break
+    return None
 
 
 def renew(jobs: int) -> int:

@@ -284,6 +284,26 @@ def carried_on() -> list[JudgedShard]:
         .step(T, 0, 0)
         .step(DUE - 1, DUE - 1, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
+        JudgedShard(
+            "moved into the window by new zone data, after an occurrence before the window",
+            {(0, 2): ("delivered", None)},
+        )
+        .send(0, T - 6 * HOUR_MS, timestamp_ms=T - 7 * HOUR_MS)
+        .step(T - 6 * HOUR_MS, T - 6 * HOUR_MS, 1)
+        .step(T - HOUR_MS, T - HOUR_MS, 1)
+        .step(SETTLED_MS, SETTLED_MS, PULLED)
+        .decide("again", 0, 0, in_step=0, next_due_ms=T + 2 * HOUR_MS, occurrence=2)
+        .decide("planned-again", 0, 0, in_step=1, next_due_ms=DUE)
+        .deliver(0, DUE, DUE + 3, occurrence=2),
+        JudgedShard(
+            "moved by new zone data to a time that is past, and delivered in the same step",
+            {A: ("delivered", None)},
+        )
+        .send(0, T + 9 * HOUR_MS)
+        .step(T, T, 1)
+        .step(LATER, LATER, PULLED)
+        .decide("planned-again", 0, 0, in_step=1, next_due_ms=DUE)
+        .deliver(0, DUE, LATER),
         JudgedShard("delivered at the second attempt", {A: ("delivered", None)})
         .send(0, DUE)
         .decide("retry", 0, DUE + 1, next_due_ms=LATER, attempt=2)

@@ -11,7 +11,7 @@ from chronos.core.shard.codec import IdState, pack_id_state, unpack_entry, unpac
 from chronos.core.shard.order import CALLS_MAX, call_token, is_repeated, with_call
 from chronos.core.shard.step import CHANGED, CREATED, UNCHANGED
 from tests.unit.records import AT, TO, parsed
-from tests.unit.registered import Registered
+from tests.unit.registered import START_MS, Registered
 
 EVERY: dict[str, Any] = {"repeat": "every 10s", "delay": "10s"}
 REPEATED = "repeated"
@@ -72,6 +72,26 @@ def test_a_repeated_change_of_a_series_does_not_move_the_next_occurrence(
     assert service.due_s() == 20
     assert service.act(4, "reschedule", delay="2s", call="first") == REPEATED
     assert service.due_s() == 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay": "5s", "expire_at": START_MS + 6_000},
+        {"delay": "1s", "spread": "5s", "expire_at": START_MS + 8_000},
+        {"repeat": "every 5s", "delay": "5s", "repeat_until": START_MS + 6_000},
+    ],
+)
+def test_a_repeated_call_that_contradicts_itself_by_now_is_repeated(
+    service: Registered, options: dict[str, Any]
+) -> None:
+    """Its times count from its own timestamp, so that it is refused if it comes for the first
+    time."""
+    late_s = 20
+    assert service.upsert(0, policy="reject", call="first", **options) == "done"
+    assert service.upsert(late_s, policy="reject", call="first", **options) == REPEATED
+    other = service.upsert(late_s, policy="reject", call="other", **options)
+    assert other == "contradictory-headers"
 
 
 def test_the_same_message_of_another_caller_is_a_conflict(service: Registered) -> None:

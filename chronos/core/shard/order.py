@@ -264,7 +264,7 @@ def misplaced(home: int, rules: Rules, *, was_forwarded: bool = False) -> Reject
     if was_forwarded:
         return Rejection(Reason.WRONG_SHARD, f"{place} and was forwarded before")
     if rules.misplaced == "forward":
-        return Misplaced(Reason.FORWARDED, place, home)
+        return Misplaced(Reason.FORWARDED, place, partition=home)
     return Rejection(
         Reason.WRONG_SHARD,
         f"{place}: the producer's partitioner differs (librdkafka: partitioner=murmur2_random)",

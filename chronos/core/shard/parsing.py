@@ -339,8 +339,28 @@ def _any(
     if verb is Verb.PROBE:
         return PROBE_ACTION
     if verb in (Verb.SCHEDULE, Verb.REPLACE, Verb.REPLAY, Verb.BACKFILL):
-        return _message(record, control, headers, verb, rules)
-    return _action(record, control, verb, rules)
+        command = _message(record, control, headers, verb, rules)
+    else:
+        command = _action(record, control, verb, rules)
+    if type(command) is Rejection and CALL in control:
+        return _rejected_call(command, record, control, rules)
+    return command
+
+
+def _rejected_call(
+    rejection: Rejection, record: Record, control: Mapping[str, bytes | None], rules: Rules
+) -> Rejection:
+    """Return the rejection with its call and id, if the record has valid ones."""
+    message_id = record.key if record.key is not None else control.get(ID)
+    call = _call(control)
+    if (
+        message_id is None
+        or isinstance(call, Rejection)
+        or not 0 < len(message_id) <= ID_BYTES_MAX
+        or parse_generated_id(message_id, rules.shards) is not None
+    ):
+        return rejection
+    return replace(rejection, id=message_id, call=call)
 
 
 def _forwarded(

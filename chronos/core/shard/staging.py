@@ -191,7 +191,7 @@ class _Staging:
                 staged.forwards.append((record, command.partition))
                 continue
             if isinstance(command, Rejection):
-                self._refuse(record, command)
+                self._refuse(record, REPEATED if self._is_repeated(command) else command)
                 continue
             rejection = self._execute(record, command)
             if rejection is not None:
@@ -203,6 +203,13 @@ class _Staging:
             assert parsed.records[0].offset >= self.state.pull_offset, "a record is staged twice"
             staged.pull_offset = parsed.records[-1].offset + 1
         return staged
+
+    def _is_repeated(self, rejection: Rejection) -> bool:
+        """Return whether the call of a record that cannot be parsed was executed before."""
+        if rejection.id is None:
+            return False
+        id_state = self.staged.id_states.get(rejection.id) or self.known.get(rejection.id)
+        return id_state is not None and is_repeated(id_state, rejection.call)
 
     def _refuse(self, record: Record, rejection: Rejection) -> None:
         if self.replayed is not None:

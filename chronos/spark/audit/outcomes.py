@@ -145,9 +145,10 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     """Table `decisions` -> the decisions about promised deliveries due within the window, made then
     or before.
 
-    `moved` are the records of messages that an action moved: all their decisions are needed. A
-    retry or deferral may be why the action found them pending, even one before the window: an
-    earlier action may have moved the message out of the window."""
+    `moved` are the records of messages that an action moved: all their decisions are needed, as of
+    those that new zone data moved into the window. A retry or deferral may be why the action found
+    them pending, even one before the window: an earlier action may have moved the message out of
+    the window; and only the decisions before say which occurrence was moved."""
     carried_there = f.col("outcome").isin(
         AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN
     ) & span.holds("next_due_ms")
@@ -156,7 +157,9 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     moves = f.col("outcome") == PLANNED_AGAIN
     is_here = f.coalesce(since | carried_there | moves, f.lit(False))
     known = decisions.where(_is_about_message())
-    of_moved = moved.select("shard", f.col("offset").alias("source_offset"))
+    of_moved = moved.select("shard", f.col("offset").alias("source_offset")).unionByName(
+        known.where(moves & span.holds("next_due_ms")).select("shard", "source_offset")
+    )
     before = known.where(~is_here).join(of_moved, ["shard", "source_offset"], "left_semi")
     return known.where(is_here).unionByName(before)
 
