@@ -214,6 +214,7 @@ def refusal(body: bytes) -> str | None:
         rules=[rules(shard) for shard in range(SHARDS)],
         delay_topic=DEFAULTS.topics.delay,
         bytes_max=DEFAULTS.topics.message_bytes_max,
+        knows_call=lambda *call: False,
     )
     try:
         planner.plan_body(body, NOW_MS, sender=ANYBODY, expressions_max=100, go_on=lambda: None)

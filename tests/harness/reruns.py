@@ -24,10 +24,12 @@ _PROPERTY = "not in time"
 
 
 class Reruns:
-    """Writes the tests to run once more; in a worker it only says why a test failed."""
+    """Writes the tests to run once more, and shows each failure at once, because a run takes long;
+    in a worker it only says why a test failed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: pytest.Config) -> None:
         self._path = path
+        self._config = config
         self._tests: dict[str, bool] = {}
         """Failed test -> whether it was only not in time."""
 
@@ -45,6 +47,9 @@ class Reruns:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the reports of all workers."""
         if report.failed:
+            reporter = self._config.pluginmanager.getplugin("terminalreporter")
+            if reporter is not None:
+                reporter.write_line(f"\nfailed: {report.nodeid} ({report.when})")
             is_late = dict(report.user_properties).get(_PROPERTY) is True
             self._tests[report.nodeid] = self._tests.get(report.nodeid, True) and is_late
 
@@ -75,4 +80,4 @@ def begin(config: pytest.Config) -> None:
     """Collect them, if that is asked for."""
     path = config.getoption("--not-in-time")
     if path is not None:
-        config.pluginmanager.register(Reruns(path.absolute()), "reruns")
+        config.pluginmanager.register(Reruns(path.absolute(), config), "reruns")

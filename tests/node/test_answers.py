@@ -4,6 +4,7 @@ what a list has."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 import socketserver
@@ -272,6 +273,23 @@ def test_a_repeated_request_does_not_undo_what_came_in_between(node: Inside) -> 
     assert node.ask("GET", "/v1/messages/calls").json()["state"] == "pending"
     other = body(id="calls", **every)
     assert ask("POST", "?wait=5s", "g", other)["result"] == "conflict", "another caller"
+
+
+def test_a_repeated_request_that_contradicts_itself_by_now_has_its_first_answer(
+    node: Inside,
+) -> None:
+    """A delay counts from the request, and the expiry does not."""
+    expiring = {"delay": "1s", "expire_at": int(time.time() * 1_000) + 5_000}
+
+    def ask(name: str, key: str) -> Any:
+        content = body(id=name, **expiring)
+        return node.ask("POST", "/v1/messages?wait=5s", content, {"Idempotency-Key": key})
+
+    assert ask("expiring", "a").json()["result"] == "scheduled"
+    numbers = itertools.count()
+    wait_until(lambda: ask("another", f"b{next(numbers)}").status == 422)
+    repeated = ask("expiring", "a")
+    assert (repeated.status, repeated.json()["result"]) == (200, "scheduled")
 
 
 def test_the_name_of_a_call_is_checked_and_not_shown(node: Inside, client: Client) -> None:

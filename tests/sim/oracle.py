@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta, timezone
 from pathlib import Path
 from random import Random
 
 from msgspec import Struct
 
-from chronos.core.cron import ZONE_DATA, ZoneData
+from chronos.core.cron import ZoneData
 from chronos.core.rates import parse_rate
 from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import Decision, unpack_progress
@@ -30,7 +31,6 @@ from chronos.workers.replica.horizon import unpulled_ms
 from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.state import ReplicaState
-from chronos.zones import zone_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
@@ -60,6 +60,7 @@ class Spans:
 
     began_ms: int
     sent_ms: int
+    zone_data: str
 
 
 class SkewedBrokers(Brokers):
@@ -74,6 +75,7 @@ class SkewedBrokers(Brokers):
         self.spans[id(transaction)] = Spans(
             began_ms=self.caller.decided_ms or self.caller.began_ms,
             sent_ms=self.caller.clock.now_ms(),
+            zone_data=self.caller.zone_data.version,
         )
         return transaction
 
@@ -92,7 +94,17 @@ class MachineClock:
         return 0
 
 
-ZONE_DATA_OF_STARTS = [ZoneData(f"2026{letter}", zone_of) for letter in "cadb"]
+ZONE_OFFSETS_S = {"2026c": 0, "2026a": 2, "2026d": 13, "2026b": -27}
+"""Version of the zone data -> how far every zone is ahead of UTC."""
+
+
+def zone_data_of(version: str) -> ZoneData:
+    """Return zone data in which all zones have the same time."""
+    zone = timezone(timedelta(seconds=ZONE_OFFSETS_S[version]))
+    return ZoneData(version, lambda name: zone)
+
+
+ZONE_DATA_OF_STARTS = [zone_data_of(version) for version in ZONE_OFFSETS_S]
 
 
 @dataclass(kw_only=True)
@@ -114,7 +126,7 @@ class OracleNode:
     """Calls of a port until the process is killed; negative: it is not."""
     seen: dict[int, Assignment] = field(default_factory=dict)
     """Its roles, as last read."""
-    zone_data: ZoneData = ZONE_DATA
+    zone_data: ZoneData = ZONE_DATA_OF_STARTS[0]
     """Those of its process: each has another version, newer or older than that of the others."""
     log_cut_ms: int = 0
     lost_broker: int = 0
@@ -129,6 +141,7 @@ class OracleReplica:
         self.node = node
         self.world = oracle.world
         self.clock = node.clock
+        self.zone_data = node.zone_data
         self.shard = shard
         self.name = f"{node.name}/{shard}"
         self.dead = False
@@ -414,6 +427,7 @@ class Oracle:
             self._round()
         self._heal()
         self._settle()
+        self._check_zone_data()
         return Result(
             seed=self.seed,
             digest=self.world.digest(),
@@ -423,6 +437,21 @@ class Oracle:
             deliveries=sum(shard.delivered for shard in self.service.shards),
             comparisons=self.comparisons,
         )
+
+    def _check_zone_data(self) -> None:
+        """Each master has gone through what older zone data planned."""
+        for node in self.nodes:
+            for replica in node.replicas:
+                recorded = self.service.shards[replica.shard].zone_data
+                if (
+                    replica.replica.role == ReplicaState.MASTER
+                    and "" < recorded < replica.zone_data.version
+                ):
+                    raise Finding(
+                        LIVENESS,
+                        f"{replica.name} has zone data {replica.zone_data.version}, and does not "
+                        f"go through what {recorded} planned",
+                    )
 
     def _begin_late(self) -> None:
         """In some seeds the delay topic begins above 0: its first records were deleted before
@@ -528,7 +557,7 @@ class Oracle:
     # --- processes and stores
 
     def _start(self, node: OracleNode) -> None:
-        # A process after a kill has older or newer zone data. All have the same times.
+        # A process after a kill has older or newer zone data.
         node.zone_data = ZONE_DATA_OF_STARTS[self.kills % len(ZONE_DATA_OF_STARTS)]
         self.world.trace(f"{node.name} starts with zone data {node.zone_data.version}")
         node.seen = self._view(node)
@@ -614,6 +643,8 @@ class Oracle:
                 written=written,
                 began_ms=spans.began_ms,
                 sent_ms=spans.sent_ms,
+                zone_data=spans.zone_data,
+                zone_ms=ZONE_OFFSETS_S[spans.zone_data] * 1_000,
             )
         )
 

@@ -139,4 +139,32 @@ FAULTS: Faults = {
     "a series that ended is begun again by an upsert": [
         Change("if is_broken or not self._ended_lately(id_state, command):", "if True:")
     ],
+    "new zone data move nothing": [Change("self._from is not None and", "False and", "goes_on")],
+    "older zone data move occurrences": [
+        Change("self._rules.zone_data.version > state.zone_data", "True", "goes_on")
+    ],
+    "an occurrence that was moved by an action moves with the zone data": [
+        Change("and repetition.planned_ms == 0", "", "keeps_wall_clock"),
+        Change("assert options.repetition.planned_ms == 0,", "assert True,", "planned_again"),
+    ],
+    "the next occurrence is the one after the same instant by any zone data": [
+        Change("None if repetition.offset_s is None else", "None if True else", "_wall_ms")
+    ],
+    "new zone data pass what is due behind the first occurrences": [
+        Change("self._ahead = rest", "self._ahead = None", "ZoneWalk.step"),
+        Change("REPLANS_MAX, BYTES_MAX)", "1, BYTES_MAX)", "ZoneWalk.step"),
+    ],
+    "new zone data pass what an upsert places in the same step": [
+        Change("for each in staged.dated & staged.placed.keys()", "for each in ()", "ZoneWalk.step")
+    ],
+    "new zone data leave the expiry of an occurrence where it was": [
+        Change("expire_at_ms + next_ms - entry.due_ms", "expire_at_ms", "planned_again")
+    ],
+    "older zone data plan without a record of it": [
+        Change(
+            'zone_data == state.zone_data or zone_data > state.zone_data > ""',
+            "state.zone_data",
+            "recorded_version",
+        )
+    ],
 }

@@ -59,6 +59,8 @@ class ShardModel:
         """The destination of every record that was ever held: a partition, or REJECTED_TOPIC."""
         self.refusals: list[tuple[Record, str]] = []
         """Refused records that are still to be written to the rejected topic, in order."""
+        self.zone_data = ""
+        """The version of the zone data that planned last."""
         self.delivered = 0
         self.totals: dict[str, int] = {}
 
@@ -90,8 +92,10 @@ class ShardModel:
         self._follow_forwards(output)
         output.refusals(self.refusals, self.held)
         self._check_held(step)
+        self._plan_again(step)
         self._select(step, output)
         output.end()
+        self._check_zone_data(step)
         self.pull_offset = progress.pull_offset
         self.cursor = (progress.cursor_due_ms, progress.cursor_offset)
         self.applied, self.progress_ms = step.offset + 1, step.timestamp_ms
@@ -265,6 +269,7 @@ class ShardModel:
         if self._rhythm(message) == self._rhythm(pending):
             message.due_ms, message.planned_ms = pending.due_ms, pending.planned_ms
             message.expire_at_ms, message.aside = pending.expire_at_ms, pending.aside
+            message.wall_ms, message.is_moved = pending.wall_ms, pending.is_moved
             message.occurrence, message.first_by_ms = pending.occurrence, pending.first_by_ms
         elif command.at_ms is None:
             latest_ms = pending.due_ms if pending.occurrence else pending.first_by_ms or 2**62
@@ -280,7 +285,7 @@ class ShardModel:
             else:
                 message.planned_ms, message.occurrence = first_ms, 1
                 message.due_ms = latest_ms if was_moved else first_ms
-                message.aside = message.due_ms != first_ms
+                message.aside = message.is_moved = message.due_ms != first_ms
                 if message.expire_at_ms is not None and command.rhythm is not None:
                     message.expire_at_ms += first_ms - due_ms
         is_in_place = message.due_ms == pending.due_ms and (command.target, command.target_key) == (
@@ -412,7 +417,7 @@ class ShardModel:
                 pending.occurrence == 0 or max(late_ms, self.cursor[0] + 1) < pending.place_ms
             )
             if pending.lane is None and is_earlier:
-                pending.due_ms, pending.aside = late_ms, True
+                pending.due_ms, pending.aside, pending.is_moved = late_ms, True, True
                 pending.occurrence = max(1, pending.occurrence)
                 self._put(pending, late_ms, 0)
             return None
@@ -422,6 +427,7 @@ class ShardModel:
         if expire_at_ms is not None and due_ms + shift_ms > expire_at_ms:
             return "beyond-expiry"
         pending.due_ms, pending.aside, pending.lane = due_ms, True, None
+        pending.is_moved = True
         pending.occurrence = max(1, pending.occurrence)
         self._put(pending, due_ms + shift_ms, late_ms)
         return None
@@ -570,12 +576,62 @@ class ShardModel:
                 f"{message.id!r} is tried again with {message.reason}, {decision.outcome.name}: "
                 f"{why}"
             )
-        message.attempt, message.aside = decision.attempt, True
+        message.attempt, message.aside, message.is_moved = decision.attempt, True, True
         self._put(message, decision.next_due_ms, 0, cursor)
 
     def attempts_max(self, message: Message) -> int:
         """Return how often delivery of the message is attempted."""
         return message.command.attempts_max or self.terms.attempts_max
+
+    # New zone data
+
+    def _plan_again(self, step: Step) -> None:
+        """A master with newer zone data moves pending occurrences to what they call the same
+        wall-clock time."""
+        places = {message.position: message for message in self.pending.values()}
+        for replan in step.progress.replans:
+            message = places.get((replan.due_ms, replan.offset))
+            if message is None or not self._keeps_wall_clock(message):
+                raise wrong(f"new zone data move what has no wall-clock time: {message} {replan}")
+            if not "" < self.zone_data < step.zone_data:
+                raise wrong(f"{step.zone_data} move {message.id!r}, planned by {self.zone_data}")
+            assert message.wall_ms is not None
+            next_ms = message.wall_ms - step.zone_ms
+            if (replan.next_ms, replan.offset_s * 1_000) != (next_ms, step.zone_ms):
+                raise wrong(f"{message.id!r} is at {message.wall_ms} by the clock: {replan}")
+            if message.expire_at_ms is not None:
+                message.expire_at_ms += next_ms - message.planned_ms
+            message.due_ms = message.planned_ms = next_ms
+            self._put(message, next_ms + self._shift_ms(message), 0)
+
+    @staticmethod
+    def _keeps_wall_clock(message: Message) -> bool:
+        return message.wall_ms is not None and not message.is_moved and message.lane is None
+
+    def _check_zone_data(self, step: Step) -> None:
+        """Once a version is recorded, every pending occurrence has its time by it."""
+        version = step.progress.zone_data
+        if not version:
+            return
+        # Older data are recorded when they plan, so that newer ones look at all times once more.
+        plans = any(decision.offset_s is not None for decision in step.progress.decisions)
+        if version in (self.zone_data, "") or version != step.zone_data:
+            raise wrong(f"{version} are recorded by {step.zone_data} after {self.zone_data}")
+        before, self.zone_data = self.zone_data, version
+        if version < before or not before:
+            if not plans:
+                raise wrong(f"{version} are recorded after {before}, and planned nothing")
+            return
+        for message in self.pending.values():
+            if not self._keeps_wall_clock(message):
+                continue
+            rhythm, wall_ms = message.command.rhythm, message.wall_ms
+            assert rhythm is not None
+            assert wall_ms is not None
+            next_ms = wall_ms - step.zone_ms
+            is_over = 0 < rhythm.until_ms < next_ms
+            if message.planned_ms != next_ms and not is_over:
+                raise wrong(f"{message} is not at its wall-clock time by {version}: {next_ms}")
 
     # Series
 
@@ -610,7 +666,8 @@ class ShardModel:
         assert rhythm is not None
         reached_ms = now_ms - self._shift_ms(message)
         planned_ms, occurrence = message.planned_ms, message.occurrence
-        next_ms = rhythm.next_ms(planned_ms, occurrence, planned_ms)
+        zone_ms, wall_ms = self._now.zone_ms, message.wall_ms
+        next_ms = rhythm.next_ms(planned_ms, occurrence, 0, zone_ms=zone_ms, wall_ms=wall_ms)
         if occurrence == 0:
             return (
                 None
@@ -621,11 +678,16 @@ class ShardModel:
             return None
         if next_ms > reached_ms or rhythm.late_policy == "fire-all":
             return "again", next_ms, occurrence + 1
-        after_ms = rhythm.next_ms(planned_ms, occurrence, reached_ms)
+        after_ms = rhythm.next_ms(
+            planned_ms, occurrence, reached_ms, zone_ms=zone_ms, wall_ms=wall_ms
+        )
         if message.aside:
             return None if after_ms is None else ("again", after_ms, occurrence + 1)
         if rhythm.late_policy == "fire-once":
-            return "skipped", rhythm.last_ms(planned_ms, occurrence, reached_ms), occurrence
+            last_ms = rhythm.last_ms(
+                planned_ms, occurrence, reached_ms, zone_ms=zone_ms, wall_ms=wall_ms
+            )
+            return "skipped", last_ms, occurrence
         return None if after_ms is None else ("skipped", after_ms, occurrence + 1)
 
     def _follow_series(
@@ -649,6 +711,14 @@ class ShardModel:
                 f"{decision}, not {turns}"
             )
         moves = outcome is Outcome.SKIPPED and decision.occurrence == message.occurrence
+        # An upsert may have kept a time that the rhythm does not have.
+        gives_time = message.occurrence > 0 or rhythm.is_on_clock(
+            decision.next_due_ms, step.zone_ms
+        )
+        message.wall_ms = (
+            decision.next_due_ms + step.zone_ms if rhythm.names_hours and gives_time else None
+        )
+        message.is_moved = moves
         if message.expire_at_ms is not None:
             message.expire_at_ms += decision.next_due_ms - message.planned_ms
         message.due_ms = message.planned_ms = decision.next_due_ms

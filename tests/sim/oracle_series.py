@@ -22,18 +22,59 @@ class Rhythm:
     until_ms: int = 0
     late_policy: str = "fire-once"
 
-    def next_ms(self, planned_ms: int, occurrence: int, after_ms: int) -> int | None:
+    @property
+    def names_hours(self) -> bool:
+        """It is a cron expression of wall-clock times: new zone data move them."""
+        return self.kind == "cron" and self.base_ms != 2_000
+
+    def next_ms(
+        self,
+        planned_ms: int,
+        occurrence: int,
+        after_ms: int,
+        *,
+        zone_ms: int = 0,
+        wall_ms: int | None = None,
+    ) -> int | None:
         """Return the first time behind `planned_ms` and after `after_ms`; None: the series ends
-        before."""
+        before.
+
+        `zone_ms`: how far the wall clock is ahead of UTC. `wall_ms`: the wall-clock time of
+        `planned_ms`, if it has one; then the next one has a later one."""
         if self.times and occurrence >= self.times:
             return None
-        *_, time_ms = self._times(planned_ms, occurrence, max(planned_ms, after_ms))
+        if self.kind == "cron":
+            behind_ms = planned_ms if wall_ms is None else wall_ms - zone_ms
+            time_ms = self._on_clock(max(behind_ms, after_ms), zone_ms) + self.base_ms
+        else:
+            *_, time_ms = self._times(planned_ms, occurrence, max(planned_ms, after_ms))
         return None if self.until_ms and time_ms > self.until_ms else time_ms
 
-    def last_ms(self, planned_ms: int, occurrence: int, until_ms: int) -> int:
+    def _on_clock(self, time_ms: int, zone_ms: int) -> int:
+        """Return the last time up to this one at which the wall clock shows a time of the cron
+        expression."""
+        return time_ms - (time_ms + zone_ms) % self.base_ms
+
+    def is_on_clock(self, time_ms: int, zone_ms: int) -> bool:
+        """Return whether the wall clock shows a time of the cron expression."""
+        return self._on_clock(time_ms, zone_ms) == time_ms
+
+    def last_ms(
+        self,
+        planned_ms: int,
+        occurrence: int,
+        until_ms: int,
+        *,
+        zone_ms: int = 0,
+        wall_ms: int | None = None,
+    ) -> int:
         """Return the last time up to `until_ms`, that of `planned_ms` at least, whatever the number
         of occurrences."""
         until_ms = min(until_ms, self.until_ms or until_ms)
+        if self.kind == "cron":
+            time_ms = self._on_clock(until_ms, zone_ms)
+            is_behind = wall_ms is None or time_ms + zone_ms > wall_ms
+            return time_ms if time_ms > planned_ms and is_behind else planned_ms
         return (
             [planned_ms, *self._times(planned_ms, occurrence, until_ms)][-2]
             if until_ms > planned_ms
@@ -56,8 +97,6 @@ class Rhythm:
         return times[1:]
 
     def _interval_ms(self, time_ms: int, occurrence: int) -> int:
-        if self.kind == "cron":
-            return self.base_ms - time_ms % self.base_ms
         if self.kind == "backoff":
             return int(
                 min(self.cap_ms, self.base_ms * self.factor ** max(0, min(occurrence - 1, 60)))
@@ -68,7 +107,7 @@ class Rhythm:
         """Return the headers that ask for it."""
         if self.kind == "cron":
             # Hours that are named make it an expression of wall-clock times.
-            hours = "0-23" if self.base_ms == 5_000 else "*"
+            hours = "0-23" if self.names_hours else "*"
             text = f"cron */{self.base_ms // 1_000} * {hours} * * *"
         elif self.kind == "backoff":
             text = f"backoff {self.base_ms}ms {self.factor} {self.cap_ms}ms"

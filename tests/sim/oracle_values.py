@@ -82,6 +82,10 @@ class Message:
     attempt: int = 1
     planned_ms: int = 0
     """The time of the occurrence in the rhythm."""
+    wall_ms: int | None = None
+    """What the wall clock shows at that time, if a cron expression of wall-clock times gave it."""
+    is_moved: bool = False
+    """It is due at another time than the rhythm gave it, so that new zone data do not move it."""
     first_by_ms: int = 0
     """While its first time is not decided: the latest that it may be; 0: any."""
     aside: bool = False
@@ -147,6 +151,10 @@ class Step:
     """The machine's clock before the master decided anything about this step."""
     sent_ms: int
     """The machine's clock when it handed the records over."""
+    zone_data: str
+    """The version of the master's zone data."""
+    zone_ms: int
+    """How far the wall clock is ahead of UTC by them."""
 
 
 class Facts:

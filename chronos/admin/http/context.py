@@ -24,8 +24,10 @@ from chronos.admin.messages.scheduling import Planner, RequestAppender
 from chronos.admin.messages.targets import TargetTopics
 from chronos.core.cluster.registry.registry import Registry
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
+from chronos.core.keys import id_key
 from chronos.core.letters import read, read_rejected
-from chronos.core.shard.codec import State
+from chronos.core.shard.codec import State, unpack_id_state
+from chronos.core.shard.order import is_repeated
 from chronos.core.shard.rules import Rules
 from chronos.core.texts import shards_text
 from chronos.core.timefmt import format_time
@@ -105,6 +107,7 @@ class Context:
             rules=self.rules,
             delay_topic=self.delay_topic,
             bytes_max=node.config.topics.message_bytes_max,
+            knows_call=self.knows_call,
         )
         self.targets = TargetTopics(node.log, self._threads)
         self.creates_targets = node.config.delivery.create_topics
@@ -134,6 +137,14 @@ class Context:
         """The nodes of the cluster, by name; none of a standalone node."""
         membership = self.node.membership
         return {} if membership is None else membership.snapshot().members
+
+    def knows_call(self, shard: int, message_id: bytes | None, token: bytes | None) -> bool:
+        """True if the call (`order.call_token`) is one of the last ones of the id that were
+        executed, as far as this node knows. Any thread may call."""
+        if message_id is None or token is None or not self.peers.holds(shard):
+            return False
+        (row,) = self.shards[shard].store.get([id_key(message_id)])
+        return row is not None and is_repeated(unpack_id_state(row), token)
 
     def now_ms(self) -> int:
         """This machine's clock."""

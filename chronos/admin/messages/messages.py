@@ -61,7 +61,7 @@ from chronos.admin.messages.scheduling import (
 )
 from chronos.admin.messages.targets import TopicInfos, objection, planned_bytes
 from chronos.core.cron import next_cron
-from chronos.core.keys import generated_id, id_key, parse_generated_id, partition_of
+from chronos.core.keys import generated_id, parse_generated_id, partition_of
 from chronos.core.letters import Letter, source_of
 from chronos.core.message import DELIVER_AT, TARGET_KEY, Entry, Reason
 from chronos.core.query.lookup import FoundMessage, find, holds_for
@@ -70,8 +70,7 @@ from chronos.core.series import (
     repetition_of,
     upcoming,
 )
-from chronos.core.shard.codec import unpack_id_state
-from chronos.core.shard.order import call_token, is_repeated
+from chronos.core.shard.order import call_token
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError, LogUnavailable
 from chronos.node.shards import ShardDriver
@@ -584,6 +583,7 @@ class Messages:
         message_id = id_of(call)
         # Firing is not recognized as repeated.
         key = None if verb == "fire-now" else key_of(call.request)
+        token = None if key is None else call_token(key.encode())
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         behind: list[int] = []
@@ -594,7 +594,7 @@ class Messages:
             if (
                 reach.is_limited
                 and found is None
-                and not self._was_executed(shard, message_id, key)
+                and not context.knows_call(shard, message_id, token)
             ):
                 raise _not_found(message_id, behind)
         if query.shards is not UNSET:
@@ -623,7 +623,7 @@ class Messages:
             try:
                 series = await self._series(shard, message_id)
             except ProblemError:
-                if not self._was_executed(shard, message_id, key):
+                if not context.knows_call(shard, message_id, token):
                     raise
                 return 200, ActionResult(
                     result=success,  # type: ignore[arg-type]
@@ -677,14 +677,6 @@ class Messages:
         else:
             answer.result, answer.detail = "refused", Reason(reason).label
         return 200, answer
-
-    def _was_executed(self, shard: int, message_id: bytes, key: str | None) -> bool:
-        """True if the call that the key names is one of the last ones of the id, as far as this
-        node knows."""
-        if key is None or not self._context.peers.holds(shard):
-            return False
-        (row,) = self._context.shards[shard].store.get([id_key(message_id)])
-        return row is not None and is_repeated(unpack_id_state(row), call_token(key.encode()))
 
     async def _series(self, shard: int, message_id: bytes) -> Entry:
         """A pending message of this node. ProblemError if none has the id."""

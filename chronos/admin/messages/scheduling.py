@@ -231,8 +231,18 @@ class _FieldError(Exception):
 class Planner:
     """Turns messages into records. Any thread may call."""
 
-    def __init__(self, *, rules: Sequence[Rules], delay_topic: str, bytes_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        rules: Sequence[Rules],
+        delay_topic: str,
+        bytes_max: int,
+        knows_call: Callable[[int, bytes | None, bytes | None], bool],
+    ) -> None:
+        """`knows_call`: whether shard, id and token are those of a call that was executed before.
+        Then the shard refuses its record as repeated, even one that contradicts itself by now."""
         self._rules = rules
+        self._knows_call = knows_call
         self._delay_topic = delay_topic
         self._bytes_max = bytes_max
         self._turn = itertools.count()
@@ -387,7 +397,7 @@ class Planner:
         )
         size = self._size(message_id, value, pairs)
         parsed = parse(Record(0, now_ms, message_id, value, pairs), self._rules[shard])
-        if type(parsed) is Rejection:
+        if type(parsed) is Rejection and not self._knows_call(shard, parsed.id, parsed.call):
             raise _rejected(parsed)
         return Planned(
             record=(self._delay_topic, message_id, value, headers, shard),
