@@ -279,7 +279,7 @@ def test_a_repeated_request_that_contradicts_itself_by_now_has_its_first_answer(
     node: Inside,
 ) -> None:
     """A delay counts from the request, and the expiry does not."""
-    expiring = {"delay": "1s", "expire_at": int(time.time() * 1_000) + 5_000}
+    expiring: dict[str, Any] = {"delay": "1s", "expire_at": int(time.time() * 1_000) + 5_000}
 
     def ask(name: str, key: str) -> Any:
         content = body(id=name, **expiring)

@@ -609,18 +609,18 @@ class ShardModel:
         return message.wall_ms is not None and not message.is_moved and message.lane is None
 
     def _check_zone_data(self, step: Step) -> None:
-        """Once a version is recorded, every pending occurrence has its time by it."""
-        version = step.progress.zone_data
-        if not version:
-            return
-        # Older data are recorded when they plan, so that newer ones look at all times once more.
+        """The recorded version is at most that which planned last. Once a newer one is recorded,
+        every pending occurrence has its time by it."""
+        version, before = step.progress.zone_data, self.zone_data
         plans = any(decision.offset_s is not None for decision in step.progress.decisions)
-        if version in (self.zone_data, "") or version != step.zone_data:
-            raise wrong(f"{version} are recorded by {step.zone_data} after {self.zone_data}")
-        before, self.zone_data = self.zone_data, version
-        if version < before or not before:
-            if not plans:
-                raise wrong(f"{version} are recorded after {before}, and planned nothing")
+        if version and (version != step.zone_data or version == before):
+            raise wrong(f"{version} are recorded by {step.zone_data} after {before}")
+        self.zone_data = version or before
+        if plans and not "" < self.zone_data <= step.zone_data:
+            raise wrong(f"{step.zone_data} plan, and {self.zone_data} are recorded")
+        if version and not before < version and not plans:
+            raise wrong(f"{version} are recorded after {before}, and planned nothing")
+        if not "" < before < version:
             return
         for message in self.pending.values():
             if not self._keeps_wall_clock(message):
