@@ -57,6 +57,10 @@ SKEW_MS = 500
 """Most by which the clocks of two brokers differ."""
 
 
+JUDGED_LAST = (Reason.BEYOND_MAX_DELAY, Reason.PAST, Reason.FORBIDDEN_TARGET)
+"""Flaws of a record whose headers can be read: its id and its call are known."""
+
+
 def token(call: bytes) -> bytes:
     """What is kept of the name of a call."""
     return hashlib.blake2b(call, digest_size=8).digest()
@@ -310,7 +314,7 @@ class Model:
             self.pull_offset = intent.offset + 1
             if intent.rejection is not Reason.CREATE_TIME:
                 self.watermark_ms = max(self.watermark_ms, intent.timestamp_ms)
-            reason = intent.rejection or self._execute(intent)
+            reason = self._flaw(intent) or self._execute(intent)
             if reason is not None:
                 refused.append((intent.offset, reason))
                 counted = {
@@ -320,6 +324,17 @@ class Model:
                 }
                 self.totals[counted.get(reason, "rejected")] += 1
         return refused
+
+    def _flaw(self, intent: Intent) -> Reason | None:
+        """What is wrong with the record itself; a call that was executed before counts as repeated
+        all the same, in the shard of its id."""
+        names_call = intent.call is not None and intent.id is not None and intent.verb != "replay"
+        if names_call and intent.rejection in JUDGED_LAST:
+            if intent.elsewhere is not None:
+                return None
+            if self._is_repeated(intent):
+                return Reason.REPEATED
+        return intent.rejection
 
     def _begin(self) -> None:
         self.ended: list[bytes] = []

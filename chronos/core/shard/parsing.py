@@ -342,9 +342,13 @@ def _any(
         command = _message(record, control, headers, verb, rules)
     else:
         command = _action(record, control, verb, rules)
-    if type(command) is Rejection and CALL in control:
+    if type(command) is Rejection and CALL in control and verb not in UNNAMED:
         return _rejected_call(command, record, control, rules)
     return command
+
+
+UNNAMED = (Verb.REPLAY, Verb.FIRE_NOW)
+"""Verbs whose calls are not remembered."""
 
 
 def _rejected_call(
