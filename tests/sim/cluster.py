@@ -76,6 +76,7 @@ class Cluster:
         self.fence_dice = random.Random(f"fences {seed}")
         self.step_dice = random.Random(f"steps of clocks {seed}")
         self.memory_dice = random.Random(f"lost memory {seed}")
+        self.takeover_dice = random.Random(f"delayed fences {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)

@@ -146,6 +146,10 @@ class FaultInjection(ClusterPart):
         if self.ensemble is not None and dice.random() < 0.2:
             for _ in range(dice.choice([1, 3])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._forget)
+        dice = self.cluster.takeover_dice
+        if self.ensemble is not None and dice.random() < 0.05:
+            for _ in range(8):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._delay_fence)
         dice = self.cluster.letter_dice
         if dice.random() < 0.2:
             for _ in range(dice.choice([1, 3])):
@@ -301,6 +305,12 @@ class FaultInjection(ClusterPart):
             draw.choice(PLACES),
             draw.choice([5, 300, 2_000, 7_000, 12_000]),
         )
+
+    def _delay_fence(self) -> None:
+        """A process is frozen after it was allowed to lead, and before it fences."""
+        dice = self.cluster.takeover_dice
+        wait_ms = dice.choice([7_000, 12_000, 20_000, 40_000])
+        dice.choice(self.nodes).trap = "freeze", "writer", wait_ms
 
     def _stand_still(self) -> None:
         """A process is frozen in a step, before it sends anything; or a virtual machine is

@@ -28,7 +28,7 @@ SCENARIOS = {
     "a poison record is isolated although refused records are in the same step": 58,
     "an end of the log found under a wrong clock is asked for again once the clock is right": 177,
     "a refusal whose decision was committed without an answer is not counted again": 16,
-    "a replica that was frozen before it fenced does not lead under a role that another node has": 524,  # noqa: E501
+    "a replica that was frozen before it fenced does not lead under a role that another node has": 189,  # noqa: E501
     "a committed step is not committed again when the store cannot be read": 150,
     "a node that returns with an empty disk before it was missed gets a later role": 144,
     "a replica that was just given a shard is counted when the log is trimmed": 84,
