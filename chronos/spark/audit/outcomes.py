@@ -120,12 +120,16 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
     """Table `messages` -> the executed records that may have ended or moved another message of
     their id."""
+    return _executed(messages.where(_may_act()), refused(decisions), progress)
+
+
+def _executed(messages: DataFrame, refusals: DataFrame, progress: DataFrame) -> DataFrame:
+    """Those of the records that were executed: pulled, and not refused."""
     return (
-        messages.where(_may_act())
-        .join(_pulled(progress), "shard")
+        messages.join(_pulled(progress), "shard")
         .where("offset < pulled")
         .drop("pulled")
-        .join(refused(decisions), ["shard", "offset"], "left_anti")
+        .join(refusals, ["shard", "offset"], "left_anti")
     )
 
 
@@ -189,11 +193,12 @@ def promised_deliveries(
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
     acting = acting_records(messages, decisions, steps)
-    moved = _moved_here(messages, refusals, acting, span)
+    executed = _executed(messages, refusals, steps)
+    moved = _moved_here(executed, acting, span)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
     acted_here = here.select(*_NARROW).join(acted_ids, ["shard", "id"], "left_semi")
     has_upserts = not messages.where(f.col("on_conflict") == "upsert").isEmpty()
-    registered = _registered(messages, refusals, acting) if has_upserts else None
+    registered = _registered(executed, acting) if has_upserts else None
     if registered is not None:
         moved = moved.unionByName(registered.select(*_NARROW))
     decided = relevant_decisions(decisions, span, moved.unionByName(acted_here))
@@ -211,7 +216,7 @@ def promised_deliveries(
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
     ordered = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*_NARROW)
-    carried = _carried_here(messages, refusals, decided, span)
+    carried = _carried_here(executed, decided, span)
     ordered = _all([ordered, acting.select(*_NARROW), moved, carried]).dropDuplicates(
         ["shard", "offset"]
     )
@@ -245,9 +250,7 @@ def _all(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _moved_here(
-    messages: DataFrame, refusals: DataFrame, acting: DataFrame, span: Span
-) -> DataFrame:
+def _moved_here(executed: DataFrame, acting: DataFrame, span: Span) -> DataFrame:
     """Messages first due outside the window that an action on their id moved into it."""
     moves = f.col("verb").isin("reschedule", "fire-now")
     when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("accepted_ms")), f.col("due_ms"))
@@ -255,11 +258,7 @@ def _moved_here(
     # message.
     is_here = (when >= span.from_ms - CLOCK_TOLERANCE_MS) & (when < span.to_ms)
     by_id = acting.where(moves & is_here).select("shard", "id").distinct()
-    return (
-        _due_outside(messages, refusals, span)
-        .join(by_id, ["shard", "id"], "left_semi")
-        .select(*_NARROW)
-    )
+    return _due_outside(executed, span).join(by_id, ["shard", "id"], "left_semi")
 
 
 def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
@@ -282,14 +281,12 @@ def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
 _FOLDED = "replace(lower(header.name), '_', '-')"
 
 
-def _registered(messages: DataFrame, refusals: DataFrame, acting: DataFrame) -> DataFrame:
+def _registered(executed: DataFrame, acting: DataFrame) -> DataFrame:
     """The messages of ids that an upsert names, whenever they are due: it may keep the time of the
     pending one."""
     named = acting.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
-    found = messages.where(f.col("verb").isin("schedule", "replace"))
-    return found.join(f.broadcast(named), ["shard", "id"], "left_semi").join(
-        refusals, ["shard", "offset"], "left_anti"
-    )
+    found = executed.where(f.col("verb").isin("schedule", "replace"))
+    return found.join(f.broadcast(named), ["shard", "id"], "left_semi")
 
 
 def _compared(registered: DataFrame) -> DataFrame:
@@ -348,27 +345,19 @@ def _compare_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         )
 
 
-def _carried_here(
-    messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span
-) -> DataFrame:
+def _carried_here(executed: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
     """Messages first due outside the window that a decision about their series moved into it."""
     carried = decided.where(
         f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN)
         & span.holds("next_due_ms")
     )
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
-    return (
-        _due_outside(messages, refusals, span)
-        .join(by_offset, ["shard", "offset"], "left_semi")
-        .select(*_NARROW)
-    )
+    return _due_outside(executed, span).join(by_offset, ["shard", "offset"], "left_semi")
 
 
-def _due_outside(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
-    found = messages.where(
-        f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")
-    ).select(*_NARROW)
-    return found.join(refusals, ["shard", "offset"], "left_anti")
+def _due_outside(executed: DataFrame, span: Span) -> DataFrame:
+    is_message = f.col("verb").isin("schedule", "replace")
+    return executed.where(is_message & ~span.holds("due_ms")).select(*_NARROW)
 
 
 def _plain_deliveries(marked: DataFrame) -> DataFrame:
