@@ -1,9 +1,10 @@
-"""The rhythm of a series: the times of its occurrences, and the spread of messages that are due at
-the same time.
+"""The rhythm of a series: its text, the times of its occurrences, and what becomes of its entry
+when it is carried on, moved, paused or scheduled once more; and the spread of messages that are due
+at the same time.
 
 The next occurrence is computed from the time of the pending one, never from its delivery, so a
-series does not drift. A master computes times and records them; a replica only executes `carried`
-(law 9)."""
+series does not drift. Only a master computes times by a cron expression, and records them; a
+replica calls no function with a `NextCron` (law 9)."""
 
 import re
 from typing import Protocol

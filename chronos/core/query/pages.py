@@ -1,4 +1,5 @@
-"""Pages of messages by a filter: pending ones, in the order of their due times, and settled ones.
+"""Pages of messages by a filter: pending ones, and settled ones, each in the order of their
+positions in the store.
 
 Each call reads a bounded part of the store, and returns the position from which the next page
 continues. The shard may take steps between two pages."""

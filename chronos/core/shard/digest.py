@@ -1,10 +1,12 @@
-"""The digest of a shard: one short text, equal for any two replicas at the same progress record.
+"""The digest of a shard: one short text, equal for any two replicas at the same progress record,
+whatever their settings are (law 9).
 
-It covers the state, every pending message and every lane, every held record, every id state that is
-still in force, the counts, and the index of occurrences that keep a wall-clock time. It does not
-cover what the delete worker may drop at any moment (settled entries, expired id states, the cursor
-history), so it does not depend on when that worker ran. Digests are only compared: any change of
-the computation takes the next version."""
+It covers the state, every pending message and every lane, every held record, the counts, the index
+of occurrences that keep a wall-clock time, the states of pending ids, and, with `remembered_ms`,
+the states of ids that were settled in that time, with their expiry rows. It does not cover what the
+delete worker may drop at any moment (settled entries, forgotten id states, the cursor history), so
+it does not depend on when that worker ran. Digests are only compared: any change of the computation
+takes the next version."""
 
 import hashlib
 from collections.abc import Iterator

@@ -3,12 +3,12 @@ to, or the rejected topic, takes them.
 
 A record whose id belongs to a partition that takes none at the moment is held, and so is every
 later one for that partition while the queue is not empty: the records of an id keep their order.
-Likewise rejected records while the rejected topic takes none. What leaves a queue is a prefix, in
-the order of offsets; the progress record names its last offset, in the transaction that writes it.
-A record that its partition does not take any more, because of its size, goes on to the rejected
-topic or to its queue.
+Likewise rejected records while the rejected topic takes none. The records that leave a queue are a
+prefix, in the order of offsets; the progress record in the same transaction names the last of them.
+A record that its partition no longer takes, because of its size, goes on to the rejected topic or
+to the queue of that. A shard whose queues are full (`is_full`) pulls nothing more.
 
-A queue does not decide when its destination takes records: the master does. All functions are
+The master decides when a destination takes records, in `workers.replica.held`. All functions are
 deterministic (law 9)."""
 
 from collections import defaultdict

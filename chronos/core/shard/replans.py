@@ -1,11 +1,11 @@
-"""New zone data: the pending occurrences of series keep their wall-clock times.
+"""The pending occurrences of series under newer zone data: they keep their wall-clock times.
 
 A time that a cron expression gives by a wall clock is recorded with the zone's offset from UTC, and
 the entry keeps that: its wall-clock time is the instant plus the offset. An index
 (`keys.WALL_CLOCK`) holds the positions of these entries, written in the same batch as the entries.
 A master whose zone data are newer than those that planned last goes through the index, in the order
-of time, and records the new instant of every occurrence that moves; replicas carry that out
-(law 9). A master whose zone data are older or equal moves nothing.
+of time, and records the new instant of every occurrence that moves; replicas carry that out (law
+9). A master whose zone data are older or equal moves nothing.
 
 Every occurrence has another wall-clock time than the one before it, so none is delivered twice, and
 none is left out."""
