@@ -1,5 +1,5 @@
-"""The log lines of librdkafka, passed on: each of them once in a while, and none above the level
-`warning`."""
+"""The log lines of librdkafka, passed on: each of them at most once in REPEAT_S, and none above the
+level `warning`."""
 
 import logging
 import re
