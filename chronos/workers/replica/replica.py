@@ -1,7 +1,7 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-It is a step machine: `step(now_ms)` does one turn of the phase that follows from what is open, and
-returns its next time:
+It is a step machine: `step(now_ms)` does one step of the phase that follows from what is open, and
+returns the time of the next step:
 
     start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
       ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5

@@ -3,7 +3,8 @@ others, when it may publish, and when it steps down.
 
 The controller is the master of the partition ROLES, and takes over as masters of shards do: read to
 the end, fence, read to the end again, commit an epoch record, only then decide. A mistake here
-causes a needless change of the controller; the log sees to it that only one controller commits."""
+causes a needless change of the controller; the fencing of the log lets only one controller commit.
+"""
 
 from enum import StrEnum
 
