@@ -1,4 +1,4 @@
-"""Membership and the controller on ZooKeeper.
+"""Membership and the controller on ZooKeeper (`ports.Coordinator`).
 
     <path>/<cluster>/members/<node>     ephemeral; a Member as JSON. The oldest of them is the controller.
     <path>/<cluster>/roles              Roles as JSON; written only by the controller, and only over the version it read
