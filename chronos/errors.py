@@ -13,7 +13,7 @@
     │   └── ArchiveUnusable      1: the location cannot hold an archive, holds another cluster's, topic's or format's, or lost files
     └── Retry                    nothing was lost; the same call may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
-        │   └── BatchUnreadable  3: a batch of records cannot be decompressed within bounds
+        │   └── BatchUnreadable  3: a batch of records is damaged, or cannot be decompressed within bounds
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
         ├── TransactionAborted   1: the transaction was aborted; `poison_likely` says if a message caused it
@@ -24,10 +24,9 @@
         ├── RoleStale            1: another node wrote progress with the same or a later role epoch
         └── ArchiveFailed        1: the archive could not be read or written; its contents stay
 
-A message that must be refused is not an exception but a value, `core.message.Rejection`.
-Errors of third-party clients are translated in `adapters/` and nowhere else. The clients of the HTTP
-interface have errors of their own (`client.models`).
-"""  # noqa: E501
+A message that must be refused is not an exception but a value, `core.message.Rejection`. Errors of
+the libraries behind the ports become these in `adapters/` and nowhere else, those of Spark in
+`spark/`. The clients of the HTTP interface have errors of their own (`client.models`)."""  # noqa: E501
 
 from collections.abc import Sequence
 

@@ -1,7 +1,8 @@
-"""The file of the audit trail: JSON lines, appended durably and read from the end.
+"""The file of the audit trail (`ports.AuditSink`, `ports.AuditTrail`): JSON lines, appended durably
+and read from the end.
 
-A file that was renamed is followed by a new one and is not read. What an entry says is decided in
-`admin.http.audit`."""
+Once the file was renamed, the next entry begins a new one under its name; renamed files are not
+read. What an entry says is decided in `admin.http.audit`."""
 
 import os
 from collections.abc import Generator, Iterator, Sequence

@@ -1,8 +1,8 @@
-"""The clock of this machine, and how far it was stepped since the process began.
+"""The clock of this machine (`ports.Clock`), and how far it was stepped since the process began.
 
-The boot clock cannot be set, so a change of the difference between the two is a step of the wall
-clock, as by NTP or an operator. Only Linux has a boot clock; elsewhere the monotonic clock stands
-for it, which stops while the machine sleeps."""
+The wall clock is compared with the boot clock, which cannot be set: so a change of the difference
+between the two is a step of the wall clock, as by NTP or an operator. Only Linux has a boot clock;
+elsewhere the monotonic clock stands for it, which stops while the machine sleeps."""
 
 import time
 

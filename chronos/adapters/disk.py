@@ -1,5 +1,5 @@
-"""Files that a node keeps of its own: replaced durably and as a whole, and closed to other
-users."""
+"""The handling of files that a node keeps of its own: the durable replacement of a file as a whole,
+and the removal of the permissions of other users."""
 
 import os
 import stat

@@ -1,14 +1,5 @@
-"""RocksDB: one column family of raw bytes, with its errors translated, and the store of a shard on
-it.
-
-The log files of RocksDB, WAL and MANIFEST, consist of blocks of 32 KiB; a record in them is crc
-u32, length u16, type u8 (little-endian), payload. RocksDB checks the crc itself, but misses two
-kinds of single flipped bits (measured): a type it does not expect makes it loop for ever, and a
-length that points beyond the end of the file makes the rest of the file look like a write torn by a
-power cut, which it drops without an error. `check_records` finds both.
-
-RocksDB's own snapshots are not used: their iterators see later writes (measured). An iterator keeps
-the tables and memtables of its moment, and the directory locked, until it is closed.
+"""RocksDB: one column family of raw bytes, with its errors translated (`Database`), and the store
+of a shard on it (`RocksStore`, a `ports.Store`).
 
 `Database` is shared by the store and the embedded log (`embedded.journal`); it does not interpret
 the rows. It keeps two promises that the client, rocksdict, does not: a read never ends early
@@ -17,7 +8,16 @@ without an error at a damaged block, and no call waits inside RocksDB while it h
 `RocksStore` has no write-ahead log. Its rows reach the disk when a memtable is full, and on
 `flush`, `checkpoint` and `close`, always as a prefix of what was written, because there is one
 column family and every write is one batch. So after a crash the store is an earlier state of
-itself, and the positions in that state say where to replay from."""
+itself, and the positions in that state say where to replay from.
+
+The log files of RocksDB, WAL and MANIFEST, consist of blocks of 32 KiB; a record in them is crc
+u32, length u16, type u8 (little-endian), payload. RocksDB checks the crc itself, but misses two
+kinds of single flipped bits (measured): a type it does not expect makes it loop for ever, and a
+length that points beyond the end of the file makes the rest of the file look like a write torn by a
+power cut, which it drops without an error. `check_records` finds both.
+
+RocksDB's own snapshots are not used: their iterators see later writes (measured). An iterator keeps
+the tables and memtables of its moment, and the directory locked, until it is closed."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""Print a generated page: `http` (docs/reference/http.md), `http-full` (its long form on the
-documentation's site), `metrics` (docs/reference/metrics.md) or `openapi` (the document)."""
+"""The printing of a generated page: `http` (docs/reference/http.md), `http-full` (its long form on
+the documentation's site), `metrics` (docs/reference/metrics.md) or `openapi` (the document)."""
 
 import sys
 

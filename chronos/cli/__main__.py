@@ -1,5 +1,5 @@
-"""Print `docs/reference/cli.md`, made from the declarations of the verbs; with the argument `full`,
-its long form on the site of the documentation."""
+"""The printing of `docs/reference/cli.md`, which is made from the declarations of the verbs; with
+the argument `full`, of its long form on the site of the documentation."""
 
 import inspect
 import sys

@@ -1,7 +1,8 @@
-"""The command line's verbs about messages and services: their options and their help.
+"""The verbs about messages and services, with their options and their help.
 
 The verbs about Spark, changes, dead letters, rejected records, the registry and failovers are
-declared in modules of their own and added here. The code of a verb is imported when it runs."""
+declared in modules of their own and added here. `config` and `version` are executed here; the code
+of any other verb is in another module, which is imported when the verb runs."""
 
 import os
 import sys

@@ -1,8 +1,9 @@
 """Options that several verbs share, and the forms of their values: times, durations, filters, and
 the connection to a service.
 
-A bare number is refused, because its unit is never guessed. `--token-file`, `--cert`, `--cert-key`
-and `--ca` set environment variables of this process, which the client reads."""
+A bare number is refused as a time, and as a duration unless it is 0: its unit is never guessed.
+`--token-file`, `--cert`, `--cert-key` and `--ca` set environment variables of this process, which
+the client reads."""
 
 import functools
 import inspect

@@ -1,7 +1,8 @@
 """The output of the command line: tables for people, JSON for programs, errors and notes on stderr;
 and the client whose answers are printed.
 
-Output that is not a terminal has no colours, and its tables are not cut off."""
+Output that is not a terminal has no colours, and its tables are not cut off. A failure of stdout is
+told from a failure of any other file."""
 
 import errno
 import io

@@ -1,11 +1,15 @@
-"""The Python client.
+"""The Python client of the HTTP interface, and what programs need to write to the delay topic
+themselves.
 
-    Client, AsyncClient     schedule, find, cancel and move messages, list and replay dead letters
-                            over HTTP; blocking and for asyncio
+    Client, AsyncClient     schedule, find, cancel, reschedule, fire, pause and resume messages, also
+                            all of a filter; list, replay and discard dead letters; read topics; set
+                            rate limits. Blocking, and for asyncio
     message(...)            a message for `schedule_many`
     headers(...)            control headers for a Kafka producer
 
-models, connection -> requests, dead_letters -> servers (no sockets) -> blocking | asynchronous"""
+Modules: `models` has the results and errors; `requests`, `dead_letters` and `servers` make the
+requests and choose the node for each, without I/O; `connection` reads the address, the token and
+TLS; `blocking` and `asynchronous` send the requests."""  # noqa: E501
 
 from chronos.client.asynchronous import AsyncClient
 from chronos.client.blocking import Client

@@ -65,11 +65,12 @@ class Client:
     addresses, or several in one text with commas between, the client asks any of these nodes for
     the others, sends what concerns an id to the master of its shard, and goes on with the other
     nodes when some fail. Every call has one deadline, `timeout_s`, which covers its retries. Only
-    calls that are safe to repeat are repeated: reads, schedules with an id, cancels, reschedules,
-    pauses and resumes; each has a name, so that it is executed once. `token` is sent to a service
-    that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an `https://` address; without it
-    `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the certificate to show, and `$CHRONOS_CA` names the
-    authorities to trust, by default those of the system."""
+    calls that are safe to repeat are repeated: reads; schedules with an id, cancels, reschedules,
+    pauses and resumes, each of which has a name, so that it is executed once; and those that set a
+    rate, stop a job, or replay or discard dead letters. `token` is sent to a service that needs
+    one, by default `$CHRONOS_TOKEN`. `tls` is for an `https://` address; without it `$CHRONOS_CERT`
+    and `$CHRONOS_CERT_KEY` are the certificate to show, and `$CHRONOS_CA` names the authorities to
+    trust, by default those of the system."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
-"""Requests about dead letters, without any I/O; and the call that replays or discards many of them,
-part by part.
+"""Requests about dead letters, without any I/O; and the call that replays, discards or counts many
+of them, part by part.
 
-A dead letter is named by its position, partition and offset, or by the id of its message. The
-clients send the requests."""
+A dead letter is named by its position, which is the partition and offset of its record, or by the
+id of its message, which stands for the newest dead letter of this message. The clients send the
+requests."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict

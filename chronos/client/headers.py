@@ -1,7 +1,7 @@
 """Control headers for programs that write to the delay topic with a Kafka producer.
 
-Headers that the service would refuse in any configuration are refused here, by the parser of the
-service. Nothing is sent."""
+Headers that the service would refuse with any configuration, id and payload are refused here, by
+the parser of the service. Nothing is sent."""
 
 import time
 

@@ -3,8 +3,8 @@
     ChronosError
     └── ClientError            the call failed; `exit_code` is that of the command line
         ├── Unreachable   3    no answer from the address, or none in time
-        ├── NotFound      4    no message has the id
-        ├── Refused       2    the request is invalid; `errors` names the fields
+        ├── NotFound      4    no message, dead letter, job or topic has the name
+        ├── Refused       2    the request, the address, the token or a TLS file is invalid; `errors` names the fields
         ├── Rejected      1    the shard rejected the message; only `schedule(wait=...)` and `confirm` raise it
         └── ServiceFailed 1    the service could not carry out the request now
 
@@ -402,14 +402,14 @@ class Unreachable(ClientError):
 
 
 class NotFound(ClientError):
-    """No message has the id."""
+    """No message, dead letter, job or topic has the name."""
 
     exit_code = 4
 
 
 class Refused(ClientError):
-    """The request is invalid and would be refused again. `errors` lists the errors, each with its
-    field."""
+    """The request, the address, the token or a TLS file is invalid and would be refused again.
+    `errors` lists the errors of a request, each with its field."""
 
     exit_code = 2
 

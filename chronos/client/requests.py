@@ -1,11 +1,12 @@
 """Requests to the HTTP interface and the meaning of its answers, without any I/O; and the times and
-durations that a Python program may give.
+durations that a Python program may give. Requests about dead letters are in `dead_letters`, those
+to the registry in `servers`.
 
 A bare number is refused as a time, and as a duration unless it is 0: its unit is never guessed.
 
 Both clients send `HttpRequest` values and read the answers by `read_answer`. A call that takes
-several requests is a generator (`confirm`): it yields requests and pauses, and the client sends
-back the answers."""
+several requests is a generator, such as `confirm`: it yields requests and pauses, and the client
+sends back the answers."""
 
 import base64
 import json
@@ -498,7 +499,7 @@ def stop_job(id: str) -> HttpRequest:
 
 
 def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> HttpRequest:
-    """Records of a topic of the embedded log."""
+    """Records of one partition of a topic."""
     wait_ms = delay_ms(wait)
     query: dict[str, Any] = {"partition": partition, "limit": limit, "wait": wait_ms}
     if offset is not None:

@@ -1,11 +1,12 @@
 """The nodes that a client knows: which of them gets a request, when a request is tried again, and
 the requests to the registry.
 
-With one address, everything goes there: to a node, or to a load balancer. With several, each
+With one address, every request goes there: to a node, or to a load balancer. With a list, each
 address is a registry of the cluster. The client then requests the routes of the shards from one of
-them, keeps the routes for ROUTES_S, and sends a request about an id to the master of its shard. A
-node that fails is avoided for AVOID_S, and the routes are requested anew. If no registry answers,
-the last routes stay in use. This module opens no sockets."""
+them, or from a node of the last routes, and uses the routes for ROUTES_S. It sends a request about
+an id to the master of its shard, and to the followers if the master does not answer or takes no
+writes. A node that fails is avoided for AVOID_S, and the routes are requested anew. If no registry
+answers, the last routes stay in use. This module opens no sockets."""
 
 import json
 import random

@@ -8,6 +8,8 @@ description of every key names its unit. `python -m chronos.config` prints the r
 Law: all problems of the settings are reported together, each with the place it came from and what
 to write instead. Nothing is ignored and nothing is guessed.
 
+The modules, each of which may import those before it:
+
     values -> cluster -> model -> catalogue -> constraints, messages -> documents, reading
 """
 

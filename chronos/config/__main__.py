@@ -1,4 +1,5 @@
-"""Print `docs/reference/configuration.md`, or with `example` `config/chronos.yaml`."""
+"""The printing of `docs/reference/configuration.md`, or with the argument `example` of
+`config/chronos.yaml`."""
 
 import sys
 

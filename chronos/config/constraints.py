@@ -1,8 +1,8 @@
-"""Settings that are valid one by one and wrong together.
+"""The constraints between settings: those that are valid one by one and wrong together, and those
+whose value is wrong for their use, such as a property that Chronos sets itself.
 
-One function for each constraint; its text names the keys and the remedy. What is wrong with one
-setting alone is found by `model` and `values`.
-"""
+One function for each subject; its texts name the keys and the remedy. The type, form and bounds of
+a single value are checked by `model` and `values`."""
 
 import os.path
 import re

@@ -1,6 +1,7 @@
 """The texts about wrong settings: what is wrong, and what to write instead.
 
-Texts only: `reading` knows where a problem was found, and sorts the problems."""
+Texts only: `reading` knows where a problem was found, and sorts the problems. The texts about
+constraints are in `constraints`, those about the form of a value in `values`."""
 
 import json
 import re

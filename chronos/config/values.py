@@ -110,7 +110,7 @@ def size_text(size: int) -> str | int:
     return size
 
 
-_GENERATED_ID: Final = re.compile(
+_ADDRESS: Final = re.compile(
     r"(?:\w+://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+)(?::(\d{1,5}))?", re.ASCII
 )
 
@@ -150,7 +150,7 @@ def _topic(text: str) -> str:
 
 def _addresses(text: str) -> str:
     for address in text.split(","):
-        found = _GENERATED_ID.fullmatch(address.strip())
+        found = _ADDRESS.fullmatch(address.strip())
         if not found or not 0 < int(found[1] or 1) < 65_536:
             raise ValueError(
                 f"{quoted(address.strip())} is no address; write host:port, several with commas"

@@ -1,4 +1,4 @@
-"""The tolerance between clocks, and the check of a follower's clock.
+"""The tolerance between clocks (law 2), and the check of a follower's clock.
 
 A master compares its clock with the broker's at each commit (`workers.replica.master`). A follower
 commits nothing, so it judges its own clock by the ages of the progress records that arrive."""

@@ -76,14 +76,14 @@ class ZoneData:
             return None
         try:
             after = _EPOCH_START + timedelta(milliseconds=after_ms)
-            found = (
+            next_time = (
                 _next_real(fields, zone, after)
                 if fields.is_real
                 else _next_named(fields, zone, after, None if wall_ms is None else _naive(wall_ms))
             )
         except OverflowError:
             return None
-        return None if found is None else _time_ms(found)
+        return None if next_time is None else _time_ms(next_time)
 
     def offset_s(self, expression: str, zone_name: str, time_ms: int) -> int | None:
         """Return the offset of the zone from UTC in seconds at a time of the expression; None for
@@ -166,13 +166,13 @@ class _Fields:
     def _mask(self, first: int, length: int) -> int:
         """Return the matching days of a month, as bits, by the weekday of its first day (0: Monday)
         and its length."""
-        found = self._masks.get((first, length))
-        if found is None:
+        mask = self._masks.get((first, length))
+        if mask is None:
             by_date, by_weekday = self._by_date(first, length), self._by_weekday(first, length)
-            found = self._masks[first, length] = (
+            mask = self._masks[first, length] = (
                 by_date & by_weekday if self._both else by_date | by_weekday
             )
-        return found
+        return mask
 
     def _by_date(self, first: int, length: int) -> int:
         mask = 0
@@ -250,13 +250,13 @@ def _next_named(
         naive = _overlap_end(naive, zone) - _SECOND
     naive = naive if wall is None else max(naive, wall)
     for _ in range(TURNS_MAX):
-        found = _naive_after(fields, naive)
-        if found is None:
+        next_wall = _naive_after(fields, naive)
+        if next_wall is None:
             return None
-        instant = _instant(found, zone)
+        instant = _instant(next_wall, zone)
         if instant > after:
             return instant
-        naive = found
+        naive = next_wall
     return None
 
 

@@ -1,20 +1,20 @@
 """Keys of the store, generated ids, and the partition of a key.
 
-Layout of the store: a one-byte space prefix, then big-endian integers, so that byte order is time
-order.
+Layout of the store: a one-byte space prefix, then the fields, with integers in big-endian, so that
+the order of bytes is the order of times.
 
-    e  due_ms u64  offset u64     entry: a message, pending ahead of the cursor, settled behind it
+    e  due_ms u64  offset u64     entry: a message, pending after the cursor, settled at or before it
     i  id bytes                   id state: the last known state of an id
-    x  settled_ms u64  id bytes   expiry: id states that the delete worker may drop, by the time they were settled
+    x  kept_ms u64  id bytes      expiry: settled id states, by the time from which they are kept, for the delete worker
     c  minute u64                 count: pending messages due in that minute of the epoch
     l  lane  due_ms u64  offset u64   lane: a parked message
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
-    h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
+    h  destination u32  offset u64    held record: a refused record that waits for its destination
     z  due_ms u64  offset u64     wall clock: the pending occurrence at that position moves with the zone data
-    q  destination u32            queue state: the number of held records for a destination, if there are any
+    q  destination u32            queue state: the number and bytes of the held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
-    m  name                       meta
+    m  name                       meta: the state of the shard, and the identity of the store
 
 The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus
 two, u32; LIMITED is the greatest u32. The destination of held records is a partition of the delay

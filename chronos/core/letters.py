@@ -7,8 +7,9 @@ marker behind it in the same partition says so: a record without key and value w
 offsets of the letters.
 
 A rejected record is a `Letter` that is never resolved. Its producer may have used any header name,
-also one of Chronos: only the last three headers are Chronos's own. Masters write both kinds of
-records (`workers.push.letters`); nothing is read or written here."""
+also one of Chronos: only the last three headers are Chronos's own. Nothing is read or written here:
+masters write dead letters and rejected records (`workers.push.letters`), and `admin.letters` reads
+them and writes replays and markers."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ class Letter(Struct, frozen=True, kw_only=True, gc=False):
 
     partition: int
     offset: int
-    """Its position in the dead-letter topic."""
+    """Its position in its topic."""
     timestamp_ms: int
     """When it was written (epoch ms)."""
     id: bytes

@@ -1,9 +1,10 @@
-"""The rhythm of a series: the times of its occurrences, and the spread of messages that are due at
-the same time.
+"""The rhythm of a series: its text, the times of its occurrences, and what becomes of its entry
+when it is carried on, moved, paused or scheduled once more; and the spread of messages that are due
+at the same time.
 
 The next occurrence is computed from the time of the pending one, never from its delivery, so a
-series does not drift. A master computes times and records them; a replica only executes `carried`
-(law 9)."""
+series does not drift. Only a master computes times by a cron expression, and records them; a
+replica calls no function with a `NextCron` (law 9)."""
 
 import re
 from typing import Protocol
@@ -227,15 +228,15 @@ def following_after(
             next_ms = after_ms + interval_ms - (after_ms - planned_ms) % interval_ms
     elif kind == Repeat.CRON:
         wall_ms = _wall_ms(repetition, planned_ms)
-        found = next_cron(
+        cron_ms = next_cron(
             repetition.cron,
             repetition.zone,
             max(planned_ms, after_ms) if wall_ms is None else after_ms,
             wall_ms,
         )
-        if found is None:
+        if cron_ms is None:
             return None
-        next_ms = found
+        next_ms = cron_ms
     else:
         interval_ms = backoff_ms(values, occurrence)
         next_ms = planned_ms + interval_ms
@@ -267,18 +268,18 @@ def last_until(
         return None if found is None or found > until_ms else found
 
     for _ in range(STEPS_MAX):
-        found = after(last_ms)
-        if found is None:
+        next_ms = after(last_ms)
+        if next_ms is None:
             return last_ms
-        last_ms = found
+        last_ms = next_ms
     # Nothing occurs from `behind_ms` to `until_ms`, and something at `last_ms`.
     while behind_ms - last_ms > 1:
         middle_ms = (last_ms + behind_ms) // 2
-        found = after(middle_ms)
-        if found is None:
+        next_ms = after(middle_ms)
+        if next_ms is None:
             behind_ms = middle_ms
         else:
-            last_ms = found
+            last_ms = next_ms
     return last_ms
 
 
@@ -303,13 +304,13 @@ def upcoming(entry: Entry, now_ms: int, count: int, next_cron: NextCron) -> list
     all_missed = repetition.late_policy == LatePolicy.FIRE_ALL
     reached_ms = 0 if all_missed else max(now_ms, entry.due_ms)
     while len(times) < count:
-        found = following_after(
+        next_ms = following_after(
             repetition, last_ms, occurrence, max(last_ms, reached_ms), next_cron
         )
-        if found is None:
+        if next_ms is None:
             break
-        times.append(max(found, entry.due_ms))
-        occurrence, last_ms = occurrence + 1, found
+        times.append(max(next_ms, entry.due_ms))
+        occurrence, last_ms = occurrence + 1, next_ms
         # From here on one version of the zone data gives all times.
         repetition = replace(repetition, offset_s=None)
     return times[:count]

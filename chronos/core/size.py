@@ -1,5 +1,6 @@
-"""Sizes in bytes of records and batches: as Kafka's batch format v2 has them, without compression
-(KIP-98, `DefaultRecord.sizeInBytes`), and roughly as memory has them."""
+"""Sizes in bytes of records and batches, as Kafka's batch format v2 has them, without compression
+(KIP-98, `DefaultRecord.sizeInBytes`), and roughly as memory has them; and the bounds of one step.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

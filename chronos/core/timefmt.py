@@ -1,7 +1,7 @@
-"""Times and durations as people write them, as integer milliseconds, always rounded up (law 2).
+"""Times and durations as people write them, read as integer milliseconds, always rounded up (law
+2), and written.
 
-Not a calendar: a time without an offset is refused rather than guessed.
-"""
+Not a calendar: a time without an offset is refused rather than guessed."""
 
 import re
 from datetime import UTC, datetime, timedelta

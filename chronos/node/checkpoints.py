@@ -1,4 +1,6 @@
-"""The thread of a node that makes the checkpoints of its shards, and trims the logs up to them.
+"""The thread of a node that makes the checkpoints of its shards and trims the logs, as
+`workers.replica.checkpoint` decides; and the fetching of a checkpoint from which a store is
+restored.
 
 A checkpoint of a large store takes minutes, so no other thread waits for this one."""
 

@@ -1,8 +1,8 @@
 """A node as a member of a cluster: opens the coordinator, and runs the threads of its membership
 and of the probes of masters.
 
-The decisions are those of `core.cluster` and `workers.cluster`; a standalone node has none of
-this."""
+The decisions are those of `core.cluster` and `workers.cluster`. A standalone node has no
+`ClusterNode`."""
 
 import threading
 import time

@@ -1,7 +1,8 @@
 """The last day of the node, minute by minute.
 
-The maintenance thread makes the minutes once a second from the counts of `outcomes` and the
-lateness of the shards. They are kept in memory and begin with the process."""
+Once a second the maintenance thread adds to the current minute what the counts of `outcomes` and
+the lateness of the shards have gained. The minutes are kept in memory and begin with the process.
+"""
 
 import threading
 from collections import deque

@@ -1,5 +1,5 @@
-"""Opens what the configuration names: the log, producers besides it, the audit trail and the
-stores.
+"""The opening of what the configuration names: the log, producers besides it, the audit trail and
+the stores.
 
 Each function makes one object from a configuration; nothing is kept here. A store is given the
 identity of its shard and topics when it is new, and is refused if it has another one

@@ -1,8 +1,8 @@
 """The shards of a node: the replica of each, the thread that drives it, and its report to the
 cluster.
 
-The driver is the only place where a shard's work meets a thread and a wait. Other threads read the
-shard, and wait for it, through the driver."""
+The driver of a shard runs the steps of its replica in a thread, and waits between them. Other
+threads read the shard, and wait for it, through the driver."""
 
 import threading
 import time

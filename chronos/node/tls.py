@@ -1,8 +1,9 @@
-"""TLS of the HTTP interface and of the voters: for a node's own connections, and for those to other
-nodes.
+"""The TLS contexts of the HTTP interface and of the voters: one for connections to this node, and
+one for connections from it to other nodes.
 
-The files are read again when they change. Files that cannot be used leave the contexts as they are:
-a certificate and its key are two files, and one of them is always replaced first."""
+The files are read again when they change. Files that cannot be used then leave the contexts as they
+are: a certificate and its key are two files, and one of them is always replaced first. What
+certificates contain is read in `certificates`."""
 
 import os
 import ssl

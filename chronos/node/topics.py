@@ -1,5 +1,4 @@
-"""The topics that Chronos owns: their partitions, and the settings that exactly-once delivery
-needs.
+"""The topics that Chronos owns: their partitions, and the settings that they must have.
 
 These are specifications only: the log creates the topics and checks them (`ports.TopicLog`)."""
 

@@ -4,6 +4,8 @@
     audit/      the outcome of every message of a window          chronos audit
     backfill/   archived messages sent again                      chronos backfill
 
-The modules of this folder serve all three: the tables' schema, their storage, the archive's runs,
-the ledger of backfills, sessions and progress. Spark's own Kafka and Parquet connectors read the
-logs and write the tables; transformations are pure, DataFrame to DataFrame."""
+The modules of this folder serve several of them: the tables' schema and storage, the parsing of
+records, the archive's runs and inventory, elections, the ledger and the request of backfills,
+sessions and progress. Spark's own Kafka and Parquet connectors read the logs and write the tables,
+except `offsets`; transformations take DataFrames and return DataFrames. A job asks the brokers and
+sends records by the ports in `runs` and `backfill.sending`, which adapters implement."""

@@ -1,4 +1,4 @@
-"""Print `docs/reference/archive.md`."""
+"""The printing of `docs/reference/archive.md`."""
 
 import sys
 

@@ -1,21 +1,25 @@
 """The ledger of backfills, in `sent/` of the archive: the runs, their plans and the messages they
 sent; and the headers by which a replay names its original.
 
-The messages are sent in `backfill/`; a run's request is `request.BackfillRequest`. The names in JSON
-do not change. Law: no message is sent twice for the same purpose.
+The messages are sent in `backfill/`; a run's request is `request.BackfillRequest`. The names in
+JSON do not change. Law: through the delay topic no message is sent twice for the same purpose. A
+direct run sends at least once: after a kill its last messages may be sent again.
 
     sent/run=<run>/run.json        the run: its request, state and attempts
     sent/run=<run>/_plan/          the messages to send, with payloads, in order: written before anything is sent
+    sent/run=<run>/_begun/         the parts that tasks began to send; of a direct run also the rows sent
     sent/run=<run>/rows/           the messages sent, as `LEDGER`: written when the run ends
     sent/run=<run>/report.json     the counts of the run
 
 1. The plan consults the ledger. A message is left out if the rows of any ended run hold its token
    `(shard, source_offset, occurrence)` for the same purpose. An unfinished run is ended before
    another is planned.
+
 2. The log is the record of what was sent. A part of the plan is one file, sent in order in
    transactions by one producer; each record carries run, part and row (`REPLAY_POSITION`). After a
    kill at any point, a part continues after its last committed row in the delay topic (or in the
-   archived messages, where the topic was trimmed).
+   archived messages, where the topic was trimmed). Of a direct run the tasks record the rows sent.
+
 3. No task of an earlier attempt writes any more. A task records its part, takes its transactional
    id, then checks that its attempt is still the last one. A new attempt is recorded first, then
    takes the ids of all recorded parts, which fences their producers and resolves their

@@ -6,10 +6,11 @@
     <location>/sent/...                                                  the ledger of backfills (`ledger`)
     <location>/_files/...                                                the files of each batch (`inventory`)
 
-The table `offsets` has no folders by due time. `batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the
-first, so each record is there exactly once. Times are milliseconds since the epoch by the broker's
-clock, unless a column names another clock. Law: columns are only ever added, nullable and at the
-end, so that an older archive stays readable by `table_schema`."""  # noqa: E501
+The table `offsets` has no folders by due time. `batch` names the run and the micro-batch that wrote
+the rows, or the compaction that merged several. A repeated batch overwrites the first, so each
+record is there exactly once. Times are milliseconds since the epoch by the broker's clock, unless a
+column names another clock. Law: columns are only ever added, nullable and at the end, so that an
+older archive stays readable by `table_schema`."""  # noqa: E501
 
 from collections.abc import Mapping
 

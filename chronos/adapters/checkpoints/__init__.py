@@ -1,5 +1,6 @@
-"""Checkpoints outside a store: as files (`files`), in a folder or in object storage (`folder`), and
-from another node (`node`).
+"""Checkpoints: as files on this machine (`files`), in a folder or in object storage (`folder`, a
+`ports.Checkpoints`), and from another node (`node`).
 
-In: stores, and places. Out: stores whose content was compared with the manifest, byte by byte. When
-one is made or fetched is decided by `workers.replica.checkpoint` and `node.bootstrap`."""
+In: a store to copy, or a checkpoint to fetch. Out: a checkpoint that was read back, or a store of
+which every byte was compared with its manifest. `workers.replica.checkpoint` decides when a
+checkpoint is made, `node.bootstrap` when one is fetched."""

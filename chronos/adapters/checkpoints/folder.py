@@ -1,10 +1,12 @@
-"""Checkpoints in a folder or in object storage, through fsspec.
+"""Checkpoints in a folder or in object storage, through fsspec (`ports.Checkpoints`); and beside
+them the archive's positions.
 
 A checkpoint counts once its manifest is there, which is written last, after every byte was read
-back. No file is ever changed in place. Checkpoints of other topics of the same names (a topic
-deleted and created again) are left alone.
+back. No file of a checkpoint is ever changed in place. Checkpoints of other topics of the same
+names (a topic deleted and created again) are left alone.
 
-The methods block: the thread of a shard has nothing else to do until it has a store."""
+The methods block their thread: that of checkpoints, or that of a shard, which has nothing else to
+do until it has a store."""
 
 import json
 import os

@@ -1,8 +1,9 @@
 """A RocksDB whose writes are synced in groups: the storage of the embedded log.
 
 A write is made under one lock and takes microseconds; then one of the waiting threads syncs
-everything written so far, without the lock. After a write or a sync has failed RocksDB accepts no
-more: the database is reopened, and what it then holds counts. A thread that waited for a sync that
+everything written so far, without the lock. A write counts as made, and is acknowledged, only once
+it is synced (law 1). After a write or a sync has failed, RocksDB takes no more writes: the database
+is reopened before the next one, and what it then holds counts. A thread that waited for a sync that
 failed gets LogUnavailable: its write may be there or not."""
 
 import os

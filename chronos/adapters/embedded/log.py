@@ -1,5 +1,6 @@
-"""The embedded log: a durable log inside the process, for evaluation and tests. It serves one
-process, and a partition has one replica."""
+"""The embedded log (`ports.Log`): a durable log inside the process, for evaluation and tests. It
+serves one process, and a partition has one replica. Its storage is `journal`, its topics are in
+`topics`."""
 
 import threading
 from collections.abc import Collection, Sequence

@@ -1,5 +1,5 @@
-"""Reading a partition of the embedded log: the synced records from an offset on, and the search of
-an offset by time."""
+"""The reader of one partition of the embedded log (`ports.Reader`): the synced records from an
+offset on; and the search of an offset by time."""
 
 from pathlib import Path
 

@@ -1,7 +1,9 @@
-"""Writing to the embedded log: records outside transactions, and the transactions of each shard.
+"""The writers of the embedded log: of records outside transactions, and of the transactions of each
+shard (`ports.Writer`).
 
 A transaction is one atomic write. Readers see a record once it is synced; a writer is fenced by the
-next one of its shard, under the lock of the log."""
+next one of its shard, under the lock of the log (law 3). Nothing is written while the machine's
+clock is stepped (law 2)."""
 
 import threading
 from collections import deque

@@ -1,5 +1,5 @@
-"""The producer for records outside transactions: those of HTTP requests, of probes and of the
-doctor.
+"""The producer for records outside transactions (`ports.Appender`): those of HTTP requests, of
+probes and of the doctor.
 
 A record is written before the caller's deadline or not at all, as far as the client can know: what
 it has not sent by then is discarded. Of a record that is on its way, only the log shows whether it

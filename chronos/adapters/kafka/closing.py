@@ -1,4 +1,4 @@
-"""Closes consumers within a bounded time.
+"""The closing of consumers within a bounded time.
 
 librdkafka 2.16 can lock itself up when a consumer is closed while it learns that its position is
 not in the log: the thread of a broker waits for the partition's mutex, which it holds itself

@@ -1,4 +1,4 @@
-"""One partition of Kafka through one `read_committed` consumer.
+"""One partition of Kafka through one `read_committed` consumer (`ports.Reader`).
 
 A batch that the client reports as damaged, or whose record is too large when it is decompressed, is
 BatchUnreadable; every other error that is not known to end by itself is LogUnavailable or

@@ -1,4 +1,5 @@
-"""One consumer for the quiet partitions of a node, and readers that move to it and from it.
+"""One consumer for the quiet partitions of a node, and readers that move to it and from it
+(`PatientReader`, a `ports.Reader`).
 
 A consumer of its own costs a partition two threads or more, a connection to each broker, two
 fetches and a request for metadata a second, whether anything is written or not. So a patient reader

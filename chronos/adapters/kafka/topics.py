@@ -1,5 +1,5 @@
-"""Topics through the admin client: creating, checking and describing them, and what Kafka allows to
-this client."""
+"""Topics through the admin client, a part of `ports.TopicLog`: creating, checking and describing
+them, deleting their first records, and what Kafka allows to this client."""
 
 import time
 from collections.abc import Mapping, Sequence

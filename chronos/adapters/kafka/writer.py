@@ -1,9 +1,10 @@
-"""Kafka's producers: `KafkaWriter`, the transactional producer of one shard or of the controller's
-roles; `Throttling`, what quotas allow a shard; `BulkWriter`, which writes in bulk from the tasks of
-a Spark job.
+"""Kafka's producers: `KafkaWriter`, the transactional producer of one shard (`ports.Writer`) or of
+the controller's roles; `Throttling`, what quotas allow a shard; `BulkWriter`, which writes in bulk
+from the tasks of a Spark job.
 
-Exactly once rests on the fixed `transactional.id` of a KafkaWriter, and on its raising ProducerLost
-after any doubt. Spark ships a `BulkOpener` to its executors, which open their producers there."""
+Exactly once (law 3) rests on the fixed `transactional.id` of a KafkaWriter, and on its raising
+ProducerLost after any doubt. Spark ships a `BulkOpener` to its executors, which open their
+producers there."""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""Membership and the controller over voters in the nodes themselves: no other system is needed.
+"""Membership and the controller over voters in the nodes themselves (`ports.Coordinator`): no other
+system is needed.
 
 The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles
 written by a quorum of the voters. Every node, a voter or not, reports to that leader. The

@@ -1,13 +1,13 @@
-"""Membership and the controller on ZooKeeper.
+"""Membership and the controller on ZooKeeper (`ports.Coordinator`).
 
     <path>/<cluster>/members/<node>     ephemeral; a Member as JSON. The oldest of them is the controller.
     <path>/<cluster>/roles              Roles as JSON; written only by the controller, and only over the version it read
     <path>/<cluster>/requests/request-  Request as JSON, sequential; deleted in the transaction that answers it
 
-The controller is the member with the oldest znode: a lock's queue that needs no znodes of its own.
-An older znode can vanish but never appear, so a member stays the oldest for as long as its znode
-exists, and publishing is one transaction that also requires that znode. A controller that was
-deposed therefore writes nothing, even before it notices.
+The controller is the member with the oldest znode, as in a queue for a lock. An older znode can
+vanish but never appear, so a member stays the oldest for as long as its znode exists, and
+publishing is one transaction that also requires that znode. A controller that was deposed therefore
+writes nothing, even before it notices.
 
 A client remembers the last transaction that it read, and a server whose data are older refuses it:
 after a loss of its data, or with the data of an older state, ZooKeeper refuses every session from

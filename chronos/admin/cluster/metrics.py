@@ -1,7 +1,8 @@
 """The metrics of a node in the format of Prometheus, for `/metrics`.
 
 The values of shards are read at each scrape. `METRICS`, `COUNTS`, `NODE_METRICS` and
-`BROKER_METRICS` list all metrics; `docs/reference/metrics.md` is made from the lists."""
+`BROKER_METRICS` list all metrics of Chronos; `docs/reference/metrics.md` is made from the lists.
+The metrics of the process (memory, garbage collector) are those of `prometheus_client`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,5 @@
 """Handlers about the work of the shards: their state, the timeline of due times, the last minutes,
-the rate limits, and the health checks `/livez` and `/readyz`."""
+the outcomes by target, the rate limits, and the health checks `/livez` and `/readyz`."""
 
 import asyncio
 from collections import Counter

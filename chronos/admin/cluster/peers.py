@@ -1,9 +1,12 @@
-"""The client with which a node sends requests to other nodes, for the shards that it does not hold.
+"""The client with which a node sends requests to other nodes of the cluster.
 
 With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It
-forwards a request for any other shard to a node that holds it, with the parameter `shards`. A node
-answers a request with `shards` from its own replicas or with an error. Law: a forwarded request is
-not forwarded again."""
+sends a request for any other shard to a node that holds it (`ask`, `gather`), with the parameter
+`shards`. A node answers a request with `shards` from its own replicas or with an error. Law: a
+request with `shards` is not sent on again.
+
+Requests about nodes instead of shards go to all other nodes (`ask_all`) or to one (`ask_member`).
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,10 +1,14 @@
-"""The sender of a request, and whether the request is permitted: its host name, its origin, its
-token or certificate, and the targets and ids that it names.
+"""The sender of a request, and the checks whether the request is permitted: its host name, its
+origin, its token or certificate, its headers, and the targets and ids that it names.
 
 A browser sends requests for any web page that a person opens. Two checks keep such pages away from
 the service: the name in the Host header must be a name of the node (against DNS rebinding), and a
-request must not be marked as a request of another site. Tokens are read in `tokens`, the tokens of
-an OIDC issuer are verified in `issuer`."""
+request must not be marked as a request of another site.
+
+A sender is nobody in particular, the owner of a token or certificate of the token file (read in
+`tokens`), the owner of a token of an OIDC issuer (verified in `issuer`), or another node of the
+cluster. Another node proves itself by the token that it registered with the coordinator, and names
+the sender for whom it asks and the targets and ids that this sender may reach."""
 
 import binascii
 import hmac

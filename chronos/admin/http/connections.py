@@ -6,8 +6,9 @@ memory. At most READ_AHEAD_BYTES of a body are received before its handler reads
 read none.
 
 Connections take at most half of the process's file descriptors, so that the node can always open
-its own files and sockets. At the bound the connection that has been idle longest is closed for a
-new one; a connection with a request in progress is not."""
+its own files and sockets. At the bound one connection is closed for a new one: one that negotiates
+TLS, else one that has sent no request yet, else the one that has been idle longest. A connection
+with a request in progress is never closed for another."""
 
 import asyncio
 import resource

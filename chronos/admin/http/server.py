@@ -1,5 +1,5 @@
-"""The HTTP server of a running node: finds the sender, runs the handler of the route, and removes
-from the answer what the sender may not see.
+"""The HTTP server of a running node: finds the sender, runs the handler of the route, removes from
+the answer what the sender may not see, and has the audit trail written.
 
 Payloads and headers are shown only to senders with the role `payload`, and targets only to senders
 whose own they are. The server starts last, when the node runs, and stops first: long polls end at

@@ -1,5 +1,5 @@
 """Waiting requests: for a thread, which the tokens use in turns; for a position of a shard; and for
-a record of the embedded log.
+a topic or a record of the embedded log.
 
 A free thread takes the waiting work of the token that has used the least time so far. A token has
 at most a fixed share of the threads at a time, because threads that compute wait for each other and

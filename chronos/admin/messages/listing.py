@@ -1,4 +1,5 @@
-"""Lists of messages over HTTP: pages over all shards, in the order of the due times, with a filter.
+"""Lists of messages over HTTP, with a filter: pages over all shards, of pending or settled
+messages, in the order of the times for which they are or were planned (`planned_at`).
 
 The parts of shards on other nodes are requested from these nodes and merged here."""
 
@@ -102,7 +103,7 @@ class Listing:
         self._context = context
 
     async def page(self, call: Call) -> tuple[int, object]:
-        """Messages of all shards in the order of their due times."""
+        """Messages of all shards in the order of their planned times."""
         query: PageQuery = call.query
         reach = call.sender.reach
         matching = to_filter(call.sender, query, header_conditions(query.header))

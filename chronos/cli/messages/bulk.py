@@ -1,7 +1,7 @@
 """Bulk operations on the command line: the jobs that change or count all pending messages of a
-filter, their progress, and the jobs of a node.
+filter, their progress, and the list of a node's jobs.
 
-The service runs the jobs; an interrupted command stops its job."""
+A node of the service runs the job, not this process. Ctrl-C stops the job; what it wrote stays."""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-"""The verbs that change pending messages, one by its id or many by a filter: their options and
-their help.
+"""The verbs that change pending messages, one by its id or many by a filter, and `chronos jobs`:
+their options and their help.
 
 One message is changed in `verbs`, many in `bulk`."""
 

@@ -1,4 +1,5 @@
-"""`chronos dead-letters`: list, show, replay and discard, with their options and help."""
+"""`chronos dead-letters`: list, show, replay and discard, with their options and help; and the
+printing of pages, headers and payloads that `rejected` uses too."""
 
 import base64
 import sys

@@ -1,4 +1,8 @@
-"""`chronos rejected`: list, show and count, with their options and help."""
+"""`chronos rejected`: list, show and count the records of the rejected topic, with their options
+and help.
+
+The verbs change nothing: a rejected record was never a message, so that there is nothing to replay.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The verbs that act on one message: get, cancel, reschedule, fire, pause and resume; and
-`transfer`, which sends a request to hand over roles."""
+"""The verbs about one message: get, cancel, reschedule, fire, pause and resume; and the request of
+`transfer`, `forget` and `failover arm`, which concern the roles of nodes."""
 
 from collections.abc import Iterator
 

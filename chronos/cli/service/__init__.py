@@ -1,3 +1,4 @@
 """The verbs about a service: serve, status, top, whoami, doctor, registry, failover and rates.
 
-In: options and the configuration. Out: a running node, or tables and JSON about one."""
+In: options and the configuration. Out: a running node, or changes of a service and tables or JSON
+about it."""

@@ -1,13 +1,15 @@
-"""`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names
-the remedy.
+"""`chronos doctor`: checks of everything that a node needs, in the order in which a start would
+fail, with the remedy for each problem.
 
-settings -> tokens -> open files -> time zones -> the cluster, if there is one -> data directory ->
-the service, if it runs here -> disk -> stores -> log -> topics -> targets -> clocks -> the service
-that was named
+The order: settings, tokens, open files, time zones, the cluster (if there is one), data directory,
+disk, stores, log, topics, targets, clocks; last the service that `--server` names. If a service
+uses the data directory, the stores are not read: that service is asked instead, unless `--server`
+names one, and the disk is examined last.
 
-The log, its topics and the clocks are examined before the first start, while the service runs, and
-while it is stopped. Nothing is created or changed; one probe record is written, which is never
-delivered."""
+Kafka, its topics and its clocks are examined before the first start, while the service runs, and
+while it is stopped; stores and the embedded log only while it is stopped. No message, topic or role
+is created or changed. The data directory is locked meanwhile, and gets an id if it has none. One
+probe record is written to Kafka, which is never delivered."""
 
 import os
 from collections.abc import Generator, Iterator

@@ -1,8 +1,8 @@
 """`chronos doctor` on the cluster: the coordinator, the id of this node, the addresses of the nodes
 and their roles.
 
-The coordinator is read, and every other node is asked over HTTP; nothing is written and the node
-does not join."""
+The coordinator is read, and every other node is asked over HTTP. The node does not join, and no
+role or member is changed; in ZooKeeper a test znode is written, which ends with its session."""
 
 from collections import Counter
 from collections.abc import Iterator

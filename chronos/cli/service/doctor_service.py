@@ -1,7 +1,7 @@
 """`chronos doctor` on a running service: its nodes, its shards and its clock, as its HTTP interface
-shows them.
+shows them, and the targets that are due next.
 
-The findings about its answers are made in `findings`, which `chronos top` uses too."""
+The findings about nodes and shards are made in `findings`, which `chronos top` uses too."""
 
 import time
 from collections.abc import Generator, Iterator

@@ -1,4 +1,5 @@
-"""`chronos registry`: registered nodes, routes to them, and configuration by namespace."""
+"""`chronos registry`: registered nodes, topics and clusters, the routes to the nodes, and
+configuration by namespace; with the options and help of its verbs."""
 
 from typing import Annotated, Any
 

@@ -1,18 +1,18 @@
-"""`chronos serve`: starts settings, node and HTTP, and stops them in the opposite order. With
-`--processes 3` it runs three nodes of a cluster on one machine, each in a process of its own.
+"""`chronos serve`: one node in this process, or with `--processes 3` three nodes of a cluster on
+one machine, each in a process of its own.
 
-1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
-5. HTTP, first          6. the node
+A node starts in this order: 1. settings and logs, 2. the node, 3. HTTP. Then it waits for a signal,
+or for the node to fail. HTTP stops first, then the node.
 
-    the first process: starts the others, restarts them and ends with them
+    chronos serve --processes 3    starts the processes below, restarts them, and ends when all have ended
     ├── process 1/3    the node of the configuration
     ├── process 2/3    node.id_2, data_dir/processes/2, admin.port + 1
     ├── process 3/3    node.id_3, data_dir/processes/3, admin.port + 2
-    └── process 4/3    was started before, with a greater number: retires, and its directory is deleted
+    └── process 4/3    left by an earlier start with more processes: gives its replicas away, then its directory is deleted
 
-A Python process uses one core. The nodes tell each other that they share a machine (`node.host`),
-so that replicas of a shard lie on different machines first.
-"""  # noqa: E501
+Several processes use several cores, because the Python code of one process uses one. The nodes tell
+each other that they share a machine (`node.host`), so that replicas of a shard lie on different
+machines first."""  # noqa: E501
 
 import asyncio
 import ctypes

@@ -1,5 +1,5 @@
 """`chronos status`, `chronos whoami`, `chronos failover` and `chronos rates`: the answers of a
-service about itself, as tables.
+service about itself, as tables or JSON; and the change of a rate limit.
 
 The checks of a service, with their remedies, are in `doctor_service` and `findings`."""
 

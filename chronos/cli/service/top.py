@@ -1,8 +1,8 @@
 """`chronos top`: the state of a service on a screen that is refreshed.
 
-    asking (a thread) -> View -> screen (pure) -> terminal
+    _Asking (a thread) -> View -> screen (a pure function) -> terminal
 
-The texts about problems are those of `chronos doctor` and `chronos status`."""
+Most texts about problems are those of `chronos doctor` and `chronos status`."""
 
 import os
 import select

@@ -1,4 +1,6 @@
-"""The verbs that run on Spark: archive, audit, backfill.
+"""The verbs about the archive: archive (with compact, verify and find), audit and backfill. All but
+`archive verify` run on Spark.
 
-In: options. Out: jobs of `chronos.spark`, their progress on stderr, and reports. `app` declares the
-verbs."""
+`app` declares them; `archive`, `audit` and `backfill` execute them by the functions of
+`chronos.spark`; `jobs` opens the Spark session and shows the progress on stderr. Results go to
+stdout."""

@@ -1,4 +1,4 @@
-"""The verbs that run on Spark: their options and their help.
+"""The verbs about the archive: their options and their help.
 
 This module imports no PySpark, so that `chronos --help` works without it."""
 

@@ -1,5 +1,5 @@
-"""`chronos archive` and its verbs `compact`, `verify` and `find`; and the settings and Java
-properties from which all verbs on Spark make their jobs."""
+"""`chronos archive` and its verbs `compact`, `verify` and `find`; and the reading of options that
+`backfill` and `jobs` use too: the settings, `KEY=VALUE` pairs, and Java properties."""
 
 import os
 import time

@@ -1,10 +1,12 @@
-"""Spark jobs on the command line: their session, their progress on stderr, and the file that takes
-Spark's own output.
+"""Spark jobs on the command line: their session, their progress on stderr, their interruption by
+Ctrl-C, and the file that takes Spark's own output.
 
-On a terminal the step a job is in is a bar with elapsed time and rate; elsewhere it is a line when
-the step begins and one every few seconds. Law: Spark and its JVM write nothing to the terminal.
-Their output and Python's warnings go to a file, which is named if the job fails and removed if it
-does not."""
+On a terminal the current step of a job is shown as a bar with elapsed time and rate; elsewhere as a
+line when the step begins and one every few seconds.
+
+Law: Spark and its JVM write nothing to the terminal, unless spark-submit started the JVM. Their
+output and Python's warnings go to a file. If the job fails with an error and the file is not empty,
+its name is printed and it stays; otherwise it is removed."""
 
 import os
 import signal

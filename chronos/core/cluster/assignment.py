@@ -1,9 +1,10 @@
 """The plan of the controller: a pure function from its view of the cluster to the roles to publish.
-The masters are chosen here; which nodes hold a shard is decided by `placement`, a part of the
-plan.
+The masters are chosen here, and requests of operators answered; which nodes hold a shard is decided
+by `placement`, a part of the plan.
 
-It keeps liveness (every shard has a master) and moves as little as possible. A mistake costs time,
-never a message: the log fences all masters but one (law 5)."""
+It gives each shard a master as soon as a replica can take it over, and moves as little as possible.
+A mistake costs time, never a message: the log fences all masters but one (law 5). `_Table.roles`
+keeps its part of that: no role epoch goes back."""
 
 from collections import Counter
 from contextlib import suppress

@@ -1,17 +1,19 @@
 """The health of masters: the window of one observer, the quorum of all observers, and the
 conditions under which an unhealthy master is replaced.
 
-The rules HA-* of DDMQ's NameServer failover. An observer adds one observation of each shard's
-master in each period. A verdict names its role epoch, so a new master starts with a window of its
-own. The observations are made by `workers.cluster.observer`, and `assignment` replaces the master.
-Safety does not depend on any of this (law 5).
+The rules HA-* of DDMQ's NameServer failover (docs/contributing/conformance.md). An observer adds
+one observation of the master of each shard that it holds in each period. A verdict names its role
+epoch, so a new master starts with a window of its own. The observations are made by
+`workers.cluster.observer`, and `assignment` replaces the master. Safety does not depend on any of
+this (law 5).
 
     step                         condition
     unhealthy for one observer   7 of its latest 10 observations failed, or all of the latest 5
-    unhealthy for a quorum       two thirds of the observers, rounded up; at least 2 observers
-    replacement permitted        the mode is `auto`, or an operator has permitted it (`armed`)
+    unhealthy for a quorum       two thirds of the observing machines, rounded up; at least 2 machines
+    replacement permitted        the mode is `auto`, and the shard was not moved for this within 5 min;
+                                 or it is not `off`, and an operator has permitted it (`armed`)
     new role epoch               there is a candidate; the old master is told to follow
-"""
+"""  # noqa: E501
 
 from collections import deque
 from collections.abc import Iterable

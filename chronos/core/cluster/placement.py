@@ -1,7 +1,8 @@
 """The placement of replicas: which nodes hold each shard, spread over nodes and machines.
 
-A replica stays on its node until the node is away for long or retires, or a move makes the spread
-more even. Which replica is the master is decided by `assignment`."""
+A replica stays on its node until the node is away for long, retires or is forgotten, the shard has
+more replicas than it needs, or a move makes the spread more even. Which replica is the master is
+decided by `assignment`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

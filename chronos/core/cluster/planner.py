@@ -1,5 +1,6 @@
-"""The planner: when the controller computes its plan again, because a plan takes time and the view
-of the cluster changes with every report. The plan itself is `core.cluster.assignment`."""
+"""The planner of the controller: computes the plan at once when the view of the cluster has
+changed, and only after REPLAN_MS when nothing but times and the reports on replicas have, because a
+plan takes time. The plan itself is `core.cluster.assignment`."""
 
 from msgspec.structs import replace
 

@@ -1,12 +1,12 @@
 """The followers in sync of a shard, and the modes of replication that need them.
 
-The rules RH-* of RocketMQ, with Kafka as the log. A message is durable before any follower has it,
-so a follower in sync saves time and does not add safety: it takes a shard over without first
-replaying more than `max_lag_ms` of its log.
+The rules RH-* of RocketMQ (docs/contributing/conformance.md), with Kafka as the log. A message is
+durable before any follower has it, so a follower in sync saves time and does not add safety: it
+takes a shard over without first replaying more than `max_lag_ms` of its log.
 
-A replica is in sync if it has applied everything that the most advanced replica had applied
-`max_lag_ms` ago, as Kafka defines it with `replica.lag.time.max.ms`. It joins once it has caught up
-so far and leaves once it lacks something for longer; a single late report changes nothing."""
+A replica is in sync if it works, its node can become master, and it has applied everything that the
+most advanced replica had applied `max_lag_ms` ago, as Kafka defines it with
+`replica.lag.time.max.ms`. A single late report changes nothing."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

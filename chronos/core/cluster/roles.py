@@ -1,8 +1,8 @@
 """The values of a cluster: reports of its members, requests of operators, the roles that the
 controller publishes, and the view from which they are planned.
 
-Values only: `assignment.plan` computes the roles, and a coordinator carries all of them as JSON.
-Safety depends on none of them: the log fences (law 5)."""
+Values only: `assignment.plan` computes the roles, and a coordinator carries reports, requests and
+roles between the nodes. Safety depends on none of them: the log fences (law 5)."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final

@@ -1,4 +1,5 @@
-"""Pages of messages by a filter: pending ones, in the order of their due times, and settled ones.
+"""Pages of messages by a filter: pending ones, and settled ones, each in the order of their
+positions in the store.
 
 Each call reads a bounded part of the store, and returns the position from which the next page
 continues. The shard may take steps between two pages."""
@@ -121,12 +122,12 @@ def page(
     rows: list[MessageRow] = []
     through: Position | None = None
     if start < stop:
-        found, rest = _entries(
+        entries, rest = _entries(
             view, start, stop, scan_share(shards) if matching.is_selective else limit, counted=True
         )
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
-        for key, data in found:
+        for key, data in entries:
             place_ms, offset = entry_position(key)
             if (place_ms, offset) > state.cursor:
                 entry = unpack_entry(data)
@@ -176,18 +177,18 @@ def _entries(
 
     It ends after EMPTY_SCANS_MAX scans that met deleted entries only. `counted`: the entries are
     pending, so that minutes without pending messages are left out."""
-    found: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[bytes, bytes]] = []
     end, left, empty = entry_key(*stop), PAGE_SCAN_BYTES, 0
     key: bytes | None = entry_key(*start)
-    while key is not None and len(found) < entries_max and left > 0 and empty < EMPTY_SCANS_MAX:
-        portion, key = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(found)), left)
-        found += portion
+    while key is not None and len(entries) < entries_max and left > 0 and empty < EMPTY_SCANS_MAX:
+        portion, key = view.scan(key, end, min(ENTRIES_SCAN, entries_max - len(entries)), left)
+        entries += portion
         left -= sum(len(data) for _, data in portion)
         if not portion:
             empty += 1
             if key is not None and counted:
                 key = next_counted(view, key, end)
-    return found, key
+    return entries, key
 
 
 def _parked(
@@ -261,7 +262,7 @@ def settled(
     rows = [row for row in rows if matching.concerns(row[2], shard, row[1])]
     ids = [entry_id(entry, shard, offset) for _, offset, entry in rows]
     known = view.get([id_key(message_id) for message_id in ids])
-    found: list[FoundMessage] = []
+    messages: list[FoundMessage] = []
     for (place_ms, offset, entry), message_id, data in zip(rows, ids, known, strict=True):
         id_state = None if data is None else unpack_id_state(data)
         name = (
@@ -279,10 +280,10 @@ def settled(
             failure=None if id_state is None else id_state.failure,
         )
         if ended.state in states:
-            found.append(ended)
-            if len(found) == limit:
-                return found, (place_ms, offset)
-    return found, None if rest is None else position_before(rest)
+            messages.append(ended)
+            if len(messages) == limit:
+                return messages, (place_ms, offset)
+    return messages, None if rest is None else position_before(rest)
 
 
 def _is_of(id_state: IdState, place_ms: int, offset: int) -> bool:

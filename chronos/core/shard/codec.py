@@ -1,7 +1,9 @@
-"""The bytes of values in the store: a version byte, then msgpack; the state has the number of the
-rules in between.
+"""The values in the store that have several fields, and their bytes: a version byte, then msgpack;
+the state has the number of the rules in between. Rows that hold one number, a position or nothing
+are packed where they are written.
 
-Bytes of an unknown version or of unknown rules raise a named error; they are never guessed at."""
+Bytes of an unknown version or of unknown rules raise a named error; they are never guessed at.
+`pack_state` keeps its part of law 1: the counts in a state agree."""
 
 from collections.abc import Callable
 from typing import Annotated, TypeVar

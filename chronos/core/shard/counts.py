@@ -1,10 +1,12 @@
-"""The counts of pending messages by minute, as a shard caches them.
+"""The counts of pending messages by minute: the rows that a step writes, a cache of them in memory,
+and the search for the next minute with pending messages.
 
 A burst touches one minute, and messages that are due at random times of a year touch as many
-minutes as there are messages: each must find its count without a read of the store, or the ingest
-of such messages falls to a fifth (measured with 20 million). So the cache is an array for each day
-that was touched, 4 bytes a minute, instead of a dictionary of minutes, which takes 25 times as
-much."""
+minutes as there are messages: without a cached count for each, the ingest of such messages falls to
+a fifth (measured with 20 million). So the cache is an array for each day that was touched, 4 bytes
+a minute; a dictionary of minutes takes 25 times as much.
+
+Keeps its part of law 1: no count is below 0."""
 
 from array import array
 from collections.abc import Mapping

@@ -1,10 +1,12 @@
-"""The digest of a shard: one short text, equal for any two replicas at the same progress record.
+"""The digest of a shard: one short text, equal for any two replicas at the same progress record,
+whatever their settings are (law 9).
 
-It covers the state, every pending message and every lane, every held record, every id state that is
-still in force, the counts, and the index of occurrences that keep a wall-clock time. It does not
-cover what the delete worker may drop at any moment (settled entries, expired id states, the cursor
-history), so it does not depend on when that worker ran. Digests are only compared: any change of
-the computation takes the next version."""
+It covers the state, every pending message and every lane, every held record, the counts, the index
+of occurrences that keep a wall-clock time, the states of pending ids, and, with `remembered_ms`,
+the states of ids that were settled in that time, with their expiry rows. It does not cover what the
+delete worker may drop at any moment (settled entries, forgotten id states, the cursor history), so
+it does not depend on when that worker ran. Digests are only compared: any change of the computation
+takes the next version."""
 
 import hashlib
 from collections.abc import Iterator
@@ -60,13 +62,13 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     state = FRESH if data is None else unpack_state(data)
     from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
     raw_state = pack_state(FRESH) if data is None else data
-    found = hashlib.blake2b(VERSION + raw_state, digest_size=DIGEST_BYTES)
+    hashed = hashlib.blake2b(VERSION + raw_state, digest_size=DIGEST_BYTES)
     due_ms, offset = state.cursor
     after_cursor = (
         entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
     )
     for rows in _portions(view, after_cursor, _beyond(ENTRY)):
-        found.update(b"".join(map(_pack, rows)))
+        hashed.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
         id_states = [unpack_id_state(data) for _, data in rows]
         counted = [
@@ -74,16 +76,16 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
             for row, id_state in zip(rows, id_states, strict=True)
             if id_state.state == PENDING or kept_from_ms(id_state) >= from_ms
         ]
-        found.update(b"".join(counted))
+        hashed.update(b"".join(counted))
     # The expiry list is covered too: an id state that is missing from it would never be dropped.
     for rows in _portions(view, expiry_key(max(0, from_ms), b""), _beyond(EXPIRY)):
-        found.update(b"".join(map(_pack, rows)))
+        hashed.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
-        found.update(b"".join(map(_pack, rows)))
+        hashed.update(b"".join(map(_pack, rows)))
     for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE, WALL_CLOCK):
         for rows in _portions(view, space, _beyond(space)):
-            found.update(b"".join(map(_pack, rows)))
-    return found.hexdigest()
+            hashed.update(b"".join(map(_pack, rows)))
+    return hashed.hexdigest()
 
 
 def _beyond(space: bytes) -> bytes:

@@ -5,11 +5,12 @@ A due message is parked if its partition has no leader, no partition of its topi
 could not be created, or its target's rate is used up; each of these has a lane of its own, and
 messages that become due while it is not empty follow. A lane contains only pending messages. Those
 that are selected to leave are a prefix, in the order of due times; the progress record names its
-end, the lane's cursor. An action may take a message out, or replace it, anywhere. A message that
-left is a settled entry behind the shard's cursor, unless it has a new time or is parked again.
+end, the lane's cursor. A record of the delay topic may take a message out of any place in a lane,
+and an upsert may put another one in its place. A message that left is a settled entry behind the
+shard's cursor, unless it has a new time or is parked again.
 
-A lane does not decide when it is open: the master does. All functions are deterministic (law 9).
-"""
+The master decides when a lane is open, in `workers.push.lanes`. All functions are deterministic
+(law 9)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -5,14 +5,13 @@ only while it holds (the last column). Otherwise the part is computed again, so 
 look-ahead decides exactly as a step without one.
 
     part           computed from                                     holds while
-    parsed         records of the delay partition                    the next batch begins with these records
-    selection      the cursor after this step, and the wheel         nothing staged or edited changes the order before its end
-    transaction    that selection, the time, and a basis: targets,  the basis is as it was, and the same messages have
-                   dead-letter topic, poison record, latencies      expired
+    parsed         records of the delay partition                    the next batch begins with these records, or is their beginning
+    selection      the cursor after this step, the wheel, limits     all three are the same, nothing was removed, or placed before its end
+    transaction    that selection, the time, and a basis: targets,   the basis is as it was, and the same messages have
+                   dead-letter topic, poison record, latencies       expired
     writes         what this step staged, selected and decided       the same step is applied
 
-The master owns it. The look-ahead makes no decision of its own.
-"""  # noqa: E501
+The master owns it. The look-ahead makes no decision of its own."""  # noqa: E501
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,22 +1,23 @@
-"""The partition of an id, the hop of a record that came to another one, and the order of the
-records of one id that came through different partitions.
+"""The partition of an id, the hop of a record that came to another one, and what is remembered of
+the records of one id: their order if they came through different partitions, the calls that were
+executed, and when all of it is forgotten.
 
 Records that came through one partition keep the order of that partition, which is the order in
-which they arrive. The clocks of two brokers differ by up to 1 s, each by 0.5 s from the machines
-(law 2), so the order of two partitions is known to about that:
+which they arrive. The order of two partitions is known to 0.5 s only (CLOCK_TOLERANCE_MS), by the
+first timestamps of the records:
 
-    a message and a cancel      at most 0.5 s apart by their first timestamps, the cancel wins; else the later one
-    two messages                at most 0.5 s apart, the one that arrives last; else the later one
+    a message and a cancel      at most 0.5 s apart, the cancel wins; else the later one
+    two messages                at most 0.5 s apart, the one that arrives last counts as later; else the later one
     another action              acts on the message that is there, unless it is more than 0.5 s older
 
 Two cancels of an id are enough to decide about a message from any partition: the latest, and the
 latest one from any other partition than that.
 
 An id belongs to the partition in which Java producers place it as a key, a generated id to the
-shard it names. A record that arrives elsewhere is forwarded: written on to its own partition with
-its source and first timestamp in one header. The shard of that partition removes the header, and
-takes the record's own time where the first timestamp is further ahead than two clocks may differ.
-Nothing is forwarded twice."""  # noqa: E501
+shard it names. A record that arrives elsewhere is forwarded, unless the configuration rejects it:
+written on to its own partition with its source and first timestamp in one header. The shard of that
+partition removes the header; a first timestamp more than 0.5 s ahead of the record's own does not
+count. Nothing is forwarded twice."""  # noqa: E501
 
 import re
 from collections.abc import Sequence

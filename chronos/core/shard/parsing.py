@@ -1,12 +1,12 @@
-"""The parser: makes a command, or a rejection, of one record of the delay topic, from its headers,
-its key and its value.
+"""The parser: makes a command of one record of the delay topic, from its headers, its key and its
+value. A record that cannot be understood becomes a rejection.
 
 A master checks what depends on its settings, on the zone data and on the cron library; replay
 repeats none of it (law 9).
 
-Parsing is stateless: `shard` knows whether an id is taken or a message is still pending.
-Keeps its part of law 1: every record becomes a command or a rejection, and parsing never raises.
-"""
+The command depends on the record and the rules alone: `staging` knows whether an id is taken or a
+message is still pending. Keeps its part of law 1: every record becomes a command or a rejection,
+and parsing never raises."""
 
 from collections.abc import Mapping
 

@@ -1,15 +1,15 @@
 """Progress records: the decisions of a master in one step, and the failures of messages among them.
 
-Nothing else changes a shard's state.
+Nothing else changes a shard's state: a delay record counts once a progress record covers it.
 
-Layout: a version byte, the number of the rules (a byte), then a msgpack array in the field order
-below. A replica that does not know the version or the rules stops before it decodes the rest.
+Layout: a version byte, the number of the rules (a byte), then a msgpack array in the field order of
+`Progress`. A replica that does not know the version or the rules stops before it decodes the rest.
 
 Rules are everything that a replay computes: how a record is parsed, where a message is placed, what
 an id state notes. A change of any of it takes the next number.
 
-Only a message with a decision has a failure, which every replica computes from the progress record
-alone (law 9)."""
+Every replica computes the failure of a message from its decision in the progress record alone (law
+9). `pack_progress` keeps its part of laws 3 and 9."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum

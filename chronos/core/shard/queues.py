@@ -3,12 +3,12 @@ to, or the rejected topic, takes them.
 
 A record whose id belongs to a partition that takes none at the moment is held, and so is every
 later one for that partition while the queue is not empty: the records of an id keep their order.
-Likewise rejected records while the rejected topic takes none. What leaves a queue is a prefix, in
-the order of offsets; the progress record names its last offset, in the transaction that writes it.
-A record that its partition does not take any more, because of its size, goes on to the rejected
-topic or to its queue.
+Likewise rejected records while the rejected topic takes none. The records that leave a queue are a
+prefix, in the order of offsets; the progress record in the same transaction names the last of them.
+A record that its partition no longer takes, because of its size, goes on to the rejected topic or
+to the queue of that. A shard whose queues are full (`is_full`) pulls nothing more.
 
-A queue does not decide when its destination takes records: the master does. All functions are
+The master decides when a destination takes records, in `workers.replica.held`. All functions are
 deterministic (law 9)."""
 
 from collections import defaultdict
@@ -96,23 +96,25 @@ class Queues:
     def replay(self, written: Iterable[Written]) -> list[Prefix]:
         """Return the held records that the master wrote on. Raises LogMismatch if they are not
         there."""
-        found = []
-        for each in written:
-            destination, state = each.destination, self.states.get(each.destination)
+        prefixes = []
+        for queue in written:
+            destination, state = queue.destination, self.states.get(queue.destination)
             start = held_key(destination, 0 if state is None else state.offset)
-            stop = held_key(destination, each.offset) + b"\0"
+            stop = held_key(destination, queue.offset) + b"\0"
             rows: list[tuple[bytes, bytes]] = []
             for part in portions(self._view, start, stop, SCAN_ROWS, SCAN_BYTES):
                 rows += part
-            prefix = Prefix(destination=destination, rows=_unpacked(rows), too_large=each.too_large)
+            prefix = Prefix(
+                destination=destination, rows=_unpacked(rows), too_large=queue.too_large
+            )
             offsets = {offset for offset, _, _ in prefix.rows}
-            if not {each.offset, *each.too_large} <= offsets:
+            if not {queue.offset, *queue.too_large} <= offsets:
                 raise LogMismatch(
-                    f"a progress record names held records up to offset {each.offset} that this "
+                    f"a progress record names held records up to offset {queue.offset} that this "
                     "replica does not hold: remove the shard's store to rebuild it from the logs"
                 )
-            found.append(prefix)
-        return found
+            prefixes.append(prefix)
+        return prefixes
 
     def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
         """Return what the step writes about queues."""

@@ -1,11 +1,11 @@
-"""New zone data: the pending occurrences of series keep their wall-clock times.
+"""The pending occurrences of series under newer zone data: they keep their wall-clock times.
 
 A time that a cron expression gives by a wall clock is recorded with the zone's offset from UTC, and
 the entry keeps that: its wall-clock time is the instant plus the offset. An index
 (`keys.WALL_CLOCK`) holds the positions of these entries, written in the same batch as the entries.
 A master whose zone data are newer than those that planned last goes through the index, in the order
-of time, and records the new instant of every occurrence that moves; replicas carry that out
-(law 9). A master whose zone data are older or equal moves nothing.
+of time, and records the new instant of every occurrence that moves; replicas carry that out (law
+9). A master whose zone data are older or equal moves nothing.
 
 Every occurrence has another wall-clock time than the one before it, so none is delivered twice, and
 none is left out."""
@@ -74,7 +74,7 @@ class ZoneWalk:
         positions = [entry_position(key) for key, _ in rows]
         # A record of this batch changed the first one among these: its place is not known yet.
         known = next((at for at, each in enumerate(positions) if each[1] in staged.removed), None)
-        found: list[Replan] = []
+        replans: list[Replan] = []
         looked = size = 0
         while (part := positions[looked:known][:ENTRIES_AT_ONCE]) and size < BYTES_MAX:
             data = self._view.get([entry_key(*position) for position in part])
@@ -83,7 +83,7 @@ class ZoneWalk:
                     continue
                 assert packed is not None, "the index names a position without an entry"
                 size += len(packed)
-                found += self._replan(position, unpack_entry(packed))
+                replans += self._replan(position, unpack_entry(packed))
             looked += len(part)
         if looked == len(rows):
             self._ahead = rest
@@ -99,7 +99,7 @@ class ZoneWalk:
         self._ahead = min(behind, default=None)
         if self._ahead is None:
             staged.zone_data = self._rules.zone_data.version
-        carry_out(staged, found, state, self._view, self._rules.shard)
+        carry_out(staged, replans, state, self._view, self._rules.shard)
 
     def stepped(self) -> None:
         """Go on behind the occurrences of the last step: it is committed, or had nothing to
@@ -143,19 +143,19 @@ def carry_out(
     another message at their positions."""
     if not replans:
         return
-    entries = view.get([entry_key(each.due_ms, each.offset) for each in replans])
-    for each, data in zip(replans, entries, strict=True):
+    entries = view.get([entry_key(replan.due_ms, replan.offset) for replan in replans])
+    for replan, data in zip(replans, entries, strict=True):
         entry = None if data is None else unpack_entry(data)
         if (
             entry is None
             or entry.id is None
-            or each.offset in staged.removed
+            or replan.offset in staged.removed
             or not keeps_wall_clock(entry)
         ):
             raise LogMismatch(
                 f"replaying shard {shard}: no occurrence of a series is pending at "
-                f"{each.due_ms}/{each.offset}, whose time the master changed with its zone data: "
-                "remove the shard's store to rebuild it from the logs"
+                f"{replan.due_ms}/{replan.offset}, whose time the master changed with its zone "
+                "data: remove the shard's store to rebuild it from the logs"
             )
         id_state = staged.id_states.get(entry.id)
         if id_state is None:
@@ -163,13 +163,13 @@ def carry_out(
             assert known is not None, "a pending occurrence has no id state"
             id_state = unpack_id_state(known)
         assert id_state.state == PENDING, "a pending occurrence has ended"
-        moved = planned_again(entry, each.next_ms, each.offset_s)
+        moved = planned_again(entry, replan.next_ms, replan.offset_s)
         place_ms = placed_ms(
-            moved.due_ms + shift_ms(moved, shard, each.offset), 0, state.cursor_due_ms
+            moved.due_ms + shift_ms(moved, shard, replan.offset), 0, state.cursor_due_ms
         )
-        staged.removed[each.offset] = each.due_ms
-        staged.placed[each.offset] = (place_ms, pack_entry(moved))
-        staged.dated.add(each.offset)
+        staged.removed[replan.offset] = replan.due_ms
+        staged.placed[replan.offset] = (place_ms, pack_entry(moved))
+        staged.dated.add(replan.offset)
         staged.id_states[entry.id] = replace(id_state, due_ms=place_ms)
     staged.replans += replans
 

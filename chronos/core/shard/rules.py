@@ -1,5 +1,6 @@
-"""The rules of a shard: what the configuration allows a message to ask for, and what a master
-remembers of the records that it parsed.
+"""The rules of a shard's parser: what the configuration allows a message to ask for, and what a
+master remembers of the records that it parsed. (The numbered rules of a replay are another thing:
+see `progress`.)
 
 The limits count only while a master decides: a replica parses with `for_replay`, which refuses
 nothing that a setting could refuse (law 9)."""

@@ -10,7 +10,7 @@ decisions:
 The state changes only in `install`, so a step whose transaction was aborted can be made again.
 Before that only caches change: the wheel reads ahead, and the rules remember names and counts.
 `look_ahead` computes parts of the next step while this one commits. The shard reads the store
-through `StoreView` and never writes. docs/contributing/laws.md lists the laws that it checks."""  # noqa: E501
+through `StoreView` and never writes. Keeps its part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

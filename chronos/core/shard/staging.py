@@ -1,7 +1,9 @@
-"""The first move of a step: the changes that a batch of delay records asks for.
+"""The first move of a step: the changes that a batch of parsed delay records asks for.
 
 A master decides which records are rejected; a replica executes exactly those that the progress
-record does not list as refused (law 9). Nothing outside the `Staged` that is returned changes."""
+record does not list as refused (law 9). Nothing outside the `Staged` that is returned changes.
+Keeps its part of laws 3 and 6: no record is staged twice, and a pending message is found until it
+has left."""
 
 from collections.abc import Mapping, Sequence
 

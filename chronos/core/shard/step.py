@@ -1,9 +1,9 @@
 """The values that one step of a shard passes from move to move (parsed, staged, selected, written),
 the shard's read access to the store, and small functions on both.
 
-`shard` computes the values, `look_ahead` some of them early. All are frozen except `Staged`: after
-`Shard.stage` the master may still hold or reject records in it (`workers.replica.held`) and move
-occurrences (`replans`)."""
+`shard` and `staging` compute the values, `look_ahead` some of them early. All are frozen except
+`Staged`: after `Shard.stage` the master may still hold or reject records in it
+(`workers.replica.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
@@ -120,8 +120,8 @@ class Prefix(Struct, frozen=True, kw_only=True):
 
 
 class Staged(Struct, kw_only=True):
-    """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards it is
-    read-only."""
+    """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards the
+    master may still hold or reject records and move occurrences in it."""
 
     pull_offset: int
     """Offset after the last record staged."""

@@ -1,9 +1,9 @@
 """The time wheel: the messages due next, in memory, a slot per millisecond.
 
-It is a cache of the store and may be cleared at any moment. It holds every pending message at or
-before `through`, and none after it. The design follows Varghese and Lauck, "Hashed and Hierarchical
-Timing Wheels" (1987), with the slots in a dict and their order in a sorted list: an empty
-millisecond costs nothing."""
+It is a cache of the store and may be cleared at any moment. It holds every pending message after
+the shard's cursor and at or before `through`, and no other. The design follows Varghese and Lauck,
+"Hashed and Hierarchical Timing Wheels" (1987), with the slots in a dict and their order in a sorted
+list: a millisecond in which no message is due takes no memory."""
 
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice

@@ -1,1 +1,2 @@
-"""The archive: topics of the cluster written to Parquet, and compaction of the files."""
+"""The archive: topics of the cluster written to Parquet (`job`), without the batches that Spark
+cannot read (`unreadable`), and the compaction of small files (`compact`)."""

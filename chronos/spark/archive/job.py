@@ -1,17 +1,23 @@
 """A run of the archive: Chronos's topics and the chosen targets to Parquet, incrementally, in a
 location that the first run claims.
 
-Each table has one stream of Spark's structured streaming. A run has its own checkpoint, which
-begins where the last one was committed; the uncommitted batches of an earlier run are removed
-first. Law: every record is in the archive once, also after a kill. Law: a location is claimed only
-after the brokers have shown that they belong to the cluster and have its topics, so that a wrong
-setting leaves nothing behind.
+Spark's structured streaming reads the topics in up to five streams, one after the other. Each
+stream writes one table; that of the progress topic writes `progress` and `decisions`. For each of
+its batches it writes rows of `offsets`. A run has its own checkpoint, which begins where the last
+one was committed; the uncommitted batches of an earlier run are removed first. At its end the run
+commits its positions in the delay and progress topics to Kafka: the service trims these topics
+below them.
 
-Each run keeps the list of the targets that the messages name, made from the last list and the files
-that the run wrote. If the last run has no list, the whole table is read once.
+Law: every record that is read is in the archive once, also after a kill. Law: a location is claimed
+only after the brokers have shown that they belong to the cluster and have its topics, so that a
+wrong setting leaves nothing behind.
+
+Unless the plan names targets, each run keeps the list of the targets that the messages name, made
+from the last list and the files that the run wrote. If the last run has no list, the whole table is
+read once.
 
 The columns of the tables are in `schema`, the parsing of records in `codec`, and the reading of the
-brokers' state in `runs`."""
+brokers' state, with the port `ArchiveBrokers`, in `runs`."""
 
 import json
 import time

@@ -1,5 +1,6 @@
 """The ranges of offsets of the delay topic that the archive does not read, because the service has
-rejected their records.
+rejected their records; the reading of the records around them; and the search for a further batch
+that Spark cannot read, after a stream has failed.
 
 Spark cannot read such a batch: it cannot be decompressed within bounds, and would take the memory
 of the JVM; or its producer's timestamp is too large for Spark's source, which would fail. The

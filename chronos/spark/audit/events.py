@@ -1,8 +1,8 @@
-"""The events of each message, in the order in which its shard met them, and the deliveries that
-follow from them: `timeline` decides, this module feeds it.
+"""The events of the messages that records or decisions changed: delay records and decisions of one
+id, in the order in which the shard executed them.
 
-It judges nothing: whether a delivery that follows is there, and in time, is the subject of
-`outcomes`."""
+`follow_all` gives the events of each id to `timeline.follow`, which makes the promised deliveries
+from them. Whether such a delivery is in its target, and in time, is judged in `outcomes`."""
 
 from collections.abc import Iterator
 from itertools import groupby

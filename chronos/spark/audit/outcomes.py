@@ -1,16 +1,18 @@
-"""The outcome of every promised delivery: pure transformations, tables of the archive in, one row
-for each delivery out.
+"""The outcome of every promised delivery: transformations of DataFrames, tables of the archive in,
+one row for each delivery out.
 
-A promised delivery is a message, or one occurrence of a series; `(shard, source_offset,
-occurrence)` is its token, from `chronos-source` and `chronos-occurrence`. Three steps:
+A promised delivery is a message, one occurrence of a series, or a record that was rejected;
+`(shard, source_offset, occurrence)` is its token, from `chronos-source` and `chronos-occurrence`.
 
     promised_deliveries   what was promised, and how it ended other than by delivery     (messages, decisions, progress)
+    stepped_over          the same of records that could not be read                     (decisions, offsets)
     received              the deliveries that the targets hold                           (deliveries)
-    outcomes              the two joined and judged, as far as the archive proves        (`coverage`)
+    outcomes              all joined and judged, as far as the archive proves            (`coverage`)
+    with_replays          outcomes corrected by what backfills sent                      (`ledger`)
 
-The plain case, a message without actions and without decisions, stays inside Spark's own
-expressions. The others, found by two small joins, go through `timeline` in the order of the logs.
-"""  # noqa: E501
+What a message without actions and without decisions promised follows from Spark's own expressions.
+The others are found by two small joins and go through `events` and `timeline`, in the order of the
+logs."""  # noqa: E501
 
 from collections.abc import Iterator
 from functools import reduce
@@ -443,9 +445,6 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
         _refused_end().alias("ended"),
         "reason",
     )
-
-
-# --- events in the order of the logs
 
 
 # --- the deliveries in the targets

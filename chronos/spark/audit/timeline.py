@@ -2,9 +2,9 @@
 two logs.
 
 Most messages do not need it: no record acted on them, and the progress log has no decision about
-them. For those that were cancelled, replaced, rescheduled, retried or repeated, it follows
-`core.shard.shard` in the order of the two logs, by the same placement rule. It decides nothing, and
-it needs only the records of that id.
+them. For those that were cancelled, replaced, rescheduled, retried or repeated, it repeats what
+`core.shard.shard` did, in the order of the two logs, by the same placement rule. It takes each
+decision from the progress log and makes none of its own, and it needs only the records of that id.
 
 The events may begin in the middle: an action on a message that is not among them (it lies outside
 the window) has no effect on the others, because everything before the cursor was settled when the

@@ -1,1 +1,2 @@
-"""Backfill: archived messages selected, planned and sent again, each once for a purpose."""
+"""Backfill: archived messages selected (`selection`), planned (`job`) and sent again (`sending`):
+once for a purpose through the delay topic, at least once straight to the targets."""

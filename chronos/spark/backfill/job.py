@@ -7,8 +7,8 @@
 The messages are selected in `selection`; a task and the reconciliation with the log are in
 `sending`. One query counts the rows of a plan, by all the columns that a report distinguishes; it
 is repeated over the whole archive if records were first due outside the window. A run can also be
-abandoned: it ends with what was sent. No message is sent twice for the same purpose: see `ledger`.
-"""
+abandoned: it ends with what was sent. Through the delay topic no message is sent twice for the same
+purpose: see `ledger`."""
 
 import re
 import secrets

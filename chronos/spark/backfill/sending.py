@@ -1,10 +1,12 @@
-"""The sending of one part of a plan, as a Spark task: the record of each message, and its producer;
-and `Reconciliation`, which finds the rows that earlier attempts have sent.
+"""The sending of one part of a plan, as a Spark task: the record of each message, and its producer,
+which an adapter implements (`BackfillWriter`, `Opener`); and `Reconciliation`, which finds the rows
+that earlier attempts have sent.
 
 Planning and the sequence of attempts are in `job`. Law: the delivered record equals the original in
 key, payload and the producer's own headers, byte for byte; added are the headers of `ledger.OWN`
-and Chronos's receipt, which has the id of the replay. Law: the log is read only after every
-producer of an earlier attempt is fenced. `ledger` explains why sending is exact."""
+and Chronos's receipt, which has the id of the replay, or in direct sending that of the original.
+Law: the log is read only after every producer of an earlier attempt is fenced. `ledger` explains
+why sending through the delay topic is exactly once."""
 
 import json
 import time

@@ -2,18 +2,19 @@
 rate limits that open and close them.
 
 A limit is for the whole service; each shard has a share of it by the length of its lanes
-(`RateLimits.share`). Every message that is delivered, or that leaves a lane for another one, takes
-a token; expired messages and dead letters take none.
+(`RateLimits.share`). Every message of a limited target that is delivered takes a token, and so does
+one that leaves the lane of its rate for another lane or a later attempt; expired messages and dead
+letters take none.
 
-A new master's buckets are empty, so that a take-over never exceeds a rate. A clock that is set
-forward fills a bucket, like a time without messages; one that is set back adds nothing.
+The buckets of a new master begin empty, so that a take-over never exceeds a rate. A clock that is
+set forward fills a bucket, like a time without messages; one that is set back adds nothing.
 
 A lane is open if what keeps its messages there is over, and its topic's rate allows some of them to
 leave now.
 
-A step without parked messages does nothing here. `LaneTurns` keeps its part of law 8: a long lane
-does not delay due messages, a backlog of due messages does not hold back a lane, and a message of a
-lane that fails is looked for in that lane alone."""
+Without parked messages `LaneTurns` is not used. It keeps its part of law 8: a long lane does not
+delay due messages, a backlog of due messages does not hold back a lane, and a message of a lane
+that fails is looked for in that lane alone."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

@@ -1,10 +1,10 @@
-"""Whether the rejected topic, the dead-letter topic and the partitions that records are forwarded
-to take records at the moment.
+"""The rejected topic, the dead-letter topic and the partitions that records are forwarded to, as
+one shard finds them: whether each takes records at the moment.
 
 Keeps its part of law 8: one of them that takes no records stops only what would go there. Records
 for the rejected topic, or for another partition, are held meanwhile (`core.shard.queues`); messages
-that would go to the dead-letter topic are deferred. Everything else is delivered. Outlives a
-leadership, because a refusal may cost the producer."""
+that would go to the dead-letter topic are deferred. Everything else is delivered. The state
+outlives a leadership, because a refusal may cost the producer."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,8 @@
 """The records of a step besides deliveries: dead letters, rejected and forwarded records.
 
-`Forwards` keeps its part of law 8: records for a partition that takes none at the moment are held
-(`core.shard.queues`), and a record that has become too large for the delay topic is rejected."""
+`Forwards` keeps its part of law 8: it names the partitions that take no records at the moment, and
+the records that have become too large for the delay topic, so that `workers.replica.held` holds the
+one and rejects the other."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,10 +1,10 @@
 """The partitions of the messages without a key: one for each topic and turn, chosen by the selector
 from how the brokers answer; where the selector is off and no partition is closed, the log chooses.
 
-A turn is as many messages as a batch of the client holds, so that a small step writes to one
-partition of each topic, and a large one spreads over several. A message with a key keeps its
-partition. The module also follows each transaction: it reports the brokers' answers to the
-selector, and names the partitions that do not acknowledge."""
+A turn is about as many messages as a batch of the client holds, for each target of the step, so
+that a small step writes to one partition of each topic, and a large one spreads over several. A
+message with a key keeps its partition. The module also follows each transaction: it reports the
+brokers' answers to the selector, and names the partitions that do not acknowledge."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

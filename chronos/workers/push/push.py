@@ -1,9 +1,9 @@
 """The push worker: makes the messages and the decisions of one transaction. Most messages need no
 decision and take a fast path; `decisions` decides about the others.
 
-It describes target topics before it produces to them (`targets`), so that a foreseeable failure
-becomes a decision about one message and never an aborted transaction (law 8). Other failures are
-handled by the master, which isolates the poison record by halving the selection."""
+Target topics are described before the master produces to them (`targets`), so that a foreseeable
+failure becomes a decision about one message and never an aborted transaction (law 8). Other
+failures are handled by the master, which isolates the poison record by halving the selection."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,9 @@
 replica that becomes the master, or restarts, catches up in the same way.
 
 It reads the shard's two partitions. For each progress record it stages the delay records up to the
-pull offset that the record names, except those listed as refused, and applies the outcomes and the
-cursor. It never runs ahead of the progress log (law 9)."""
+pull offset that the record names, executes all of them except those listed as refused, and applies
+the outcomes and the cursor. It may read delay records ahead of the progress log, and never executes
+them before (law 9)."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,8 +1,9 @@
 """Held records: which records of a step have to wait for their destination, and when a step writes
 them on. The queues themselves, in the store, are `core.shard.queues`.
 
-Keeps laws 6 and 8 together: a partition, or the rejected topic, that takes no records delays only
-the records for it; the records behind those in the delay partition are executed."""
+Keeps its part of laws 6 and 8: a partition, or the rejected topic, that takes no records delays
+only the records for it; the records behind those in the delay partition are executed, until the
+queues are full and nothing more is pulled."""
 
 from collections.abc import Set
 

@@ -1,9 +1,9 @@
 """The leadership of a shard: the role that a replica is assigned (`Assignment`), when it may lead
-(`Claim`), and how its progress records name it (`WriterEpoch`).
+(`Claim`), and its progress records, which name it (`WriterEpoch`).
 
-Keeps its part of law 5: a replica leads only under a role that is later than every role of another
-node in the progress log, and a standalone node only after another one was silent. Earlier masters
-are fenced by `replica`."""
+Keeps its part of laws 3 and 5: a replica leads only under a role that is later than every role of
+another node in the progress log, and a standalone node only after another one was silent. Earlier
+masters are fenced by `replica`."""
 
 from collections.abc import Sequence
 from typing import Literal

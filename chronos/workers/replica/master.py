@@ -1,8 +1,10 @@
 """The master: one step is one transaction. Pull, stage, select, push, commit, apply.
 
-A crash before the commit leaves nothing behind; a crash between commit and apply is repaired by
-replaying the progress record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was
-readable in time wins) and 8 (one bad message never stops the others)."""
+A crash before the commit leaves nothing that a reader of committed records sees; a crash between
+commit and apply is repaired by replaying the progress record. Keeps its part of laws 2 (never
+early), 3 (exactly once), 5 (one committing master), 6 (a cancel that was readable in time wins) and
+8 (one bad message never stops the others). The phases before and after a leadership are in
+`replica`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress

@@ -2,8 +2,10 @@
 is halved until the message is alone.
 
 Keeps its part of law 8: only that message is retried or dead-lettered, by the next plan; all others
-are delivered. Records for the rejected or the dead-letter topic, and forwarded ones, that may have
-failed a transaction are found without halving (`letter_topics`)."""
+are delivered. Messages of a target that is set aside share attempts, and are refused together where
+it refuses every message (`workers.push.targets`). Records for the rejected or the dead-letter
+topic, and forwarded ones, that may have failed a transaction are found without halving
+(`workers.push.letter_topics`)."""
 
 import msgspec
 import structlog

@@ -1,10 +1,7 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-Other threads may read its properties during a step, which opens and closes parts: so a property
-reads each attribute once.
-
-A step machine: `step(now_ms)` does one turn of the phase that follows from what is open, and
-returns its next time:
+It is a step machine: `step(now_ms)` does one step of the phase that follows from what is open, and
+returns the time of the next step:
 
     start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
       ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5
@@ -12,11 +9,12 @@ returns its next time:
        after a Retry, a lost producer or the end of the assignment: close everything, start from the
        store
 
-Other threads and nodes see the `role` of the replica, a `ReplicaState`.
+Other threads and nodes see the `role` of the replica, a `ReplicaState`. Other threads may read its
+properties during a step, which opens and closes parts: so a property reads each attribute once.
 
-Keeps laws 3 and 5: a replica that is assigned master first fences every earlier master, then
-applies everything they committed, and commits only after an epoch record of its own. The reaction
-to a failure depends on its branch of `errors`."""  # noqa: E501
+Keeps its part of laws 3 and 5: a replica that is assigned master first fences every earlier master,
+then applies everything they committed, and commits only after an epoch record of its own. The
+reaction to a failure depends on its branch of `errors`."""  # noqa: E501
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -17,9 +17,10 @@ The usual paths: `starting, recovering, follower` on a node that holds the shard
 over, master` when it becomes the master, `master, stepped down, recovering, follower` when another
 node becomes the master.
 
-A replica that meets a Retry before it is master keeps its state, closes what it has open and begins
-again from its store; `Replica.paused` holds the reason meanwhile. So none of the states promises
-that anything is open."""
+A replica that meets a Retry before the end of its log was applied keeps its state, closes what it
+has open and begins again from its store; `Replica.paused` holds the reason meanwhile. So none of
+the states promises that anything is open. After that, an error that ends the leadership makes it
+`stepped down`, also before it is master."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,4 +1,5 @@
-"""Membership and the controller on Kafka itself, over the topic `chronos.cluster`.
+"""Membership and the controller on Kafka itself, over the topic `chronos.cluster`
+(`ports.Coordinator`).
 
 There are no sessions: a node that was silent is a member again with its next heartbeat, and reads
 meanwhile which roles it has. Only a node that was replaced by another process of its name no longer

@@ -1,8 +1,8 @@
-"""The producer of heartbeats and requests: records without transactions, each given up after the
-timeout.
+"""The producer of all records of `chronos.cluster` but roles: heartbeats, announcements, requests
+and leave records, without transactions, each given up after the timeout.
 
 While the broker of its connection does not answer, a spare producer writes the heartbeats too: the
-broker may be frozen, or gone."""
+broker may be frozen, or gone. The roles are written in `roles`."""
 
 import time
 from collections.abc import Callable, Mapping

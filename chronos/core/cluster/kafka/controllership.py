@@ -2,8 +2,9 @@
 others, when it may publish, and when it steps down.
 
 The controller is the master of the partition ROLES, and takes over as masters of shards do: read to
-the end, fence, read to the end again, commit an epoch record, only then decide. A mistake costs a
-move; that only one controller commits is kept by the log."""
+the end, fence, read to the end again, commit an epoch record, only then decide. A mistake here
+causes a needless change of the controller; the fencing of the log lets only one controller commit.
+"""
 
 from enum import StrEnum
 

@@ -1,11 +1,11 @@
 """The heartbeats of one process, and the time that counts between them.
 
-The silence of other processes is measured by the monotonic clock of this one, and only between its
-own heartbeats that each came back in time. Records of the others lie between these in the
-partition, so a pause of this process, or of the log, never counts as a silence of theirs. Neither
-the log's timestamps nor a wall clock are used. The result is an eventually perfect failure
-detector: it may call a slow process gone, and is right once the log and the processes are in
-time."""
+A process measures the silence of the others by its own monotonic clock, and only between own
+heartbeats that each came back in time. Records of the others lie between these in the partition, so
+a pause of this process, or of the log, never counts as a silence of theirs. Neither the log's
+timestamps nor a wall clock are used. The result is an eventually perfect failure detector: it may
+call a slow process gone, and is right once the log and the processes are in time. What follows from
+a silence is decided in `incarnations` and `controllership`."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,5 @@
-"""Which records of `chronos.cluster` no process of Chronos can have written; readers ignore them.
+"""The check of the records of `chronos.cluster`: which of them no process of Chronos can have
+written, so that readers ignore them.
 
 Any client that may write to the topic can write such a record. A number that is accepted is never
 reduced again: a generation, a position or an epoch far beyond the current one would exclude a node,

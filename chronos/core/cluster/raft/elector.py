@@ -12,7 +12,7 @@ Guarantees:
    a write is unfinished, and no vote is counted.
 3. A vote is given to one incarnation of a candidate, and the number of the incarnation is durable
    before its first message: two incarnations of one node never lead in the same term.
-4. A node that reaches no quorum does not increase its term.
+4. A node that reaches no quorum does not increase its term beyond those of the nodes it reaches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The replicated register: one value that the leader of an election replaces as a whole, on every
 voter.
 
-A `RegisterVoter` is an `Elector` with this register. It has no clock and no I/O either.
+A `RegisterVoter` has an `Elector`, and this register beside it. It has no clock and no I/O either.
 
 Guarantees, for values that `Committed` named:
 

@@ -2,6 +2,6 @@
 NameServer.
 
 In: registrations of nodes (`registration`), and the configuration (`configuration`). Out: routes,
-nodes, topics and values for clients (`registry`). Nodes register with every registry; registries
-store no registrations and exchange nothing. Safety never depends on them: a stale route costs a
-forwarded request, because the log fences (law 5)."""
+nodes, topics and values for clients (`registry`, `values`). Nodes register with every registry;
+registries keep registrations in memory only and exchange nothing. Safety never depends on them: a
+stale route costs a forwarded request, because the log fences (law 5)."""
