@@ -4,6 +4,7 @@ why it waits."""
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.node import Node
 from tests.harness.broker import Broker
 from tests.harness.clock import ShiftedClock
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import is_in_time, wait_until
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
 from tests.integration.nodes import kafka, running
 
@@ -20,6 +21,9 @@ MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 WRONG_MS = [MINUTE_MS, -MINUTE_MS, HOUR_MS, -HOUR_MS]
 TOLERANCE_MS = 500
 COUNT = 200
+
+SHOWN_S = 30.0
+"""Time in s that the records of a committed transaction have to be shown."""
 
 
 def paused(node: Node) -> list[str | None]:
@@ -60,6 +64,8 @@ def check_outcome(flow: KafkaFlow, node: Node) -> None:
     wait_until(
         lambda: node.ready and settled() >= len(flow.sent), lambda: (paused(node), pending(node))
     )
+    # Kafka shows the records of a transaction a moment after it has answered that it is committed.
+    is_in_time(lambda: len(flow.delivered()) >= len(flow.sent), deadline_s=time.monotonic() + SHOWN_S)
     found = flow.delivered()
     assert sorted(each.number for each in found) == [message.number for message in flow.sent]
     assert early(found) == []

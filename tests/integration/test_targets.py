@@ -24,7 +24,7 @@ from chronos.core.size import batch_bytes
 from tests.harness.broker import Broker, Clients, cluster
 from tests.harness.prometheus import Prometheus
 from tests.harness.service import Service
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import NotInTime, wait_until
 from tests.integration.foreign import (
     Got,
     Sent,
@@ -88,7 +88,8 @@ class Place:
             got.timestamp_ms - int(got.header("chronos-due-at") or b"")
             for got in found[judged_from:]
         )
-        assert late_ms < within_ms, f"{late_ms} ms late"
+        if late_ms >= within_ms:
+            raise NotInTime(f"{late_ms} ms late")
         return found
 
     def dead(self, count: int, *, timeout_s: float = 60.0) -> list[Got]:
