@@ -65,7 +65,9 @@ def check_outcome(flow: KafkaFlow, node: Node) -> None:
         lambda: node.ready and settled() >= len(flow.sent), lambda: (paused(node), pending(node))
     )
     # Kafka shows the records of a transaction a moment after it has answered that it is committed.
-    is_in_time(lambda: len(flow.delivered()) >= len(flow.sent), deadline_s=time.monotonic() + SHOWN_S)
+    is_in_time(
+        lambda: len(flow.delivered()) >= len(flow.sent), deadline_s=time.monotonic() + SHOWN_S
+    )
     found = flow.delivered()
     assert sorted(each.number for each in found) == [message.number for message in flow.sent]
     assert early(found) == []
