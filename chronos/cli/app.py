@@ -59,7 +59,7 @@ app = typer.Typer(
       chronos tail orders --from beginning
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged, 6 an audit could not prove every outcome.
     """,  # noqa: E501
 )
 

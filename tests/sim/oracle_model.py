@@ -315,7 +315,8 @@ class ShardModel:
             before = pending.command
             is_same = self._rhythm(again) == self._rhythm(pending) and all(
                 getattr(command, name) == getattr(before, name)
-                for name in ("target", "target_key", "value", "headers", "attempts_max")
+                # A replayed message has a header more.
+                for name in ("target", "target_key", "value", "headers", "attempts_max", "replayed")
             )
             return "ignored" if is_same else ""
         if settled is None or settled.state == "cancelled" or settled.reason == "bad-value":
