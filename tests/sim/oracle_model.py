@@ -202,10 +202,24 @@ class ShardModel:
             return "forwarded" if self.terms.forwards and command.hop is None else "wrong-shard"
         if command.id is not None and command.call in self.calls.get(command.id, ()):
             return "repeated"
+        if self._contradicts_itself(record, command):
+            return "contradictory-headers"
         refused = self._execute(record, command)
         if refused is None and command.id is not None and command.call is not None:
             self.calls[command.id] = [*self.calls.get(command.id, ())[-3:], command.call]
         return refused
+
+    def _contradicts_itself(self, record: Record, command: Command) -> bool:
+        """Return whether a message is due, by a delay, after its expiry or the end of its series:
+        it was not when it was written for the first time."""
+        if command.verb not in ("schedule", "replace") or command.delay_ms is None:
+            return False
+        _, first_ms = self._first(record, command)
+        due_ms = self.service.due_ms(command, first_ms)
+        until_ms = 0 if command.rhythm is None else command.rhythm.until_ms
+        expire_at_ms = command.expire_at_ms
+        expires_before = expire_at_ms is not None and due_ms + command.spread_ms > expire_at_ms
+        return expires_before or 0 < until_ms < due_ms
 
     def _execute(self, record: Record, command: Command) -> str | None:
         source, first_ms = self._first(record, command)
