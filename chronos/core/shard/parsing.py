@@ -79,6 +79,9 @@ ZONE_CHARACTERS_MAX = 100
 CALL_BYTES_MAX = 300
 """Longest `chronos-call`."""
 
+_WITHOUT_CALL = (Verb.REPLAY, Verb.FIRE_NOW)
+"""Verbs whose calls are not remembered."""
+
 _OF_A_SERIES = (REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY)
 
 
@@ -342,13 +345,9 @@ def _any(
         command = _message(record, control, headers, verb, rules)
     else:
         command = _action(record, control, verb, rules)
-    if type(command) is Rejection and CALL in control and verb not in UNNAMED:
+    if type(command) is Rejection and CALL in control and verb not in _WITHOUT_CALL:
         return _rejected_call(command, record, control, rules)
     return command
-
-
-UNNAMED = (Verb.REPLAY, Verb.FIRE_NOW)
-"""Verbs whose calls are not remembered."""
 
 
 def _rejected_call(
