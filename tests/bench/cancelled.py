@@ -25,15 +25,17 @@ def figure_cancelled(bench: Bench) -> None:
     """Pages of one message, and the lateness beside them, from the end of the job on."""
     for within, spread_ms in SPREADS.items():
         prefix = bench.name("cancelled")
-        target = f"{prefix}.out"
-        bench.create(target)
+        # Each load has a target of its own, which is read from its beginning.
+        before, during = f"{prefix}.before", f"{prefix}.during"
+        for target in (before, during):
+            bench.create(target)
         with bench.service(prefix, shards=1) as service:
             service.start()
             broker = bench.broker.bootstrap
-            alone = start_steady(bench, broker, prefix, target, RATE, SECONDS)[0]()
+            alone = start_steady(bench, broker, prefix, before, RATE, SECONDS)[0]()
             _cancel(bench, service, prefix, spread_ms)
             ended_s = time.monotonic()
-            result, _ = start_steady(bench, broker, prefix, target, RATE, SECONDS)
+            result, _ = start_steady(bench, broker, prefix, during, RATE, SECONDS)
             took_ms, found_s = [], 0.0
             while time.monotonic() - ended_s < SECONDS or not found_s:
                 begun_s = time.perf_counter()
