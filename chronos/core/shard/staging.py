@@ -208,9 +208,7 @@ class _Staging:
 
     def _is_repeated(self, rejection: Rejection) -> bool:
         """Return whether the call of a record that cannot be parsed was executed before."""
-        if rejection.id is None:
-            return False
-        id_state = self.staged.id_states.get(rejection.id) or self.known.get(rejection.id)
+        id_state = None if rejection.id is None else self._id_state(rejection.id)
         return id_state is not None and is_repeated(id_state, rejection.call)
 
     def _refuse(self, record: Record, rejection: Rejection) -> None:
@@ -340,8 +338,8 @@ class _Staging:
         return precedes(first_ms, first_shard(record, own), id_state, own)
 
     def _id_state(self, message_id: bytes) -> IdState | None:
-        """Return the state of the id that an action names, as of the records before it in this
-        batch."""
+        """Return the state of the id that an action, or a rejected call, names, as of the records
+        before it in this batch."""
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
         parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
         if parsed is None:

@@ -119,12 +119,6 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     )
 
 
-def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
-    """Table `messages` -> the executed records that may have ended or moved another message of
-    their id."""
-    return _executed(messages.where(_may_act()), refused(decisions), progress)
-
-
 def _executed(messages: DataFrame, refusals: DataFrame, progress: DataFrame) -> DataFrame:
     """Those of the records that were executed: pulled, and not refused."""
     return (
@@ -194,8 +188,8 @@ def promised_deliveries(
     if acts.unionByName(decisions.where(_is_about_message()).select("shard")).isEmpty():
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    acting = acting_records(messages, decisions, steps)
     executed = _executed(messages, refusals, steps)
+    acting = executed.where(_may_act())
     moved = _moved_here(executed, acting, span)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
     acted_here = here.select(*_NARROW).join(acted_ids, ["shard", "id"], "left_semi")
