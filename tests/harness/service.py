@@ -317,6 +317,10 @@ class Service:
         """Messages accepted in all shards since they began, pending or settled by now."""
         return sum(int(shard["totals"]["accepted"]) for shard in self.shards())
 
+    def delivered(self) -> int:
+        """Messages delivered in all shards since they began."""
+        return sum(int(shard["totals"]["delivered"]) for shard in self.shards())
+
     def resident_bytes(self) -> int:
         """Resident memory of the process."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():

@@ -14,7 +14,7 @@ from chronos.errors import LogUnavailable
 from tests.harness import waiting
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.integration.flow import SHARDS, KafkaFlow, Sent, now_ms
 from tests.integration.foreign import read_all
 
 pytestmark = pytest.mark.kafka
@@ -25,6 +25,9 @@ TIMEOUT_S = 4
 COMMIT_S = 3.0
 """A commit takes milliseconds, and on a loaded machine more than a second. Less than TIMEOUT_S,
 after which it would be aborted."""
+
+STILL_PENDING = 100
+"""Pending messages of a shard when a fault begins: more than a step takes at the rates here."""
 
 NOTICE_S = 30.0
 """A fault is noticed after the transaction timeout and the requests of a new start."""
@@ -60,10 +63,27 @@ def wait_paused(service: Service) -> list[str]:
 
 def wait_delivered(service: Service, count: int) -> None:
     """Wait until `count` messages were delivered since the first start."""
+    service.wait_until(lambda: service.delivered() >= count, f"deliver {count} messages")
+
+
+def begin_delivering(
+    flow: KafkaFlow, service: Service, count: int, *, before_ms: int, after_ms: int
+) -> list[Sent]:
+    """Write messages due from so many ms before now to so many after it; return them once every
+    shard delivers: it has messages that are not due yet too, and needs the brokers for them. A
+    shard without due messages makes no request, and does not notice a fault."""
+    service.wait_until(lambda: service.pending() == 0, "deliver the messages of the last time")
+    delivered = service.delivered()
+    written = flow.write(count, now_ms() - before_ms, now_ms() + after_ms)
+    flow.flush()
     service.wait_until(
-        lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count,
-        f"deliver {count} messages",
+        lambda: (
+            service.delivered() > delivered
+            and all(shard["pending"] >= STILL_PENDING for shard in service.shards())
+        ),
+        "deliver messages while others are pending in every shard",
     )
+    return written
 
 
 def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> None:
@@ -133,11 +153,7 @@ def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path
         service.start()
         process = service.pid
         for _ in range(3):
-            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
-            written = flow.write(4_000, now_ms() - 500, now_ms() + 8_000)
-            # A shard without due messages makes no request, and does not notice the fault.
-            flow.flush()
-            wait_delivered(service, delivered + 500)
+            written = begin_delivering(flow, service, 4_000, before_ms=500, after_ms=8_000)
             own_broker.kill()
             texts = wait_paused(service)
             assert not any("Traceback" in text for text in texts)
@@ -158,10 +174,7 @@ def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
     with serving(own_broker, flow, tmp_path / "node", timeout_s) as service:
         service.start()
         for _ in range(2 if timeout_s == TIMEOUT_S else 1):
-            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
-            flow.write(4_000, now_ms() - 500, now_ms() + 5_000)
-            flow.flush()
-            wait_delivered(service, delivered + 500)
+            begin_delivering(flow, service, 4_000, before_ms=500, after_ms=5_000)
             own_broker.freeze()
             wait_paused(service)
             own_broker.thaw()
@@ -179,7 +192,7 @@ def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
         for _ in range(2):
-            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
+            delivered = service.delivered()
             flow.write(30_000, now_ms() - 500, now_ms() + 4_000)
             flow.flush()
             wait_delivered(service, delivered + 500)
@@ -237,9 +250,7 @@ def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Pa
     flow = KafkaFlow(own_broker, 4)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
-        flow.write(2_000, now_ms(), now_ms() + 6_000)
-        flow.flush()
-        wait_delivered(service, 100)
+        begin_delivering(flow, service, 2_000, before_ms=0, after_ms=6_000)
         own_broker.kill()
         wait_paused(service)
         begun_s = time.monotonic()

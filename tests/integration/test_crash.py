@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.harness.broker import Broker
 from tests.harness.service import Service
+from tests.harness.waiting import NotInTime
 from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, KafkaFlow, LogFlow, now_ms
 
 pytestmark = pytest.mark.kafka
@@ -60,7 +61,9 @@ def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
     """SIGTERM within the backlog; the next start continues at that position, with nothing to
     replay."""
     service.start()
-    service.wait_until(lambda: delivered(service) > BACKLOG * 0.1, "begin to drain", timeout_s=60.0)
+    service.wait_until(
+        lambda: service.delivered() > BACKLOG * 0.1, "begin to drain", timeout_s=60.0
+    )
     begun_s = time.monotonic()
     assert service.stop() == 0
     assert time.monotonic() - begun_s < STOP_S
@@ -81,11 +84,6 @@ def count_delivered(flow: KafkaFlow | LogFlow) -> int:
         return len(flow.delivered())
     with flow.open():
         return flow.end_of_target()
-
-
-def delivered(service: Service) -> int:
-    """Messages delivered since the first start."""
-    return sum(shard["totals"]["delivered"] for shard in service.shards())
 
 
 @pytest.mark.smoke
@@ -127,7 +125,7 @@ CANCELS = 2_000
 SAMPLE = 10_000
 """Messages written first, to see how fast this machine writes at the moment."""
 
-MARGIN = 3
+MARGIN = 6
 """The downtime begins after this multiple of the estimated time to write the rest."""
 
 
@@ -147,9 +145,9 @@ def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
     flow.cancel(first[::2])
     if isinstance(flow, KafkaFlow):
         flow.flush()
-    assert max(message.cancel_ms or 0 for message in first) < due_ms - IN_TIME_MS, (
-        "the machine is too slow for this"
-    )
+    last_ms = max(message.cancel_ms or 0 for message in first)
+    if last_ms >= due_ms - IN_TIME_MS:
+        raise NotInTime(f"the last cancel was written {last_ms - due_ms:+} ms from the due time")
 
 
 def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
