@@ -2,7 +2,7 @@
 and the client whose answers are printed.
 
 Output that is not a terminal has no colours, and its tables are not cut off. A failure of stdout is
-told from a failure of any other file."""
+distinguished from a failure of any other file."""
 
 import errno
 import io

@@ -3,10 +3,10 @@
     ChronosError
     └── ClientError            the call failed; `exit_code` is that of the command line
         ├── Unreachable   3    no answer from the address, or none in time
-        ├── NotFound      4    no message, dead letter, job or topic has the name
+        ├── NotFound      4    what the call names does not exist: a message, a job, a topic, a partition
         ├── Refused       2    the request, the address, the token or a TLS file is invalid; `errors` names the fields
         ├── Rejected      1    the shard rejected the message; only `schedule(wait=...)` and `confirm` raise it
-        └── ServiceFailed 1    the service could not carry out the request now
+        └── ServiceFailed 1    the service could not carry out a valid request, or the answer is not from Chronos
 
 An argument that is wrong on its own, such as a time without a zone, raises ValueError or TypeError.
 """  # noqa: E501
@@ -275,7 +275,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of messages, in the order of their due times."""
+    """One page of messages, in the order of `planned_at`."""
 
     messages: list[MessageInfo]
     after: str | None

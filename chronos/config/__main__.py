@@ -1,4 +1,4 @@
-"""The printing of `docs/reference/configuration.md`, or with the argument `example` of
+"""Prints the content of `docs/reference/configuration.md`; with the argument `example` that of
 `config/chronos.yaml`."""
 
 import sys

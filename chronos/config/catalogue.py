@@ -1,7 +1,8 @@
-"""The keys as data: the name of each, the kind of its value, and how the value is written.
+"""The keys of the configuration as data: the name of each, the kind of its value, and how the value
+is written.
 
 Made from the models once. What reading, error texts and documents know of a key is from here; only
-the check of a value asks the models."""
+the check of a value, and the walk over a configuration that is shown, ask the models."""
 
 import re
 from collections.abc import Iterator, Mapping

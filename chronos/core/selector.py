@@ -4,8 +4,8 @@ brokers that lead the partitions.
 After RocketMQ's MQFaultStrategy and LatencyFaultTolerance: a slow or failed send makes a broker
 unavailable for the time in PENALTIES, and the next good send makes it available again. Unavailable
 brokers, and the partition of a topic that failed last, are avoided and never excluded: when there
-is no other, one of the better half is used, and after its penalty a broker is chosen like any
-other.
+is no other, one led by a broker of the better half is used, and after its penalty a broker is
+chosen like any other.
 
 The choice is not part of a decision, and no progress record has it: a message without a key may be
 written to any partition of its target."""

@@ -1,8 +1,8 @@
 """The tables of an archive as DataFrames, for audit and backfill: all but `rejected` and
 `dead_letters`.
 
-The columns are in `schema`: files without a newer column read as null. Law: `open_tables` fails if
-a recorded file is missing or a compaction replaces folders."""
+The columns are in `schema`; in older files a newer column reads as null. Law: `open_tables` fails
+if a recorded file is missing or a compaction replaces folders."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession

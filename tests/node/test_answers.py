@@ -292,6 +292,22 @@ def test_a_repeated_request_that_contradicts_itself_by_now_has_its_first_answer(
     assert (repeated.status, repeated.json()["result"]) == (200, "scheduled")
 
 
+def test_a_repeated_reschedule_to_a_time_too_far_past_by_now_has_its_first_answer(
+    tmp_path: Path,
+) -> None:
+    with Inside(tmp_path, limits__max_past="1s") as node:
+        assert node.ask("POST", "/v1/messages?wait=5s", body(id="moved", delay="1h")).status == 200
+        at = {"deliver_at": int(time.time() * 1_000) + 1_000}
+
+        def reschedule(name: str) -> Any:
+            return node.ask("PATCH", f"/v1/messages/{name}", at, {"Idempotency-Key": "a"})
+
+        assert reschedule("moved").json()["result"] == "rescheduled"
+        wait_until(lambda: reschedule("another").status == 422)
+        repeated = reschedule("moved")
+        assert (repeated.status, repeated.json()["result"]) == (200, "rescheduled")
+
+
 def test_the_name_of_a_call_is_checked_and_not_shown(node: Inside, client: Client) -> None:
     for key in ("", "two words", "x" * 256):
         answer = node.ask("POST", "/v1/messages", body(), {"Idempotency-Key": key})

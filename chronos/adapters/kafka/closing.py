@@ -3,8 +3,8 @@
 librdkafka 2.16 can lock itself up when a consumer is closed while it learns that its position is
 not in the log: the thread of a broker waits for the partition's mutex, which it holds itself
 (`rd_kafka_offset_reset`), and `close` waits for that thread for ever. One of 10,000 closes of
-readers below the log's start did so (measured; librdkafka#5476 is related). The thread that called
-`close` would be a shard's."""
+readers below the log's start did so (measured; librdkafka#5476 is related). So each consumer is
+closed on a thread of its own: a shard's thread must not wait for ever."""
 
 import threading
 from contextlib import suppress

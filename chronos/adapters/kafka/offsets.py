@@ -1,5 +1,5 @@
-"""Offsets of partitions and of consumer groups, requested through consumers: a part of
-`ports.TopicLog`.
+"""Offsets of partitions and of consumer groups, requested, compared and committed through
+consumers; a part of `ports.TopicLog` and more.
 
 The admin client's requests look simpler but fail in three ways. After a refusal for an old leader
 epoch, it repeats the same epoch for minutes; while a leader is gone, every request takes its whole

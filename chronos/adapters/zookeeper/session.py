@@ -1,8 +1,9 @@
 """One session with ZooKeeper: its connection, its watches, and the data last read in it.
 
-Watches only mark data as stale. The calling thread does all reading, and every request has a time
-limit. What kazoo or the system below it raises during a membership becomes CoordinatorUnavailable
-in `translated`; `inspection` translates the errors of a client that does not join."""
+Watches only mark data as stale, and wake the caller. The calling thread does all reading, and every
+request has a time limit. What kazoo or the system below it raises during a membership becomes
+CoordinatorUnavailable in `translated`; `inspection` translates the errors of a client that does not
+join."""
 
 import logging
 import socket

@@ -1,14 +1,15 @@
 """Connections and request bodies: the bounds of their number, memory and time, and the answers to
 connections that do not send HTTP.
 
-All bodies, the records made from them, and the bytes received and not read yet share one bound of
-memory. At most READ_AHEAD_BYTES of a body are received before its handler reads it; most handlers
-read none.
+All bodies, the records made from them, the bytes received and not read yet, and the buffers of TLS
+share one bound of memory. Before a handler reads a body, at most BODY_UNREAD_MAX bytes of it are
+received; most handlers read none.
 
-Connections take at most half of the process's file descriptors, so that the node can always open
-its own files and sockets. At the bound one connection is closed for a new one: one that negotiates
-TLS, else one that has sent no request yet, else the one that has been idle longest. A connection
-with a request in progress is never closed for another."""
+Connections take at most half of the process's file descriptors: the rest is for the node's own
+files and sockets. At the bound one connection is closed for a new one: one that negotiates TLS,
+else one that has sent no request yet, else the one that has been idle longest. A connection is not
+idle while a handler serves its request; while the finished answer is sent, it counts as idle. If
+handlers serve all connections, the new one is closed."""
 
 import asyncio
 import resource

@@ -1,7 +1,7 @@
 """The files of the console (`chronos/admin/static`), read once when the server starts.
 
 The files are the same for every sender and contain no data of the service: the console's scripts
-call the API like any other client, with the token that the user enters."""
+call the API like any other client, with the token that the user enters if one is needed."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,11 +1,14 @@
 """Bytes in JSON: ids, keys, values, headers and page keys.
 
-Bytes are written as text if they are UTF-8, and in base64 otherwise. A page key is sealed: a client
-can neither read nor make one. It is bound to the token and to the conditions of its request; with
-others it cannot be opened. All nodes of a cluster open each other's keys. With `coordinator.secret`
-the secret of the seal is derived from it. Otherwise it is derived from the random token that the
-node has given the coordinator at its start, which only nodes can read; then a page key is valid
-until its node ends.
+Bytes are written as text if they are UTF-8, and in base64 otherwise; an id that begins with
+`base64:` is written in base64 too. A page key is sealed: a client can neither read nor make one. It
+is bound to the token and to the conditions of its request; with others it cannot be opened. All
+nodes of a cluster open each other's keys.
+
+With `coordinator.kind: raft` the secret of the seal is derived from `coordinator.secret`. Otherwise
+it is derived from a random token that the node makes at its start. In a cluster the node gives this
+token to the coordinator, where the other nodes read it, and so can every client that may read the
+coordinator's data. Then a page key is valid until its node ends.
 
 The seal is a synthetic initialization vector (as in RFC 5297), with HMAC-SHA-256 as the function
 and SHAKE-256 as the key stream."""

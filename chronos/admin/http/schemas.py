@@ -793,7 +793,7 @@ class MessageInfo(Struct, kw_only=True):
 
 
 class Page(Struct, kw_only=True):
-    """Messages in the order of their due times."""
+    """Messages in the order of `planned_at`."""
 
     messages: list[MessageInfo]
     after: Annotated[

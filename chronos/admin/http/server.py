@@ -2,8 +2,8 @@
 the answer what the sender may not see, and has the audit trail written.
 
 Payloads and headers are shown only to senders with the role `payload`, and targets only to senders
-whose own they are. The server starts last, when the node runs, and stops first: long polls end at
-once, other requests are finished."""
+whose own they are; the reason why a shard is paused may name one. The server starts last, when the
+node runs, and stops first: long polls end at once, other requests have STOP_S to finish."""
 
 import asyncio
 import re

@@ -1,9 +1,11 @@
-"""Waiting requests: for a thread, which the tokens use in turns; for a position of a shard; and for
-a topic or a record of the embedded log.
+"""Waiting requests: for a thread, which the tokens use in turns; for a position of a shard; for a
+topic or a record of the embedded log; and for a value that is looked for again and again (`poll`).
 
-A free thread takes the waiting work of the token that has used the least time so far. A token has
+A free thread takes the waiting work of the token with the least time used. A token without work is
+forgotten; with its next work it begins at the time of the token whose turn it was last. A token has
 at most a fixed share of the threads at a time, because threads that compute wait for each other and
-for the event loop. The number of long polls is bounded."""
+for the event loop; work without a token may have all. The number of long polls is bounded, for each
+token and in all."""
 
 import asyncio
 import time

@@ -648,6 +648,7 @@ class Messages:
             context.delay_topic,
             context.now_ms(),
             key,
+            context.knows_call,
         )
         call.share.grow(ACTION_BYTES)
         try:

@@ -228,6 +228,11 @@ class _FieldError(Exception):
         super().__init__(detail)
 
 
+KnowsCall = Callable[[int, bytes | None, bytes | None], bool]
+"""Whether shard, id and token are those of a call that was executed before. Then the shard refuses
+its record as repeated, even one that would be rejected by now."""
+
+
 class Planner:
     """Turns messages into records. Any thread may call."""
 
@@ -237,10 +242,8 @@ class Planner:
         rules: Sequence[Rules],
         delay_topic: str,
         bytes_max: int,
-        knows_call: Callable[[int, bytes | None, bytes | None], bool],
+        knows_call: KnowsCall,
     ) -> None:
-        """`knows_call`: whether shard, id and token are those of a call that was executed before.
-        Then the shard refuses its record as repeated, even one that contradicts itself by now."""
         self._rules = rules
         self._knows_call = knows_call
         self._delay_topic = delay_topic
@@ -578,6 +581,7 @@ def plan_action(
     delay_topic: str,
     now_ms: int,
     call: str | None = None,
+    knows_call: KnowsCall = lambda *_: False,
 ) -> Outgoing:
     """The record of an action; ProblemError with status 422 when the shard would reject it as not
     valid. `call`: the name of its call."""
@@ -590,7 +594,7 @@ def plan_action(
     if call is not None:
         headers[CALL] = call.encode()
     parsed = parse(Record(0, now_ms, key, None, list(headers.items())), rules)
-    if type(parsed) is Rejection:
+    if type(parsed) is Rejection and not knows_call(rules.shard, parsed.id, parsed.call):
         raise invalid_faults([_rejected(parsed).fault])
     return delay_topic, key, None, headers, rules.shard
 

@@ -1,18 +1,20 @@
-"""`chronos serve`: one node in this process, or with `--processes 3` three nodes of a cluster on
-one machine, each in a process of its own.
+"""`chronos serve`: one node in this process; or several nodes of a cluster on one machine, each in
+a process of its own, with `--processes 3`, or while an earlier start with more processes has left
+nodes whose replicas are still to be given away.
 
 A node starts in this order: 1. settings and logs, 2. the node, 3. HTTP. Then it waits for a signal,
-or for the node to fail. HTTP stops first, then the node.
+for the node to fail, or for the node to have given all its replicas away, if it is to. HTTP stops
+first, then the node.
 
-    chronos serve --processes 3    starts the processes below, restarts them, and ends when all have ended
+    chronos serve --processes 3    starts the processes below, restarts those that fail, and ends when all have ended for good
     ├── process 1/3    the node of the configuration
     ├── process 2/3    node.id_2, data_dir/processes/2, admin.port + 1
     ├── process 3/3    node.id_3, data_dir/processes/3, admin.port + 2
     └── process 4/3    left by an earlier start with more processes: gives its replicas away, then its directory is deleted
 
-Several processes use several cores, because the Python code of one process uses one. The nodes tell
-each other that they share a machine (`node.host`), so that replicas of a shard lie on different
-machines first."""  # noqa: E501
+Several processes use several cores, because the Python code of one process uses one. Each of the
+three has a third of `store.block_cache`. The nodes tell each other that they share a machine
+(`node.host`): the replicas of a shard are placed on different machines where that is possible."""  # noqa: E501
 
 import asyncio
 import ctypes

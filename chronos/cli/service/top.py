@@ -1,4 +1,5 @@
-"""`chronos top`: the state of a service on a screen that is refreshed.
+"""`chronos top`: the state of a service on a screen that is refreshed; with `--once`, or where
+stdout is no terminal, it is printed once.
 
     _Asking (a thread) -> View -> screen (a pure function) -> terminal
 

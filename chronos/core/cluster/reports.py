@@ -1,5 +1,6 @@
 """The reports of a cluster's members about their replicas, as an index for one plan: which node
-leads a shard, how far each replica is, and which role was written last. It decides nothing."""
+leads a shard, how far each replica is, which masters are reported unhealthy, and which role was
+written last. It decides nothing."""
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter

@@ -1,18 +1,19 @@
 """The outcome of every promised delivery: transformations of DataFrames, tables of the archive in,
-one row for each delivery out.
+one row for each promised delivery out.
 
 A promised delivery is a message, one occurrence of a series, or a record that was rejected;
 `(shard, source_offset, occurrence)` is its token, from `chronos-source` and `chronos-occurrence`.
 
     promised_deliveries   what was promised, and how it ended other than by delivery     (messages, decisions, progress)
     stepped_over          the same of records that could not be read                     (decisions, offsets)
-    received              the deliveries that the targets hold                           (deliveries)
+    received              the deliveries that were archived from the targets             (deliveries)
     outcomes              all joined and judged, as far as the archive proves            (`coverage`)
     with_replays          outcomes corrected by what backfills sent                      (`ledger`)
 
-What a message without actions and without decisions promised follows from Spark's own expressions.
-The others are found by two small joins and go through `events` and `timeline`, in the order of the
-logs."""  # noqa: E501
+What a message of the window with neither actions nor decisions promised follows from Spark's own
+expressions; so does a record that was refused or is not executed yet. The other messages of the
+window, and those that an action or a decision moved into it, go through `events` and `timeline`, in
+the order of the logs."""  # noqa: E501
 
 from collections.abc import Iterator
 from functools import reduce

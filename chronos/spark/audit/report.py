@@ -1,8 +1,8 @@
 """The report of an audit: one HTML file with plots as inline SVG.
 
 Colours are CSS classes of the page, so that plots are readable in light and dark. Law: the page
-fetches nothing and runs nothing; every name and text in it is escaped; every point in time of a
-plot has a title with its numbers."""
+fetches nothing and runs nothing; every name and text in it is escaped; every bar and every
+point in time of a plot has a title with its numbers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime

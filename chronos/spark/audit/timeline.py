@@ -3,7 +3,7 @@ two logs.
 
 Most messages do not need it: no record acted on them, and the progress log has no decision about
 them. For those that were cancelled, replaced, rescheduled, retried or repeated, it repeats what
-`core.shard.shard` did, in the order of the two logs, by the same placement rule. It takes each
+`core.shard` did, in the order of the two logs, by the same placement rule. It takes each
 decision from the progress log and makes none of its own, and it needs only the records of that id.
 
 The events may begin in the middle: an action on a message that is not among them (it lies outside

@@ -1,5 +1,6 @@
 """The values of the push: the bounds of one step of a master (`Limits`), the inputs of a plan, and
-the planned transaction with its counts of letters. `push` makes the plan."""
+the planned transaction; and the counts of dead letters and rejected records for the log. `push`
+makes the plan."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set

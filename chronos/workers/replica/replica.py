@@ -3,11 +3,14 @@
 It is a step machine: `step(now_ms)` does one step of the phase that follows from what is open, and
 returns the time of the next step:
 
-    start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
-      ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5
-      └──────────┴──────────┴───────────┴────────┘
-       after a Retry, a lost producer or the end of the assignment: close everything, start from the
-       store
+    start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead     the numbers of docs/concepts/flow.md, "A new master"
+      ▲        1, 2         3          4         5
+      └──────────┴──────────┴──────────┴─────────┘
+       close everything, start from the store
+
+Everything is closed at the end of the assignment, after a lost producer or a failed write to the
+store, and after any Retry before `begin`. A master that meets another Retry when it commits repeats
+the step, mostly after a pause. A node that was the last master itself may do 2 in `start`.
 
 Other threads and nodes see the `role` of the replica, a `ReplicaState`. Other threads may read its
 properties during a step, which opens and closes parts: so a property reads each attribute once.

@@ -1,9 +1,9 @@
 """Membership and the controller on Kafka itself, over the topic `chronos.cluster`
 (`ports.Coordinator`).
 
-There are no sessions: a node that was silent is a member again with its next heartbeat, and reads
-meanwhile which roles it has. Only a node that was replaced by another process of its name no longer
-has a place, and does not join again."""
+There are no sessions: a node that was silent is a member again with its next heartbeat, and goes on
+reading its roles meanwhile where it can. A node that was replaced by another process of its name
+has no place any more, and does not join again."""
 
 import threading
 import time

@@ -1,8 +1,9 @@
-"""The incarnation of each node that counts, and whether it is present.
+"""The incarnation that counts for each node, and whether it is present.
 
 An incarnation is one process of a node. Which one counts follows from the records alone: the
-greatest generation, and of equal ones the first in the partition, so that all readers agree.
-Whether it is present follows from the time that counts for the reading process
+greatest generation, and of equal ones the first in the partition, so that all readers agree. It is
+present from a heartbeat that is read after the reading process has begun, until its leave record,
+or until it was silent for too long by the time that counts for the reading process
 (`core.cluster.kafka.heartbeats`), so that readers may disagree for a while."""
 
 from msgspec import Struct

@@ -1,9 +1,9 @@
 """The check of the records of `chronos.cluster`: which of them no process of Chronos can have
-written, so that readers ignore them.
+written, so that `participant` ignores them.
 
 Any client that may write to the topic can write such a record. A number that is accepted is never
 reduced again: a generation, a position or an epoch far beyond the current one would exclude a node,
-or all later roles, for as long as the topic exists."""
+or all later roles, for good."""
 
 from collections.abc import Mapping
 from typing import Final

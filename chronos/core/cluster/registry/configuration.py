@@ -1,7 +1,7 @@
 """The configuration that registries serve to clients: namespace -> key -> value, within bounds.
 
-It is the only thing about a registry that outlasts the processes: the coordinator keeps it with the
-roles, a standalone node in a file (`node.registry_values`)."""
+It is the only thing about a registry that outlasts the processes of the nodes: the coordinator
+keeps it with the roles, a standalone node in a file (`node.registry_values`)."""
 
 from collections.abc import Mapping
 
