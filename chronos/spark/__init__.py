@@ -1,4 +1,4 @@
-"""The Spark jobs: archive the logs to Parquet, audit the deliveries, send lost messages again.
+"""The Spark jobs: archive the logs to Parquet, audit the deliveries, send archived messages again.
 
     archive/    topics to Parquet, and compaction                 chronos archive
     audit/      the outcome of every message of a window          chronos audit

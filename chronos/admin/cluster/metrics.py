@@ -25,7 +25,7 @@ from chronos.admin.http.issuer import Issuer
 from chronos.core.keys import LIMITED
 from chronos.core.query.pages import next_place_ms
 from chronos.core.selector import NO_LEADER
-from chronos.core.shard.lanes import read_states
+from chronos.core.shard.lanes import read_lanes
 from chronos.errors import ChronosError
 from chronos.node.histogram import Histogram
 from chronos.node.outcomes import TARGETS_SHOWN, Outcomes
@@ -572,7 +572,7 @@ class Exposition(Collector):
             if shard.role != "master":
                 continue
             try:
-                states = read_states(shard.store, shard.state.parked)
+                states = read_lanes(shard.store, shard.state.parked)
             except ChronosError:
                 continue
             for (topic, partition), state in states.items():

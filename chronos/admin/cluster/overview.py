@@ -54,7 +54,7 @@ from chronos.core.query.pages import next_place_ms
 from chronos.core.query.timeline import TIMELINE_MAX_MS, check_timeline, timeline
 from chronos.core.rates import LIMITS_MAX, InForce, Rate, check_pattern, parse_rate, rate_text
 from chronos.core.reach import EVERYTHING
-from chronos.core.shard.lanes import read_states
+from chronos.core.shard.lanes import read_lanes
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
 from chronos.node.histogram import Histogram
@@ -197,7 +197,7 @@ def lane_lengths(shards: Iterable[ShardDriver]) -> Counter[Lane]:
     cannot be read."""
     lengths: Counter[Lane] = Counter()
     for shard in shards:
-        states = read_states(shard.store, shard.state.parked)
+        states = read_lanes(shard.store, shard.state.parked)
         lengths.update({lane: state.length for lane, state in states.items()})
     return lengths
 

@@ -21,7 +21,7 @@ from chronos.core.message import entry_id
 from chronos.core.query.filter import Filter
 from chronos.core.query.pages import after
 from chronos.core.shard.codec import FRESH, unpack_entry, unpack_head, unpack_state
-from chronos.core.shard.lanes import read_states
+from chronos.core.shard.lanes import read_lanes
 from chronos.core.shard.step import StoreView, portions
 
 SCAN_ROWS, SCAN_BYTES = 1_000, 4_000_000
@@ -47,7 +47,7 @@ def scan_pending(
     """
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
-    for lane, lane_state in sorted(read_states(view, state.parked).items()):
+    for lane, lane_state in sorted(read_lanes(view, state.parked).items()):
         if matching.concerns_target(lane[0]):
             first = max((lane_state.due_ms, lane_state.offset), matching.start)
             begin, end = lane_key(lane, *first), lane_key(lane, *matching.stop)

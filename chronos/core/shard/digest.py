@@ -1,5 +1,5 @@
-"""The digest of a shard: one short text, equal for any two replicas at the same progress record,
-whatever their settings are (law 9).
+"""The digest of a shard: one short text, equal for any two replicas at the same progress record if
+it is computed with the same `remembered_ms`, whatever their other settings are (law 9).
 
 It covers the state, every pending message and every lane, every held record, the counts, the index
 of occurrences that keep a wall-clock time, the states of pending ids, and, with `remembered_ms`,

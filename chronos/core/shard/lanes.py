@@ -15,7 +15,6 @@ The master decides when a lane is open, in `workers.push.lanes`. All functions a
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.keys import (
@@ -39,50 +38,32 @@ from chronos.core.shard.codec import (
     unpack_entry,
     unpack_lane_state,
 )
+from chronos.core.shard.fifo import Fifo, FifoWrites, Kind, read_states
 from chronos.core.shard.progress import Decision, LaneCursor, Outcome
-from chronos.core.shard.step import KeyValue, Leaving, Selection, Staged, StoreView, portions
+from chronos.core.shard.step import KeyValue, Leaving, Selection, Staged, StoreView
 from chronos.core.shard.wheel import Item, Position
-
-SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
-"""Rows and bytes of one scan: one step's worth."""
-
 
 EXPIRED_READ = 100
 """Rows that are read beyond those that a rate allows: expired messages at the head of a lane leave
 without waiting for it."""
 
 
-class LaneWrites(Struct, frozen=True, kw_only=True):
-    """The rows of lanes that one step writes, and the new state of each lane."""
-
-    puts: list[KeyValue]
-    deletes: list[bytes]
-    lanes: dict[Lane, LaneState | None]
-    """Every lane that changed -> its new state; None: it is empty."""
-    parked: int
-    """Change of the number of parked messages."""
+LANES: Kind[Lane, LaneState] = Kind(
+    prefix=LANE_STATE,
+    key=lane_state_key,
+    name=lambda key: unpack_lane(key[1:]),
+    pack=pack_lane_state,
+    unpack=unpack_lane_state,
+)
 
 
-class Lanes:
+class Lanes(Fifo[Lane, LaneState]):
     """The lanes of one shard that are not empty."""
 
     def __init__(self, view: StoreView, shard: int, *, parked: int) -> None:
-        """`parked`: number of parked messages in the store; with 0 nothing is ever read."""
-        self._view = view
+        """`parked`: number of parked messages in the store."""
+        super().__init__(view, LANES, parked)
         self._shard = shard
-        self._parked = parked
-        self._states: dict[Lane, LaneState] | None = None if parked else {}
-
-    @property
-    def states(self) -> dict[Lane, LaneState]:
-        """The state of every lane that is not empty. Raises Retry if the store cannot be read."""
-        if self._states is None:
-            states = read_states(self._view, self._parked)
-            assert sum(state.length for state in states.values()) == self._parked, (
-                "lanes are counted wrongly"
-            )
-            self._states = states
-        return self._states
 
     # --- select
 
@@ -108,7 +89,7 @@ class Lanes:
         start, stop = self._range(lane)
         ended = [1 for _, of in staged.unparked.values() if of == lane]
         entered = [1 for _, of, _ in staged.relaned.values() if of == lane]
-        for rows in portions(self._view, start, stop, messages_max, bytes_max):
+        for rows in self.portions(start, stop, messages_max, bytes_max):
             items = _remaining(_items(rows), staged)
             if items:
                 break
@@ -129,7 +110,7 @@ class Lanes:
             start, _ = self._range(lane)
             stop = _after(lane, (cursor.due_ms, cursor.offset))
             items: list[Item] = []
-            for rows in portions(self._view, start, stop, SCAN_ROWS, SCAN_BYTES):
+            for rows in self.portions(start, stop):
                 items += _items(rows)
             items = _remaining(items, staged)
             if items:
@@ -152,7 +133,7 @@ class Lanes:
         selection: Selection,
         decisions: Mapping[int, Decision],
         settled_ms: int,
-    ) -> LaneWrites:
+    ) -> FifoWrites[Lane, LaneState]:
         """Return what the step writes about lanes; the entries of due messages are not among it.
 
         `settled_ms`: due time, behind the new cursor, of the settled entry of a message that
@@ -199,35 +180,17 @@ class Lanes:
             length = delta + (0 if state is None else state.length)
             assert length >= 0, "more messages left a lane than were parked in it"
             states[lane] = LaneState(length, *self._first(lane, first, (0, 0))) if length else None
-            if length:
-                puts.append((lane_state_key(lane), pack_lane_state(states[lane])))  # type: ignore[arg-type]
-            else:
-                deletes.append(lane_state_key(lane))
-        return LaneWrites(puts=puts, deletes=deletes, lanes=states, parked=sum(change.values()))
+        return self.with_states(puts, deletes, states, length=sum(change.values()))
 
     def _first(self, lane: Lane, first: Mapping[Lane, Position], otherwise: Position) -> Position:
         state = self.states.get(lane)
         return first.get(lane, otherwise if state is None else (state.due_ms, state.offset))
 
-    def install(self, lanes: Mapping[Lane, LaneState | None]) -> None:
-        """Install the new states of lanes after they were written."""
-        for lane, state in lanes.items():
-            if state is None:
-                self.states.pop(lane, None)
-            else:
-                self.states[lane] = state
 
-
-def read_states(view: StoreView, parked: int) -> dict[Lane, LaneState]:
+def read_lanes(view: StoreView, parked: int) -> dict[Lane, LaneState]:
     """Return the state of every lane that is not empty. `parked`: number of parked messages in the
     store; with 0 nothing is read. Raises Retry if the store cannot be read."""
-    states: dict[Lane, LaneState] = {}
-    if not parked:
-        return states
-    start, stop = LANE_STATE, bytes([LANE_STATE[0] + 1])
-    for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES):
-        states |= {unpack_lane(key[1:]): unpack_lane_state(data) for key, data in rows}
-    return states
+    return read_states(view, LANES) if parked else {}
 
 
 def lane_of(view: StoreView, due_ms: int, offset: int) -> Lane | None:

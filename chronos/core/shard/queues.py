@@ -12,9 +12,7 @@ The master decides when a destination takes records, in `workers.replica.held`. 
 deterministic (law 9)."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-
-from msgspec import Struct
+from collections.abc import Iterable, Sequence
 
 from chronos.core.keys import (
     OFFSET_MAX,
@@ -35,8 +33,9 @@ from chronos.core.shard.codec import (
     unpack_held,
     unpack_queue_state,
 )
+from chronos.core.shard.fifo import Fifo, FifoWrites, Kind
 from chronos.core.shard.progress import Hold, Progress, Written, detail_number
-from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView, portions
+from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView
 from chronos.errors import LogMismatch
 
 HELD_MAX = 100_000
@@ -47,48 +46,28 @@ HELD_BYTES_MAX = 256_000_000
 """Bytes of their rows above which it pulls nothing more: as much as the smallest reserve of the
 disk (`limits.disk_reserve`)."""
 
-SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
-"""Rows and bytes of one scan: one step's worth."""
+
+QUEUES: Kind[int, QueueState] = Kind(
+    prefix=QUEUE_STATE,
+    key=queue_state_key,
+    name=queue_of,
+    pack=pack_queue_state,
+    unpack=unpack_queue_state,
+)
 
 
-class QueueWrites(Struct, frozen=True, kw_only=True):
-    """The rows of queues that one step writes, and the new state of each queue."""
-
-    puts: list[KeyValue]
-    deletes: list[bytes]
-    queues: dict[int, QueueState | None]
-    """Every destination whose queue changed -> its new state; None: it is empty."""
-    held: int
-    """Change of the number of held records."""
-    held_bytes: int
-    """Change of the bytes of their rows."""
-
-
-class Queues:
+class Queues(Fifo[int, QueueState]):
     """The queues of one shard that are not empty, by destination."""
 
     def __init__(self, view: StoreView, *, held: int) -> None:
-        """`held`: number of held records in the store; with 0 nothing is ever read."""
-        self._view = view
-        self._held = held
-        self._states: dict[int, QueueState] | None = None if held else {}
-
-    @property
-    def states(self) -> dict[int, QueueState]:
-        """The state of every queue that is not empty. Raises Retry if the store cannot be read."""
-        if self._states is None:
-            states = read_queue_states(self._view)
-            assert sum(state.length for state in states.values()) == self._held, (
-                "held records are counted wrongly"
-            )
-            self._states = states
-        return self._states
+        """`held`: number of held records in the store."""
+        super().__init__(view, QUEUES, held)
 
     def first(self, destination: int, records_max: int, bytes_max: int) -> Prefix:
         """Return the first held records of a destination whose queue is not empty, within both
         limits, at least one."""
         start = held_key(destination, self.states[destination].offset)
-        found = portions(self._view, start, _stop(destination), records_max, bytes_max)
+        found = self.portions(start, _stop(destination), records_max, bytes_max)
         rows = next(filter(None, found), [])
         assert rows, "a queue that is not empty has no rows"
         return Prefix(destination=destination, rows=_unpacked(rows))
@@ -102,7 +81,7 @@ class Queues:
             start = held_key(destination, 0 if state is None else state.offset)
             stop = held_key(destination, queue.offset) + b"\0"
             rows: list[tuple[bytes, bytes]] = []
-            for part in portions(self._view, start, stop, SCAN_ROWS, SCAN_BYTES):
+            for part in self.portions(start, stop):
                 rows += part
             prefix = Prefix(
                 destination=destination, rows=_unpacked(rows), too_large=queue.too_large
@@ -116,7 +95,7 @@ class Queues:
             prefixes.append(prefix)
         return prefixes
 
-    def writes(self, staged: Staged, progress: Progress) -> QueueWrites:
+    def writes(self, staged: Staged, progress: Progress) -> FifoWrites[int, QueueState]:
         """Return what the step writes about queues."""
         puts: list[KeyValue] = []
         deletes: list[bytes] = []
@@ -148,48 +127,17 @@ class Queues:
             before = self.states.get(destination, QueueState(0, 0, 0))
             count = before.length + change
             assert count >= 0, "more records left a queue than were held in it"
-            state = (
-                QueueState(count, before.bytes + size[destination], first[destination])
-                if count
-                else None
-            )
-            states[destination] = state
-            if state is not None:
-                puts.append((queue_state_key(destination), pack_queue_state(state)))
-            else:
-                assert before.bytes + size[destination] == 0, (
-                    "the bytes of an empty queue are counted wrongly"
-                )
-                deletes.append(queue_state_key(destination))
-        return QueueWrites(
-            puts=puts,
-            deletes=deletes,
-            queues=states,
-            held=sum(length.values()),
-            held_bytes=sum(size.values()),
+            size_now = before.bytes + size[destination]
+            assert count or not size_now, "the bytes of an empty queue are counted wrongly"
+            states[destination] = QueueState(count, size_now, first[destination]) if count else None
+        return self.with_states(
+            puts, deletes, states, length=sum(length.values()), row_bytes=sum(size.values())
         )
-
-    def install(self, queues: Mapping[int, QueueState | None]) -> None:
-        """Install the new states of queues after they were written."""
-        for destination, state in queues.items():
-            if state is None:
-                self.states.pop(destination, None)
-            else:
-                self.states[destination] = state
 
 
 def is_full(state: State) -> bool:
     """Return whether a shard holds so many records that it pulls nothing more."""
     return state.held >= HELD_MAX or state.held_bytes >= HELD_BYTES_MAX
-
-
-def read_queue_states(view: StoreView) -> dict[int, QueueState]:
-    """Return the state of every queue that is not empty."""
-    states: dict[int, QueueState] = {}
-    start, stop = QUEUE_STATE, bytes([QUEUE_STATE[0] + 1])
-    for rows in portions(view, start, stop, SCAN_ROWS, SCAN_BYTES):
-        states |= {queue_of(key): unpack_queue_state(data) for key, data in rows}
-    return states
 
 
 def holds(held: Iterable[Held], details: list[str]) -> tuple[Hold, ...]:

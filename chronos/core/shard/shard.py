@@ -394,7 +394,7 @@ class Shard:
             written = self.lanes.writes(staged, selection, decisions, _settled_ms(cursor))
             puts += written.puts
             deletes += written.deletes
-            lanes, parked_delta = written.lanes, written.parked
+            lanes, parked_delta = written.states, written.length
             for due_ms, _ in staged.unparked.values():
                 delta[due_ms // MINUTE_MS] -= 1
             for due_ms, _, _ in staged.relaned.values():
@@ -415,7 +415,7 @@ class Shard:
             queued = self.queues.writes(staged, progress)
             puts += queued.puts
             deletes += queued.deletes
-            queues, held, held_bytes = queued.queues, queued.held, queued.held_bytes
+            queues, held, held_bytes = queued.states, queued.length, queued.bytes
         return Writes(
             puts=puts,
             deletes=deletes,

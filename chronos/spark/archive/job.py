@@ -3,14 +3,17 @@ location that the first run claims.
 
 Spark's structured streaming reads the topics in up to five streams, one after the other. Each
 stream writes one table; that of the progress topic writes `progress` and `decisions`. For each of
-its batches it writes rows of `offsets`. A run has its own checkpoint, which begins where the last
-one was committed; the uncommitted batches of an earlier run are removed first. At its end the run
-commits its positions in the delay and progress topics to Kafka: the service trims these topics
-below them.
+its batches it writes rows of `offsets`. Each stream of a run has a checkpoint of its own, which
+begins where the last run's was committed, or behind a gap; the uncommitted batches of the last run
+are removed first. At its end the run commits its positions in the delay and progress topics to
+Kafka: the service trims these topics only below them.
 
-Law: every record that is read is in the archive once, also after a kill. Law: a location is claimed
-only after the brokers have shown that they belong to the cluster and have its topics, so that a
-wrong setting leaves nothing behind.
+Law: no record is in the archive twice, and none that is read is missing, also after a kill. Left
+out are only the records of targets that Chronos did not deliver, unless the plan asks for all
+records, and those of other programs in the progress topic. Law: a location is claimed only after
+the brokers have shown that they have the delay and progress topics, and that the progress topic,
+if it has a record that can be read, was written by the cluster. The names of the rejected and
+dead-letter topics are not checked: one that does not exist is not read.
 
 Unless the plan names targets, each run keeps the list of the targets that the messages name, made
 from the last list and the files that the run wrote. If the last run has no list, the whole table is
