@@ -85,7 +85,7 @@ FAULTS: Faults = {
         Change("until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, ")
     ],
     "messages are selected beyond the watermark": [
-        Change("min(now_ms, max(reached_ms, staged.watermark_ms))", "now_ms")
+        Change("min(now_ms, max(pulled.reached_ms, staged.watermark_ms))", "now_ms")
     ],
     "a header in another case is the producer's own": [
         Change(

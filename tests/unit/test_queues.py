@@ -25,7 +25,7 @@ from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.node.topics import own_topics
 from chronos.ports import Outgoing, TopicInfo, Writer
 from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
-from chronos.workers.replica.horizon import unforwarded_ms, unpulled_ms
+from chronos.workers.replica.horizon import reached_ms, unforwarded_ms, unpulled_ms
 from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.state import ReplicaState
 from tests.harness.clock import HandClock
@@ -447,8 +447,11 @@ def test_beyond_the_bound_nothing_is_pulled_and_what_is_pending_is_delivered(
     service.run(10)
     assert service.waits(0) == (3, 3)
     service.write(0, (missed, None, {}))
+    written_ms = service.clock.now
     service.run(ELECTION_MS + 6 * SECOND)
     assert sorted(value or b"" for value in service.delivered()) == sorted([kept, missed])
+    # Law 3: an id is forgotten by this time, and the cancel is not pulled.
+    assert reached_ms(service.shards[0].replica.state) <= written_ms
     assert "nothing more is pulled until fewer records wait" in (
         service.shards[0].replica.paused or ""
     )

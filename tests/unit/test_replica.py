@@ -3,23 +3,26 @@ each."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import RULES, pack_state
 from chronos.core.shard.progress import VERSION
-from chronos.errors import Deposed, LogMismatch, NoSpace
+from chronos.errors import Deposed, LogMismatch, LogUnavailable, NoSpace
 from chronos.node import shards
 from chronos.node.shards import report
 from chronos.node.watch import CLOCK_STEP_MS, LOG_EVERY_MS, OVER_MS, ShardWatch
-from chronos.ports import READING_BOUNDED
+from chronos.ports import READING_BOUNDED, Watermarks
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS, STANDALONE, Assignment
@@ -472,6 +475,67 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: SharedShard) -> None
     case.node.until(S.RECOVERING)
     case.node.until(S.FOLLOWER)
     assert case.node.replica.paused is None
+
+
+class CountedLog(EmbeddedLog):
+    """The embedded log, with the clients that are open, and a call that fails once."""
+
+    open: ClassVar[list[object]] = []
+    fails_at = 0
+    """Number of the call that fails; 0: none."""
+    calls = 0
+
+    def reader(self, *args: Any, **options: Any) -> Any:
+        self._count_call()
+        return self._counted(super().reader(*args, **options))
+
+    def writer(self, shard: int) -> Any:
+        self._count_call()
+        return self._counted(super().writer(shard))
+
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
+        self._count_call()
+        return super().watermarks(topic, partition)
+
+    def _count_call(self) -> None:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise LogUnavailable("the broker is gone")
+
+    def _counted(self, client: Any) -> Any:
+        close = client.close
+
+        def closing() -> None:
+            close()
+            self.open.remove(client)
+
+        self.open.append(client)
+        client.close = closing
+        return client
+
+
+def test_a_failure_at_any_call_of_a_take_over_leaves_no_client_open(tmp_path: Path) -> None:
+    """What a phase hands to the next one is closed whichever of them fails."""
+    case = SharedShard(tmp_path, log_type=CountedLog)
+    case.schedule(3)
+    case.commit()
+    log = cast("CountedLog", case.log)
+    case.other.replica.close()
+    for fails_at in itertools.count(1):
+        log.calls, log.fails_at, log.open = 0, fails_at, []
+        node = Node(case, f"n{fails_at}", lead(fails_at + 1))
+        while node.replica.role != S.MASTER and log.calls < fails_at:
+            node.step()
+        if node.replica.role == S.MASTER:
+            break
+        assert node.replica.paused == "the broker is gone"
+        assert log.open == []
+        node.until(S.MASTER)
+        assert len(log.open) == 2, "a reader of the delay partition, and a writer"
+        node.replica.close()
+        assert log.open == []
+    assert fails_at > 7, "watermarks four times, two readers, a writer"
+    case.log.close()
 
 
 def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoint(

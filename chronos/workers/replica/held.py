@@ -22,6 +22,7 @@ from chronos.workers.push.letter_topics import (
 )
 from chronos.workers.push.planned import Limits
 from chronos.workers.push.push import Pusher
+from chronos.workers.replica.scope import Room
 
 
 class HeldQueues:
@@ -136,6 +137,13 @@ class HeldQueues:
         destinations = self._shard.queues.states.keys()
         closed = self._letters.closed(destinations, now_ms)
         return closed if len(closed) == len(destinations) else []
+
+    def room(self, now_ms: int) -> Room:
+        """Return whether the queues take more records."""
+        pausing = self.pausing(now_ms)
+        if pausing is None:
+            return Room.FREE
+        return Room.WAITS if all(topic.is_patient(now_ms) for topic in pausing) else Room.NONE
 
     def next_look_ms(self, now_ms: int) -> int | None:
         """Return when a destination of held records is asked for again (epoch ms); None if no

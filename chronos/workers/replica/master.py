@@ -61,6 +61,7 @@ from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
+from chronos.workers.replica.scope import Pull, Pulled, Scope, Times, scope_of
 
 log = structlog.get_logger("chronos.master")
 
@@ -184,15 +185,10 @@ class Master:
         """This step did nothing, so that the next one has more."""
         self._clock_agrees = False
         self._reached_ms = 0
-        self._delivers_only = False
-        """This step pulls nothing: the last one forwarded records, and messages are due by what was
-        pulled before."""
         self._wrote_on = False
         """The last step wrote held records on: the next one does not."""
-        self._is_paused = False
-        """This step pulls nothing, because what it would pull cannot be written or held."""
-        self._is_blind = False
-        """This step selects messages without regard to records that are not pulled."""
+        self._is_stopped = False
+        """The last step pulled nothing, and no record ends that (`Scope.is_stopped`)."""
         self._stepped_ms = clock.stepped_ms()
         """`Clock.stepped_ms` when the clock was last trusted."""
         self.due_ms: int | None = None
@@ -216,81 +212,96 @@ class Master:
             # `now_ms` may be from before the clock was set: come back with the current time.
             self._distrust_clock()
             return self._clock.now_ms()
-        throttle = self._writer.throttle
-        if throttle is not None and throttle.pause_ms:
+        if (wake_ms := self._rest_until(now_ms)) is not None:
             self._is_lingering = True
-            return now_ms + throttle.pause_ms
-        since_ms = now_ms - self._committed_ms
-        if self._caught_up and 0 <= since_ms < self._limits.linger_ms:
-            self._is_lingering = True
-            return self._committed_ms + self._limits.linger_ms
-        # A clock that went back would delay the heartbeat, and with it the check that reports the
-        # clock.
-        is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
-        if not self._clock_agrees or is_late:
-            self._heartbeat()
-        is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
+            return wake_ms
+        is_heartbeat = self._beat(now_ms)
         # Without parked messages there are no lanes, and nothing is asked.
         open_lanes = (
             self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
         )
         if self._write_on(now_ms):
             return now_ms
-        try:
-            records, reached_ms = self._pull(
-                now_ms, to_end=is_heartbeat, something_leaves=open_lanes
-            )
-        except BatchUnreadable as error:
-            records, reached_ms, parsed = [], self._reached_ms, None
-            staged = self._step_over(error)
-        else:
-            parsed = self._look_ahead.parsed(records)
-            if len(parsed.records) < len(records):
-                # The rest comes in the next step, and until then the end of the log is not reached.
-                records, reached_ms = list(parsed.records), self._reached_ms
-            staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
+        scope = self._scope(now_ms, is_heartbeat=is_heartbeat, something_leaves=open_lanes)
+        pulled, staged = self._stage(self._pull(scope, now_ms), now_ms)
         walks = not staged.unreadable and self._zones.goes_on(self._shard.state)
         if walks:
             self._zones.step(staged, self._shard.state)
         self._check_pulled(staged, now_ms)
         if staged.forwards or staged.rejections:
             self._held.admit(staged, now_ms)
-        until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
-        selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
-        if (
-            not (selection.items or records or staged.unreadable or is_heartbeat or staged.replans)
-            and not staged.zone_data
-        ):
+        until_ms = now_ms
+        if not scope.is_blind:
+            until_ms = min(now_ms, max(pulled.reached_ms, staged.watermark_ms))
+        selection = self._select(scope, staged, until_ms, now_ms, open_lanes=open_lanes)
+        has_work = pulled.records or selection.items or staged.unreadable
+        if not (has_work or is_heartbeat or staged.replans or staged.zone_data):
             if walks:
                 self._zones.stepped()
-            return now_ms if self._delivers_only or walks else self._idle(now_ms)
-        report = self._commit(staged, selection, len(records), now_ms, until_ms)
-        self._puller.release(len(records))
+            return now_ms if scope.is_turn or walks else self._idle(now_ms)
+        report = self._commit(staged, selection, len(pulled.records), now_ms, until_ms)
         if walks:
             self._zones.stepped()
-        if self._context.tracing is not None and parsed is not None:
-            self._context.tracing.accepted(
-                self._shard.rules.shard, report.committed_ms, parsed, staged
-            )
-        if records:
-            # Not before: the end of the log is not reached in a step that is made again without
-            # these records.
-            self._reached_ms = reached_ms
-        if staged.unreadable:
-            self._puller.skip_to(staged.pull_offset)
-        if records or selection.items or staged.unreadable:
+        self._take(pulled, staged, report)
+        if has_work:
             self.last = report
             report.write(self._shard.rules.shard)
-        is_complete = (
-            selection.complete
-            and not self._puller.waiting
-            and not self._zones.goes_on(self._shard.state)
-        )
-        self._caught_up = (
-            is_complete
-            and not self._shard.state.held
-            and len(records) + len(selection.items) < LINGERING_MAX
-        )
+        return self._after(len(pulled.records) + len(selection.items), selection.complete, now_ms)
+
+    def _rest_until(self, now_ms: int) -> int | None:
+        """Return when to go on (epoch ms), if a quota of the brokers or the time between two
+        transactions asks for a rest; else None."""
+        throttle = self._writer.throttle
+        if throttle is not None and throttle.pause_ms:
+            return now_ms + throttle.pause_ms
+        if self._caught_up and 0 <= now_ms - self._committed_ms < self._limits.linger_ms:
+            return self._committed_ms + self._limits.linger_ms
+        return None
+
+    def _beat(self, now_ms: int) -> bool:
+        """Commit a progress record alone if one is needed before the step; return whether the step
+        is to be committed even if it has no work."""
+        since_ms = now_ms - self._committed_ms
+        # A clock that went back would delay the heartbeat, and with it the check that reports the
+        # clock.
+        is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
+        if not self._clock_agrees or is_late:
+            self._heartbeat()
+        return now_ms - self._committed_ms >= HEARTBEAT_MS
+
+    def _stage(self, pulled: Pulled, now_ms: int) -> tuple[Pulled, Staged]:
+        """Return the changes that the records ask for, and what was pulled as far as they go."""
+        if pulled.unreadable is not None:
+            return pulled, self._step_over(pulled.unreadable)
+        parsed = self._look_ahead.parsed(pulled.records)
+        # If there is a rest, it comes in the next step, and until then the end of the log is not
+        # reached.
+        is_all = len(parsed.records) == len(pulled.records)
+        reached_ms = pulled.reached_ms if is_all else self._reached_ms
+        pulled = Pulled(records=parsed.records, parsed=parsed, reached_ms=reached_ms)
+        staged = self._shard.stage(pulled.records, parsed, horizon_ms=self._horizon_ms(now_ms))
+        return pulled, staged
+
+    def _take(self, pulled: Pulled, staged: Staged, report: StepReport) -> None:
+        """Go on behind what a committed step has pulled."""
+        self._puller.release(len(pulled.records))
+        if staged.unreadable:
+            self._puller.skip_to(staged.pull_offset)
+        if pulled.records:
+            # Not before: the end of the log is not reached in a step that is made again without
+            # these records.
+            self._reached_ms = pulled.reached_ms
+        if self._context.tracing is not None and pulled.parsed is not None:
+            self._context.tracing.accepted(
+                self._shard.rules.shard, report.committed_ms, pulled.parsed, staged
+            )
+
+    def _after(self, size: int, is_complete: bool, now_ms: int) -> int:
+        """Return when to be called again after a committed step of so many records and messages
+        (epoch ms)."""
+        state = self._shard.state
+        is_complete = is_complete and not self._puller.waiting and not self._zones.goes_on(state)
+        self._caught_up = is_complete and not state.held and size < LINGERING_MAX
         if not is_complete:
             self._bound_wheel()
             return now_ms
@@ -347,12 +358,7 @@ class Master:
     def lingering(self) -> bool:
         """True if the next step waits for more records and messages, has records already, or pulls
         none: the caller sleeps instead of waiting for records."""
-        return (
-            self._is_lingering
-            or self._puller.waiting > 0
-            or not self._limits.pull
-            or self._is_paused
-        )
+        return self._is_lingering or self._puller.waiting > 0 or self._is_stopped
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if
@@ -372,58 +378,50 @@ class Master:
         """See `ports.Writer`. Any thread may read."""
         return self._writer.throttle
 
-    def _pull(
-        self, now_ms: int, *, to_end: bool, something_leaves: bool
-    ) -> tuple[list[Record], int]:
-        """Return the next records, and the last time (epoch ms) at which the end of the log was
-        reached.
-
-        Every record that was readable at that time has been pulled, so messages that were due by
-        then may still be selected now: a backlog costs one request to the broker, not one a step.
-        `to_end`: ask for the end although nothing is due. `something_leaves`: messages leave lanes.
-        With pulling off the end counts as reached."""
-        limits = self._limits
-        due_ms = self.due_ms = self._shard.next_due_ms()
-        self._delivers_only = self._is_paused = False
-        self._is_blind = not limits.pull
-        if self._is_blind:
-            return [], now_ms
+    def _scope(self, now_ms: int, *, is_heartbeat: bool, something_leaves: bool) -> Scope:
+        """Return what this step may do."""
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
-        something_due = limits.push and due_ms is not None and due_ms <= now_ms
+        self.due_ms = self._shard.next_due_ms()
         search = self._poison_search
-        bytes_max = min(limits.bytes, self._letters.bound(now_ms))
-        if (pausing := self._held.pausing(now_ms)) is not None:
-            # Law 8 before law 6: refused records that cannot be written must not hold back what is
-            # pending for long.
-            self._is_paused, self._is_blind = (
-                True,
-                not all(topic.is_patient(now_ms) for topic in pausing),
-            )
-            return [], now_ms if self._is_blind else self._reached_ms
-        # Records are forwarded without deliveries, so that messages wait in other partitions for a
-        # short time only; then those come first that are due by what was pulled before.
-        proven_ms = max(self._reached_ms, self._shard.state.watermark_ms)
-        is_proven = something_leaves or (something_due and due_ms <= proven_ms)  # type: ignore[operator]
-        self._delivers_only = search.forwarded and is_proven and not to_end
-        search.forwarded = False
-        if self._delivers_only:
-            return [], self._reached_ms
-        # The cursor of a step that empties lanes follows the current time, so that what left is
-        # kept for its retention.
+        scope = scope_of(
+            self._limits,
+            Times(
+                now_ms=now_ms,
+                due_ms=self.due_ms,
+                reached_ms=self._reached_ms,
+                watermark_ms=self._shard.state.watermark_ms,
+            ),
+            room=self._held.room(now_ms),
+            is_heartbeat=is_heartbeat,
+            something_leaves=something_leaves,
+            has_forwarded=search.forwarded,
+            is_separate=search.separate,
+            has_waiting=self._puller.waiting > 0,
+        )
+        self._is_stopped = scope.is_stopped
+        if not scope.is_stopped:
+            search.forwarded = False
+        return scope
+
+    def _pull(self, scope: Scope, now_ms: int) -> Pulled:
+        """Return the records within the scope."""
+        puller, records_max = self._puller, self._limits.messages
+        bytes_max = min(self._limits.bytes, self._letters.bound(now_ms))
         reached_ms = self._reached_ms
-        asks = to_end or (something_leaves and not search.separate)
-        if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
-            records, reached = self._puller.batch_to(self._puller.end(), limits.messages, bytes_max)
-            if reached:
-                reached_ms = now_ms
-        elif (something_due or something_leaves) and search.separate and self._puller.waiting == 0:
-            records = []
-        else:
-            records = self._puller.batch(limits.messages, bytes_max)
+        records: list[Record] = []
+        try:
+            if scope.pull is Pull.TO_END:
+                records, reached = puller.batch_to(puller.end(), records_max, bytes_max)
+                if reached:
+                    reached_ms = now_ms
+            elif scope.pull is Pull.NEXT:
+                records = puller.batch(records_max, bytes_max)
+        except BatchUnreadable as error:
+            return Pulled(unreadable=error, reached_ms=self._reached_ms)
         if not records:
             self._reached_ms = reached_ms
-        return records, reached_ms
+        return Pulled(records=records, reached_ms=reached_ms)
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
         ahead_ms = staged.watermark_ms - now_ms
@@ -438,7 +436,9 @@ class Master:
                 "delivered until this machine's clock has reached them; check NTP on both"
             )
 
-    def _select(self, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool) -> Selection:
+    def _select(
+        self, scope: Scope, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool
+    ) -> Selection:
         limits, search = self._limits, self._poison_search
         messages_max = max(
             1, min(search.messages_max, limits.messages - len(staged.held) // HOLDS_PER_DECISION)
@@ -449,18 +449,23 @@ class Master:
         throttle = self._writer.throttle
         bytes_max = limits.bytes if throttle is None else min(limits.bytes, throttle.bytes_max)
         if not open_lanes:
-            return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, messages_max, bytes_max)
+            return self._select_due(
+                scope, staged, until_ms, now_ms, TARGETS_MAX, messages_max, bytes_max
+            )
 
         def is_apart(due: Selection) -> bool:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
         bounds = SelectionBounds(messages=messages_max, bytes=bytes_max, alone=alone, now_ms=now_ms)
-        select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
+        select_due = partial(
+            self._select_due, scope, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX
+        )
         return self.lanes.select(staged, bounds, select_due, is_apart)
 
     def _select_due(
         self,
+        scope: Scope,
         staged: Staged,
         until_ms: int,
         now_ms: int,
@@ -487,7 +492,7 @@ class Master:
         count = min(count, within_cron(entries))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, bytes_max)
-        if not self._is_blind or not selection.complete:
+        if not scope.is_blind or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled
         # (`horizon.reached_ms`).

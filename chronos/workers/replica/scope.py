@@ -1,0 +1,126 @@
+"""The scope of a step: whether it pulls, and up to which time it delivers, decided in one place
+before anything is pulled. What was pulled is a value too, `Pulled`.
+
+Keeps its part of laws 6 and 8: a message is delivered once every record is pulled that was readable
+at its due time, or, where records cannot be pulled for long, without them."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from chronos.core.message import Record
+from chronos.core.shard.step import Parsed
+from chronos.errors import BatchUnreadable
+from chronos.workers.push.planned import Limits
+
+
+class Pull(Enum):
+    """The records that a step pulls."""
+
+    NOTHING = auto()
+    NEXT = auto()
+    """The next ones."""
+    TO_END = auto()
+    """The next ones, after the broker was asked for the end of the partition: a backlog costs one
+    request, not one a step."""
+
+
+class Scope(Struct, frozen=True, kw_only=True):
+    """What one step may do."""
+
+    pull: Pull
+    is_blind: bool = False
+    """Everything due by now is delivered, without regard to records that are not pulled. Then the
+    cursor must not say that they were (law 3: ids would be forgotten too early)."""
+    is_turn: bool = False
+    """Nothing is pulled in this step, because it is the turn of messages: the next one pulls."""
+    is_stopped: bool = False
+    """Nothing is pulled until something else than a record ends that."""
+
+
+class Pulled(Struct, frozen=True, kw_only=True):
+    """What one step has pulled."""
+
+    records: Sequence[Record] = ()
+    parsed: Parsed | None = None
+    unreadable: BatchUnreadable | None = None
+    """Why the next batch could not be read; then there are no records."""
+    reached_ms: int
+    """Every record that could be read at this time (epoch ms) is pulled, by this step or before:
+    messages that were due by then may be delivered."""
+
+
+class Times(Struct, frozen=True, kw_only=True):
+    """What is due, and what was pulled, when a step begins (epoch ms)."""
+
+    now_ms: int
+    due_ms: int | None
+    """Due time of the next message, or a time before it; None: none is pending."""
+    reached_ms: int
+    """`Pulled.reached_ms` of the steps before."""
+    watermark_ms: int
+    """Greatest timestamp of the records pulled."""
+
+    @property
+    def is_due(self) -> bool:
+        """A message is due, or may be."""
+        return self.due_ms is not None and self.due_ms <= self.now_ms
+
+    @property
+    def is_proven(self) -> bool:
+        """A message was due by what is pulled: no record can change it any more."""
+        proven_ms = min(self.now_ms, max(self.reached_ms, self.watermark_ms))
+        return self.due_ms is not None and self.due_ms <= proven_ms
+
+    @property
+    def is_open(self) -> bool:
+        """A message is due that a record may change that is not pulled yet."""
+        return self.due_ms is not None and self.reached_ms < self.due_ms <= self.now_ms
+
+
+class Room(Enum):
+    """Whether the queues take more held records."""
+
+    FREE = auto()
+    WAITS = auto()
+    """They are full, and a destination takes records or may do so soon."""
+    NONE = auto()
+    """They are full, and no destination takes records."""
+
+
+def scope_of(
+    limits: Limits,
+    times: Times,
+    *,
+    room: Room,
+    is_heartbeat: bool,
+    something_leaves: bool,
+    has_forwarded: bool,
+    is_separate: bool,
+    has_waiting: bool,
+) -> Scope:
+    """Return the scope of the next step.
+
+    `something_leaves`: a lane with messages is open. `has_forwarded`: the last step forwarded
+    records. `is_separate`: messages and rejected records take turns. `has_waiting`: records were
+    read, and are not applied yet."""
+    if not limits.pull:
+        return Scope(pull=Pull.NOTHING, is_blind=True, is_stopped=True)
+    if room is not Room.FREE:
+        # Law 8 before law 6: refused records that cannot be written must not hold back what is
+        # pending for long.
+        return Scope(pull=Pull.NOTHING, is_blind=room is Room.NONE, is_stopped=True)
+    delivers = limits.push and times.is_due
+    if has_forwarded and not is_heartbeat and (something_leaves or (delivers and times.is_proven)):
+        # Records are forwarded without deliveries, so that messages wait in other partitions for a
+        # short time only; so messages come first now.
+        return Scope(pull=Pull.NOTHING, is_turn=True)
+    # The cursor of a step that empties lanes follows the current time, so that what left is kept
+    # for its retention.
+    leaves_now = something_leaves and not is_separate
+    if is_heartbeat or leaves_now or (delivers and times.is_open):
+        return Scope(pull=Pull.TO_END)
+    if is_separate and not has_waiting and (delivers or something_leaves):
+        return Scope(pull=Pull.NOTHING)
+    return Scope(pull=Pull.NEXT)

@@ -1,0 +1,82 @@
+"""What one step may do: each case that `scope_of` tells apart, by the laws that it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from chronos.workers.push.planned import Limits
+from chronos.workers.replica.scope import Pull, Room, Scope, Times, scope_of
+
+LIMITS = Limits(messages=5_000, bytes=1 << 20, linger_ms=2, pull=True, push=True)
+
+NOW = 10_000
+IDLE = Times(now_ms=NOW, due_ms=None, reached_ms=0, watermark_ms=0)
+DUE = replace(IDLE, due_ms=9_000)
+"""A message is due, and records may change it that are not pulled yet."""
+PROVEN = replace(DUE, reached_ms=9_000)
+
+NEXT, TO_END = Scope(pull=Pull.NEXT), Scope(pull=Pull.TO_END)
+NOTHING, TURN = Scope(pull=Pull.NOTHING), Scope(pull=Pull.NOTHING, is_turn=True)
+STOPPED = Scope(pull=Pull.NOTHING, is_stopped=True)
+BLIND = replace(STOPPED, is_blind=True)
+
+OTHERWISE = {
+    "room": Room.FREE,
+    "is_heartbeat": False,
+    "something_leaves": False,
+    "has_forwarded": False,
+    "is_separate": False,
+    "has_waiting": False,
+}
+
+
+def scope(times: Times, limits: Limits = LIMITS, **more: Any) -> Scope:
+    """The scope of a step, with the given differences from an ordinary one."""
+    return scope_of(limits, times, **(OTHERWISE | more))
+
+
+@pytest.mark.parametrize(
+    ("times", "more", "expected"),
+    [
+        (IDLE, {}, NEXT),
+        (replace(DUE, due_ms=NOW + 1), {}, NEXT),
+        (IDLE, {"is_heartbeat": True}, TO_END),
+        # Law 6: the end of the log is asked for once for all that is due by then.
+        (DUE, {}, TO_END),
+        (replace(DUE, due_ms=NOW), {}, TO_END),
+        (PROVEN, {}, NEXT),
+        (replace(DUE, watermark_ms=9_000), {}, TO_END),
+        # A lane that is open.
+        (IDLE, {"something_leaves": True}, TO_END),
+        # Messages and rejected records that failed together take turns.
+        (PROVEN, {"is_separate": True}, NOTHING),
+        (IDLE, {"is_separate": True, "something_leaves": True}, NOTHING),
+        (PROVEN, {"is_separate": True, "has_waiting": True}, NEXT),
+        (DUE, {"is_separate": True}, TO_END),
+        (IDLE, {"is_separate": True}, NEXT),
+        # After records were forwarded, messages that nothing can change any more come first.
+        (PROVEN, {"has_forwarded": True}, TURN),
+        (replace(DUE, watermark_ms=9_000), {"has_forwarded": True}, TURN),
+        (IDLE, {"has_forwarded": True, "something_leaves": True}, TURN),
+        (DUE, {"has_forwarded": True}, TO_END),
+        (PROVEN, {"has_forwarded": True, "is_heartbeat": True}, TO_END),
+        (replace(PROVEN, due_ms=NOW + 1, reached_ms=NOW + 2), {"has_forwarded": True}, NEXT),
+        # Law 8 before law 6, once the queues are full for long.
+        (DUE, {"room": Room.WAITS}, STOPPED),
+        (DUE, {"room": Room.NONE}, BLIND),
+        (PROVEN, {"room": Room.NONE, "is_heartbeat": True, "has_forwarded": True}, BLIND),
+    ],
+)
+def test_the_scope_of_a_step(times: Times, more: dict[str, Any], expected: Scope) -> None:
+    assert scope(times, **more) == expected
+
+
+def test_a_switch_that_is_off_stops_its_half_of_a_step() -> None:
+    off = replace(LIMITS, pull=False)
+    assert scope(DUE, off, is_heartbeat=True) == BLIND
+    off = replace(LIMITS, push=False)
+    assert scope(DUE, off) == NEXT
+    assert scope(PROVEN, off, has_forwarded=True) == NEXT
