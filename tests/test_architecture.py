@@ -194,7 +194,6 @@ def test_the_heart_knows_no_cluster_and_no_interface():
     """A shard is told its role: nothing in it decides about a cluster. Archive and interfaces are
     excluded by MAY_IMPORT."""
     files = [path for folder in HEART for path in sorted((ROOT / "chronos" / folder).glob("*.py"))]
-    assert sum(len(path.read_text().splitlines()) for path in files) < 13_800
     for path in files:
         for line, name in imports(parsed(path.read_text()), "chronos", is_package=False):
             assert not name.startswith(NOT_IN_HEART) or name.startswith(KNOWN_TO_HEART), (
